@@ -125,7 +125,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     from ragspec.engine.request import end_tokens
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
-    from ragspec.sampling.transform import default_processors, with_defaults
+    from ragspec.sampling.processors import default_processors
 
     context = [*plain.prompt_tokens, *plain.tokens[:index]]
     ids = torch.tensor([context], device=engine.model.device)
@@ -137,7 +137,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     limit = start + len(plain.tokens)
     processors = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
     distribution = TokenDistribution(
-        with_defaults(sampling, config), noise, start, ends, current=processors
+        sampling.with_defaults(config), noise, start, ends, current=processors
     )
     scores = distribution.process(logits, context, [()])
     if sampling.greedy:

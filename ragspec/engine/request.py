@@ -16,7 +16,7 @@ from ragspec.sampling.noise import fresh_seed
 from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion, StopRule
-from ragspec.sampling.transform import Transform, with_defaults
+from ragspec.sampling.transform import Transform
 
 DEFAULT_NEW_TOKENS = 256
 OnRead = Callable[[int, int], None]
@@ -161,7 +161,7 @@ def read_requests(
     alone = len(prompts) * sampling.n == 1
     checks.check_kinds(options, len(prompts), alone)
     defaults = None if options.get("ignore_defaults") else defaults
-    sampling = with_defaults(sampling, defaults)
+    sampling = sampling.with_defaults(defaults)
     longest = max(prompts, key=len)
     resume_from = checks.token_ids("resume_from", options.get("resume_from"), vocab_size) or ()
     rule = _stop_rule(options, len(longest), len(resume_from), ends, vocab_size, limit, tokenizer)

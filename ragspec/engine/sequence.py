@@ -25,9 +25,10 @@ from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, fresh_seed
+from ragspec.sampling.processors import default_processors
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform, TextStart, Transform, default_processors
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.verification.causal import CausalTarget
 
 OpenView = Callable[..., RowView]

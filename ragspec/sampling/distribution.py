@@ -123,7 +123,7 @@ class TokenDistribution:
     Args:
         ends: Token ids that end a text.
         extra: Further transformers LogitsProcessors.
-        current: The model's own processors, see `transform.default_processors`.
+        current: The model's own processors, see `processors.default_processors`.
     """
 
     def __init__(

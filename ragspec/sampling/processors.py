@@ -126,6 +126,48 @@ def build_processors(
     return results
 
 
+def default_processors(
+    config: Any, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
+) -> list[Processor]:
+    """Return the processors of a model's config, if any, that `Sampling` lacks.
+
+    They are in transformers' order.
+
+    Args:
+        prompt: Token ids i64 [1, T], on the device of the logits.
+        limit: Most tokens of prompt and text together.
+        ends: Token ids that end the text.
+    """
+    start = prompt.shape[1]
+    first = start + (start == 1 and getattr(config, "forced_bos_token_id", None) is not None)
+    makers: dict[str, Callable[[Any], Any]] = {
+        "encoder_repetition_penalty": lambda penalty: _hf(
+            "EncoderRepetitionPenaltyLogitsProcessor", penalty, prompt
+        ),
+        "encoder_no_repeat_ngram_size": lambda size: (
+            size and _hf("EncoderNoRepeatNGramLogitsProcessor", size, prompt)
+        ),
+        "min_length": lambda least: (
+            least and Penalties(ends=ends, minimum=least - start, prompt_length=start)
+        ),
+        "forced_bos_token_id": lambda token: _hf("ForcedBOSTokenLogitsProcessor", token),
+        "forced_eos_token_id": lambda token: _hf("ForcedEOSTokenLogitsProcessor", limit, token),
+        "remove_invalid_values": lambda remove: remove and _hf("InfNanRemoveLogitsProcessor"),
+        "exponential_decay_length_penalty": lambda decay: (
+            ends and _hf("ExponentialDecayLengthPenalty", decay, list(ends), start)
+        ),
+        "suppress_tokens": lambda tokens: Penalties(
+            {token: float("-inf") for token in tokens if 0 <= token < vocab_size}
+        ),
+        "begin_suppress_tokens": lambda tokens: _hf(
+            "SuppressTokensAtBeginLogitsProcessor", tokens, first
+        ),
+    }
+    values = ((make, getattr(config, name, None)) for name, make in makers.items())
+    processors = [make(value) for make, value in values if value is not None]
+    return [processor for processor in processors if processor]
+
+
 def _hf(name: str, *arguments: Any) -> HFProcessor:
     from transformers.generation import logits_process
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
-from ragspec.errors import SamplingError
+from ragspec.errors import InputError, SamplingError
 
 # Lowest and highest value, and whether None leaves it to the model; int limits accept int only.
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -22,6 +22,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "no_repeat_ngram_size": (0, 1 << 20, True),
     "min_new_tokens": (0, 1 << 31, True),
 }
+# Guidance runs the model once more for every token; a watermark comes after the filters.
+_REFUSED = {"guidance_scale": (None, 1, 1.0), "watermarking_config": (None,)}
 
 
 @dataclass(frozen=True)
@@ -123,19 +125,39 @@ class Sampling:
                 f"num_beams={config.num_beams}: expected 1; beam search cannot be speculated, "
                 "call model.generate without ragspec for it"
             )
-        names = {f.name for f in fields(cls)} - {"n", "seed", "do_sample"}
-        values = {
-            name: value for name in names if (value := getattr(config, name, None)) is not None
-        }
+        values = _values(config)
         if not getattr(config, "do_sample", False):
             values["temperature"] = 0.0
         else:
             values.setdefault("temperature", 1.0)
-        if isinstance(bias := values.get("sequence_bias"), Sequence):  # as JSON has it
-            values["sequence_bias"] = {tuple(ids): number for ids, number in bias}
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
-        values.update(overrides)
-        return cls(**values)
+        return cls(**values | overrides)
+
+    def with_defaults(self, config: Any) -> Sampling:
+        """Return the settings with open ones (None) filled in from a model's config, if any.
+
+        Raises:
+            InputError: The config has a setting that the engine cannot apply.
+            SamplingError: A value is out of range.
+        """
+        for name, none in _REFUSED.items():
+            if (value := getattr(config, name, None)) not in none:
+                raise InputError(
+                    f"the model's generation_config has {name}={value!r}; expected none of it. Use "
+                    "ragspec.bridge, which follows it, or ignore_defaults=True."
+                )
+        values = _values(config).items()
+        unset = {name: value for name, value in values if getattr(self, name) is None}
+        return replace(self, **unset) if unset else self
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """Return the settings of a config that `Sampling` has, by name."""
+    names = {each.name for each in fields(Sampling)} - {"n", "seed", "do_sample"}
+    values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    if isinstance(bias := values.get("sequence_bias"), Sequence):  # as JSON has it
+        values["sequence_bias"] = {tuple(ids): number for ids, number in bias}
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError
 from ragspec.pipelines.cli.compare import margin_at
 from ragspec.sampling.penalties import Penalties
-from ragspec.sampling.processors import HFProcessor, Processor, build_processors
+from ragspec.sampling.processors import HFProcessor, Processor, build_processors, default_processors
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.transform import default_processors, with_defaults
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain
 from tests.support.mixing import MixingDrafter
@@ -303,7 +302,7 @@ def test_what_the_call_says_stands_before_what_the_model_says() -> None:
     mild = Sampling(no_repeat_ngram_size=0, repetition_penalty=1.1)
     call = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.1}
     assert ours(model, mild) == theirs(model, **call) != theirs(model, no_repeat_ngram_size=0)
-    assert with_defaults(mild, None) == mild
+    assert mild.with_defaults(None) == mild
 
 
 def test_ids_that_the_model_never_writes_are_passed_over() -> None:
@@ -325,7 +324,7 @@ def test_settings_out_of_range_are_named() -> None:
 
 def test_a_model_without_a_config_asks_for_nothing() -> None:
     assert default_processors(None, torch.tensor([[1, 2]]), 9, [3], 97) == []
-    assert with_defaults(Sampling(), None) == Sampling()
+    assert Sampling().with_defaults(None) == Sampling()
     assert (
         default_processors(
             tiny.model("llama").generation_config, torch.tensor([[1, 2]]), 9, [3], 97
