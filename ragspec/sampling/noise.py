@@ -124,28 +124,22 @@ def exponential_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
 
 def _gumbel(tokens: Tensor, keys: Sequence[int]) -> Tensor:
     """Return Gumbel noise f64 for token ids: of any shape for one key, else one row per key."""
-    if tokens.device.type != "cpu":
-        return -torch.log(-torch.log(_uniform(tokens, keys)))
-    noise = _uniform_on_host(tokens.numpy(), keys)
+    noise = _uniform(tokens, keys)
+    if noise.device.type != "cpu":
+        return noise.log_().neg_().log_().neg_()
+    array = noise.numpy()
     for _ in range(2):
-        np.log(noise, out=noise)
-        np.negative(noise, out=noise)
-    return torch.from_numpy(noise)
+        np.log(array, out=array)
+        np.negative(array, out=array)
+    return noise
 
 
 def _uniform(tokens: Tensor, keys: Sequence[int]) -> Tensor:
     """Return numbers in (0, 1), f64, for token ids and keys of the shapes of `_gumbel`."""
     if tokens.device.type == "cpu":
         return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
-    return _uniform_on_device(tokens, keys)
-
-
-def _uniform_on_device(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return the numbers of `_uniform`, on the device of the tokens."""
     signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
-    if len(keys) != 1:
-        signed = signed[:, None]
-    return _uniform_of_keys(signed, tokens.to(torch.int64))
+    return _uniform_of_keys(signed if len(keys) == 1 else signed[:, None], tokens.to(torch.int64))
 
 
 def _uniform_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
