@@ -1,8 +1,9 @@
 """Biases, penalties of the text so far, and minimum lengths, of one text or of a batch.
 
-The counts of the tokens of a batch's texts stay on the device of the logits, [B, V], and grow there
-by a scatter of the tokens that a step accepts. The path of a node adds at most n tokens to them.
-Only the scores of these are computed again, so no table of [n, V] counts is ever made.
+The counts of a text's tokens grow with it. On the host only the scores of tokens that occur are
+computed again. The counts of a batch stay on the device of the logits, [B, V], and grow there by a
+scatter of the tokens that a step accepts. The path of a node adds at most n tokens to them, so no
+table of [n, V] counts is ever made.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,39 @@ class PenaltyShape(NamedTuple):
     def reads_texts(self) -> bool:
         """Whether the tokens of the texts matter."""
         return self.repetition or self.counts
+
+
+class TextCounts:
+    """How often tokens occur in a growing text, and among its generated tokens.
+
+    Attributes:
+        counts: i32 [2, V].
+        tokens: The distinct tokens that occur, i64 [K].
+    """
+
+    def __init__(self) -> None:
+        self._text: Sequence[int] = ()
+        self._length = 0
+        self._reset(0)
+
+    def _reset(self, size: int) -> None:
+        self.counts = np.zeros((2, size), dtype=np.int32)
+        self._occurs = np.zeros(size, dtype=np.bool_)
+        self.tokens = np.zeros(0, dtype=np.int64)
+
+    def update(self, text: Sequence[int], first: int, prompt_length: int, size: int) -> None:
+        """Count the tokens of a text from `first` on, or only new ones if the same list grew."""
+        known = self._length
+        if text is not self._text or len(text) < known or size != len(self._occurs):
+            self._text, known = text, first
+            self._reset(size)
+        self._length = len(text)
+        if known < len(text):
+            new = np.array(text[known:])
+            np.add.at(self.counts[0], new, 1)
+            np.add.at(self.counts[1], new[max(0, prompt_length - known) :], 1)
+            self._occurs[new] = True
+            self.tokens = np.flatnonzero(self._occurs)
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,7 @@ class Penalties:
     ends: Sequence[int] = ()
     minimum: int = 0
     prompt_length: int = 0
+    _texts: TextCounts = field(default_factory=TextCounts, init=False, repr=False, compare=False)
 
     lazy = False
 
@@ -75,17 +111,7 @@ class Penalties:
             scores = scores.clone()
             scores[:, list(self.bias)] += torch.tensor(list(self.bias.values())).to(scores)
         if shape.reads_texts:
-            starts = [0] * shape.repetition + [self.prompt_length] * shape.counts
-            size = logits.shape[1]
-            parts = torch.stack([_counts(context[start:], paths, size) for start in starts])
-            counts = parts.to(logits.device).expand(2, -1, -1)  # of the text, and generated
-            numbers = [
-                scores.new_full((), self.repetition),
-                scores.new_full((), self.frequency, dtype=torch.float32),
-                scores.new_full((), self.presence, dtype=torch.float32),
-                scores.new_ones(()),
-            ]
-            scores = penalised(scores, penalties_of(counts, shape, numbers))
+            scores = self._after_text(scores, context, paths)
         least = self.minimum - len(context) + self.prompt_length
         early = [row for row, path in enumerate(paths) if len(path) < least]
         if shape.minimum and early:
@@ -94,6 +120,34 @@ class Penalties:
             ends = [end for end in self.ends if 0 <= end < logits.shape[1]]
             scores[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = _NEVER
         return scores
+
+    def count(self, text: Sequence[int], vocab_size: int) -> TextCounts:
+        """Return the counts of the text, valid until the next call; only new tokens are counted."""
+        first = 0 if self.shape.repetition else self.prompt_length
+        self._texts.update(text, first, self.prompt_length, vocab_size)
+        return self._texts
+
+    def _after_text(
+        self, scores: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Return scores [R, V] less the penalties of context and paths."""
+        text = self.count(context, scores.shape[1])
+        drafted = list(dict.fromkeys(token for path in paths for token in path))
+        # Tokens of both are there twice, with the same score.
+        tokens = np.concatenate([text.tokens, drafted]) if drafted else text.tokens
+        counts = text.counts[:, None, tokens].repeat(len(paths), 1)
+        for row, path in enumerate(paths):
+            for token in path:
+                counts[:, row] += tokens == token
+        numbers = [
+            scores.new_full((), self.repetition),
+            scores.new_full((), self.frequency, dtype=torch.float32),
+            scores.new_full((), self.presence, dtype=torch.float32),
+            scores.new_ones(()),
+        ]
+        where = torch.from_numpy(tokens).to(scores.device)
+        penalties = penalties_of(torch.from_numpy(counts).to(scores.device), self.shape, numbers)
+        return scores.index_copy(1, where, penalised(scores.index_select(1, where), penalties))
 
 
 class BatchPenalties:
@@ -130,8 +184,8 @@ class BatchPenalties:
                 values = each.repetition, each.frequency, each.presence
                 for number, value in zip(self._numbers, values, strict=True):
                     number[row] = value
-                for held, first in zip(self._held, (0, each.prompt_length), strict=True):
-                    held[row, :, :-1] = _counts(text[first:], [()], len(bias)).to(held.device)
+                counts = torch.from_numpy(each.count(text, len(bias)).counts)
+                self._held[:, row, 0, :-1] = counts.to(bias.device)
 
     def apply(
         self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor
@@ -211,14 +265,3 @@ def over(scores: Tensor, by: float | Tensor) -> Tensor:
     if isinstance(by, Tensor) and scores.is_cuda:
         return scores * by.reciprocal()
     return scores / by
-
-
-def _counts(text: Sequence[int], paths: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
-    """Return the counts of tokens in the text and each path, i64 [R, V], on the host."""
-    counts = torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
-    counts = counts.repeat(len(paths), 1)
-    places = [(row, token) for row, path in enumerate(paths) for token in path]
-    if places:
-        rows, tokens = torch.tensor(places).T
-        counts.index_put_((rows, tokens), counts.new_ones(()), accumulate=True)
-    return counts
