@@ -65,24 +65,19 @@ LATE = 1 << 17  # most scores whose search may wait on a CPU: several steps at o
 
 
 class _Forward:
-    """The k best tokens of all rows of a forward i64 [N, k]; `host` is their only copy."""
+    """The best tokens of all rows of a forward i64 [N, k]; `host` is their only copy.
 
-    def __init__(self, scores: Tensor, k: int) -> None:
-        self._scores: Tensor | None = scores
-        self._k = k
+    Args:
+        scores: The scores [N, V], searched when a token is read; the tokens themselves if k is 0.
+    """
 
-    @classmethod
-    def of(cls, best: Tensor) -> _Forward:
-        """Return the forward with these best tokens."""
-        forward = cls(best, best.shape[-1])
-        forward.best, forward._scores = best, None
-        return forward
+    def __init__(self, scores: Tensor, k: int = 0) -> None:
+        self._scores, self._k = scores, k
 
     @cached_property
     def best(self) -> Tensor:
-        scores, self._scores = self._scores, None  # frees them after their only use
-        assert scores is not None
-        return best_tokens(scores, self._k)[1]
+        scores: Tensor = self.__dict__.pop("_scores")  # frees them after their only use
+        return best_tokens(scores, self._k)[1] if self._k else scores
 
     @cached_property
     def host(self) -> Ints:
@@ -107,7 +102,7 @@ class TopTokens:
     @classmethod
     def of(cls, best: Tensor) -> TopTokens:
         """Return the best tokens [n, k] of a single row."""
-        return cls(_Forward.of(best), 0, len(best))
+        return cls(_Forward(best), 0, len(best))
 
     @classmethod
     def ranked(
@@ -123,7 +118,7 @@ class TopTokens:
             return [cls(_Forward(each, k), 0, n) for each, n in zip(logits, counts, strict=True)]
         parts = [each[:n] for each, n in zip(logits, counts, strict=True)]
         best = best_tokens(parts[0] if len(parts) == 1 else torch.cat(parts), k)[1]
-        forward, starts = _Forward.of(best), [0, *accumulate(counts)]
+        forward, starts = _Forward(best), [0, *accumulate(counts)]
         return [cls(forward, start, n) for start, n in zip(starts, counts, strict=False)]
 
     def there(self) -> Tensor:
