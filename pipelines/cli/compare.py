@@ -125,7 +125,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     from ragspec.engine.request import end_tokens
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
-    from ragspec.sampling.processors import default_processors
+    from ragspec.sampling.processors import build_processors, default_processors
 
     context = [*plain.prompt_tokens, *plain.tokens[:index]]
     ids = torch.tensor([context], device=engine.model.device)
@@ -135,14 +135,10 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     config, start = engine.target.generation_config, len(plain.prompt_tokens)
     ends = end_tokens(engine.model, engine.tokenizer)
     limit = start + len(plain.tokens)
-    processors = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
-    distribution = TokenDistribution(
-        sampling.with_defaults(config), noise, start, ends, current=processors
-    )
+    current = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
+    settings = sampling.with_defaults(config)
+    processors = build_processors(settings, start, ends, current)
+    distribution = TokenDistribution(settings, noise, start, processors)
     scores = distribution.process(logits, context, [()])
-    if sampling.greedy:
-        values = scores[0].topk(2).values
-    else:
-        tokens, _ = distribution.best(scores, [index], 2)
-        values = scores[0, tokens[0]] / sampling.temperature + noise.gumbel(index, tokens[0])
+    values = distribution.best(scores, [index], 2)[1][0]
     return float(values[0] - values[1])

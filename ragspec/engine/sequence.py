@@ -25,7 +25,7 @@ from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, fresh_seed
-from ragspec.sampling.processors import default_processors
+from ragspec.sampling.processors import build_processors, default_processors
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
@@ -175,13 +175,12 @@ def open_sequence(parts: Parts, request: Request, forward: SharedForward) -> Seq
     seed = fresh_seed() if request.seed is None else request.seed
     ids = torch.tensor([prompt], device=target.device)
     limit, ends = len(prompt) + stop.max_new_tokens, sorted(stop.ends)
+    current = default_processors(request.defaults, ids, limit, ends, target.vocab_size)
     distribution = TokenDistribution(
         request.sampling,
         NoiseStream(seed, request.sample),
         len(prompt),
-        ends,
-        list(request.processors),
-        default_processors(request.defaults, ids, limit, ends, target.vocab_size),
+        build_processors(request.sampling, len(prompt), ends, current, request.processors),
     )
     changes = _transform_of(request.transform, parts.drafter)
     transform, name = None, None

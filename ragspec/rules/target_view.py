@@ -94,7 +94,7 @@ class RowView:
         """Return the k tokens that the target prefers after each of the nodes, its own first."""
         scores = torch.cat([self.scores(node) for node in nodes])
         indices = list(map(self.index, nodes))
-        tokens: list[list[int]] = self._distribution.order(scores, indices, k).tolist()
+        tokens: list[list[int]] = self._distribution.best(scores, indices, k)[0].tolist()
         return tokens
 
     def probabilities(self, node: int) -> Tensor:
@@ -119,7 +119,7 @@ class RowView:
                 row = self._transform.logits(node, row, self.index(node))
             context = self._context
             if len(context) > self._length:  # after the verdict, which committed more tokens
-                context = context[: self._length]
+                self._context = context = context[: self._length]
             scores = self._distribution.process(row, context, [self.path(node)])
             self._scores[node] = scores
         return scores

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.penalties import over
-from ragspec.sampling.processors import HFCallable, Processor, build_processors
+from ragspec.sampling.processors import Processor, build_processors
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.top_tokens import best_token, best_tokens
 
@@ -121,9 +121,7 @@ class TokenDistribution:
     """The output distribution of one row of text: settings, processors and noise.
 
     Args:
-        ends: Token ids that end a text.
-        extra: Further transformers LogitsProcessors.
-        current: The model's own processors, see `processors.default_processors`.
+        processors: See `build_processors`; None for those of the settings alone.
     """
 
     def __init__(
@@ -131,17 +129,15 @@ class TokenDistribution:
         sampling: Sampling,
         noise: NoiseStream,
         prompt_length: int = 0,
-        ends: Sequence[int] = (),
-        extra: Sequence[HFCallable] = (),
-        current: Sequence[Processor] = (),
+        processors: Sequence[Processor] | None = None,
     ) -> None:
         self.sampling = sampling
         self.noise = noise
         self.prompt_length = prompt_length
         self._filters = Filters.of(sampling)
-        self.processors: list[Processor] = build_processors(
-            sampling, prompt_length, ends, extra, current
-        )
+        if processors is None:
+            processors = build_processors(sampling, prompt_length)
+        self.processors = processors
 
     @property
     def trivial(self) -> bool:
@@ -155,9 +151,8 @@ class TokenDistribution:
 
     def without_lazy(self) -> TokenDistribution:
         """Return this distribution without processors that keep state, for drafters."""
-        distribution = TokenDistribution(self.sampling, self.noise, self.prompt_length)
-        distribution.processors = [processor for processor in self.processors if not processor.lazy]
-        return distribution
+        processors = [processor for processor in self.processors if not processor.lazy]
+        return TokenDistribution(self.sampling, self.noise, self.prompt_length, processors)
 
     def process(
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
@@ -188,30 +183,18 @@ class TokenDistribution:
             return best_token(perturbed)
         return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
-    def order(self, scores: Tensor, indices: Sequence[int], k: int) -> Tensor:
-        """Return the k first choices of R nodes: processed scores [R, V] -> i64 [R, k].
-
-        The first choice is the token of `select`. Filtered tokens come last, in any order.
-        """
-        if self.sampling.greedy:
-            return best_tokens(scores, k)[1]
-        perturbed, tokens = self._perturbed(scores, indices)
-        return tokens.gather(-1, best_tokens(perturbed, k)[1])
-
     def best(self, scores: Tensor, indices: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
-        """Return the k first choices of R nodes, for drafts coupled to this distribution.
+        """Return the k first choices of R nodes, best first; the very first is that of `select`.
 
-        Shapes: processed scores [R, V] -> tokens i64 [R, k] and their probabilities f64 [R, k]
-        (0 where fewer than k tokens survive), in the order in which this distribution prefers them.
+        Shapes: processed scores [R, V] -> tokens i64 [R, k] and their log p + g [R, k], up to a
+        constant per row, or scores if greedy. Filtered tokens come last, at -inf, in any order.
         """
         if self.sampling.greedy:
-            values, tokens = scores.topk(k, dim=-1)
-            logp = values.double() - scores.double().logsumexp(-1, keepdim=True)
-            return tokens, logp.exp()
-        survivors, tokens = self._survivors(scores)
-        perturbed = survivors + self.noise.gumbel_rows(indices, tokens)
-        places = perturbed.topk(min(k, tokens.shape[1]), dim=-1).indices
-        return tokens.gather(-1, places), survivors.softmax(-1).gather(-1, places)
+            values, tokens = best_tokens(scores, k)
+            return tokens, values
+        perturbed, tokens = self._perturbed(scores, indices)
+        values, places = best_tokens(perturbed, k)
+        return tokens.gather(-1, places), values
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the distributions of R nodes: processed scores [R, V] -> f64 [R, V]."""

@@ -92,13 +92,16 @@ def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
 def build_processors(
     sampling: Sampling,
     prompt_length: int,
-    ends: Sequence[int],
-    extra: Sequence[HFCallable] = (),
+    ends: Sequence[int] = (),
     current: Sequence[Processor] = (),
+    extra: Sequence[HFCallable] = (),
 ) -> list[Processor]:
-    """Return the processors of the settings, in transformers' order.
+    """Return the processors of the settings, then the further ones, in transformers' order.
 
-    The model's own processors, `current`, and those of the call, `extra`, follow them.
+    Args:
+        ends: Token ids that end a text.
+        current: The model's own processors, see `default_processors`.
+        extra: The processors of the call.
     """
     results: list[Processor] = []
     if sampling.sequence_bias:

@@ -207,6 +207,5 @@ def _at_temperature_one(taken: TokenDistribution) -> TokenDistribution:
     """Return the distribution in which p and q are compared: at temperature 1 for greedy text."""
     if not taken.sampling.greedy:
         return taken
-    compared = TokenDistribution(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
-    compared.processors = taken.processors
-    return compared
+    hot = Sampling(temperature=1.0)
+    return TokenDistribution(hot, taken.noise, taken.prompt_length, taken.processors)

@@ -146,10 +146,8 @@ class CoupledGrowth(Growth):
         """
         distribution, k = self.distribution, min(CONTENDERS, logits.shape[-1])
         sampling = distribution.sampling
-        filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
-        if filtered and not sampling.greedy:
-            tokens, p = distribution.best(logits, indices, k)
-            return tokens, p.log() + distribution.noise.gumbel_rows(indices, tokens)
+        if sampling.filtered and not sampling.greedy:
+            return distribution.best(logits, indices, k)
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not sampling.greedy:
             noise = self._gumbel(indices, scores)

@@ -96,8 +96,9 @@ class GrowthSettings:
             return SampledGrowth(distribution, name, self.widths, self.kind)
         if self.kind is DraftKind.DETERMINISTIC:
             # The same processors, without the noise.
-            greedy = TokenDistribution(Sampling(), distribution.noise, distribution.prompt_length)
-            greedy.processors, distribution = distribution.processors, greedy
+            distribution = TokenDistribution(
+                Sampling(), distribution.noise, distribution.prompt_length, distribution.processors
+            )
         if self.shape is None:
             return CoupledGrowth(distribution, name, self.widths[0], self.kind)
         return StaticGrowth(distribution, name, self.shape, self.kind)

@@ -19,6 +19,7 @@ from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.processors import HFProcessor
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -98,7 +99,8 @@ def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
         calls.append(ids[0].tolist())
         return scores
 
-    mine = TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
+    processors = [HFProcessor(count)]
+    mine = TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, processors)
     known = view(mine)
     known.token(2)
     known.probabilities(2)

@@ -16,7 +16,7 @@ from ragspec.sampling.batch_distribution import BatchDistribution, DistributionS
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.penalties import Penalties
-from ragspec.sampling.processors import HFProcessor, Processor
+from ragspec.sampling.processors import HFProcessor, Processor, build_processors
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600
@@ -143,7 +143,8 @@ class Batch:
 
 def distribution(number: int, settings: dict[str, Any]) -> TokenDistribution:
     sampling = Sampling(**{"temperature": 1.0, **settings})
-    return TokenDistribution(sampling, NoiseStream(2**63 + 7 * number, number), PROMPT, ENDS)
+    processors = build_processors(sampling, PROMPT, ENDS)
+    return TokenDistribution(sampling, NoiseStream(2**63 + 7 * number, number), PROMPT, processors)
 
 
 def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 0) -> torch.Tensor:
@@ -349,7 +350,9 @@ def test_distributions_that_need_the_host_are_not_taken() -> None:
         ([HFProcessor(lambda ids, scores: scores)], False),
     ]
     for current, taken in cases:
-        assert BatchDistribution.takes(TokenDistribution(sampling, noise, current=current)) is taken
+        processors = build_processors(sampling, 0, (), current)
+        result = BatchDistribution.takes(TokenDistribution(sampling, noise, 0, processors))
+        assert result is taken
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
@@ -359,9 +362,9 @@ def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
         Penalties({1: float("-inf")}),
     ]
     request = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
+    processors = build_processors(request, PROMPT, ENDS, current)
     distributions = [
-        TokenDistribution(request, NoiseStream(row), PROMPT, ENDS, current=current)
-        for row in range(40)
+        TokenDistribution(request, NoiseStream(row), PROMPT, processors) for row in range(40)
     ]
     for end in (2, 4, 6, 9):
         logits = random_logits(40, 8, 50, scale=0.1)

@@ -85,6 +85,15 @@ def test_counts_are_of_generated_tokens_only() -> None:
     torch.testing.assert_close(result, expected)
 
 
+def test_counts_follow_a_text_that_grows_or_changes() -> None:
+    penalty, text = Penalties(repetition=1.3, frequency=0.5, prompt_length=2), [3, 4]
+    for context in (text, text, [5], text, [3, 4, 5, 6, 7]):
+        fresh = Penalties(repetition=1.3, frequency=0.5, prompt_length=2)
+        result = penalty.apply(logits(), context, PATHS)
+        assert torch.equal(result, fresh.apply(logits(), list(context), PATHS))
+        text.append(3 + len(text) % 5)
+
+
 @given(st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=1, max_size=5))
 def test_nodes_together_are_nodes_one_by_one(paths: list[list[int]]) -> None:
     instance: list[Processor] = [
@@ -123,7 +132,7 @@ def test_only_what_was_requested_is_built() -> None:
         bad_words_ids=[[3]],
         min_new_tokens=2,
     )
-    result = build_processors(everything, 3, [1], [lambda ids, values: values])
+    result = build_processors(everything, 3, [1], extra=[lambda ids, values: values])
     assert [processor.lazy for processor in result] == [True, False, True, True, False, True]
 
 

@@ -18,6 +18,7 @@ from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.processors import build_processors
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -55,9 +56,9 @@ def naive(
     """Return the text of the equation: whole forwards of transformers, all distances, one token."""
     model, tokens = tiny.model(dtype=torch.float64), list(prompt)
     keys = np.asarray(store.keys, np.float64)
-    distribution = TokenDistribution(
-        sampling, NoiseStream(sampling.seed_of(0) or 0, 0), len(prompt), [tiny.VOCAB - 1]
-    )
+    noise = NoiseStream(sampling.seed_of(0) or 0, 0)
+    processors = build_processors(sampling, len(prompt), [tiny.VOCAB - 1])
+    distribution = TokenDistribution(sampling, noise, len(prompt), processors)
     mixture = lm.knn.mixture
     for index in range(new):
         with torch.no_grad():
