@@ -155,9 +155,14 @@ class Decoding:
         settled = len(whole.rstrip(_REPLACEMENT))
         if decoder.clean is not None and (undecided := _UNDECIDED.search(whole, 0, settled)):
             settled = undecided.start()
-        if settled <= self._settled or not (piece := self._cleaned(whole, settled)):
+        if settled <= self._settled:
             return
-        self.text += piece
+        if decoder.clean is None:
+            self.text += whole[self._settled : settled]
+        elif piece := self._cleaned(whole, settled):
+            self.text += piece
+        else:
+            return
         self._settled = settled
         if settled == len(whole) and end == len(window) > _LONGEST:
             self._window, context = self._context(window)

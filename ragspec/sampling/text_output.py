@@ -108,7 +108,7 @@ class TextOutput:
             self._marks.append((len(searched.text), len(visible.text)))
             searched.push([token])
         visible.push([token])
-        if self._cut is None and self._has_stop(searched.text, before):
+        if self._stops and self._cut is None and self._has_stop(searched.text, before):
             self._cut = self._find(searched.whole)  # a longer stop may begin earlier
 
     def _has_stop(self, text: str, before: int) -> bool:
