@@ -219,11 +219,9 @@ def test_spaces_that_a_tokenizer_removes_are_held_back() -> None:
 def test_spaces_that_three_tokens_remove_are_held_back() -> None:
     tokens = tokenizer("word-piece").convert_tokens_to_ids(["go", "n", "'", "t"])
     output = TextOutput(tokenizer("word-piece"), tokens[:2])
-    pieces = []
-    for token in tokens[2:]:
+    for token, piece in zip(tokens[2:], ("", "t"), strict=True):
         output.push([token])
-        pieces.append(output.piece())
-    assert pieces == ["", "t"]  # "go n" becomes "gon't"
+        assert output.piece() == piece  # "go n" becomes "gon't"
 
 
 def test_only_what_may_begin_a_stop_is_held_back() -> None:
