@@ -189,7 +189,7 @@ def open_cells(engines: Mapping[str, Engine], cell: Cell, reasons: dict[str, str
             if reason := skip_reason(engine, cell, mode):
                 reasons[mode] = reason
                 continue
-            session = stack.enter_context(engine.target.open_rows(most=cell.batch))
+            session = stack.enter_context(engine.target.open(most=cell.batch))
             sessions[mode] = CellSession(engine, cell, session)
         yield sessions
 

@@ -35,9 +35,8 @@ from ragspec.registry import resolve
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import open_target
+from ragspec.verification.open import open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.static.open import open_static
 
 
 class Engine:

@@ -40,7 +40,8 @@ from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
-from ragspec.verification.base import CachedSession, TargetSession
+from ragspec.verification.base import TargetSession
+from ragspec.verification.tree_session import TreeSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Loop:
 
         Sequences of equal prompts share one prefill, as far as it has not begun.
         """
-        if sequence.reads_hidden and isinstance(self.session, CachedSession):
+        if sequence.reads_hidden and isinstance(self.session, TreeSession):
             self.session.keep_hidden()
         if sequence.done:
             return

@@ -16,7 +16,8 @@ from ragspec.engine.request import OnRead
 from ragspec.engine.sequence import Sequence
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import CachedSession, TargetSession
+from ragspec.verification.base import TargetSession
+from ragspec.verification.tree_session import TreeSession
 
 SHARED = 32  # equal first tokens from which on a prompt waits for another to be read
 
@@ -165,7 +166,7 @@ def read(
     pending = [job.left[:count] for job, count in ordered]
     k = max(row.needs.top_tokens if row.needs.prompt_top_tokens else 0 for row in rows)
     top_tokens: list[TopTokens] = []
-    if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
+    if (k or any(row.hidden for row in rows)) and isinstance(session, TreeSession):
         logits, top_tokens = session.read_prompts(pending, k)
     else:
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
@@ -178,8 +179,8 @@ def read(
 
 def hidden_of(session: TargetSession, rows: abc.Sequence[Sequence]) -> abc.Sequence[Tensor | None]:
     """Return the hidden states of the last forward, row by row; None if none are kept."""
-    needed = any(row.reads_hidden for row in rows)  # first: a check of a protocol takes 0.1 ms
-    states = session.hidden if needed and isinstance(session, CachedSession) else []
+    needed = any(row.reads_hidden for row in rows)
+    states = session.hidden if needed and isinstance(session, TreeSession) else []
     return states or [None] * len(rows)
 
 

@@ -318,7 +318,7 @@ class Scheduler:
         """Return the loop over the open session; open one if there is none."""
         if self._loop is None:
             session = self._stack.enter_context(
-                self.target.open_rows(self.prefix_cache, self.max_batch_size)
+                self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
             )
             self._loop = Loop(session, self._forward)
         return self._loop

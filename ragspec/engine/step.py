@@ -19,7 +19,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
-from ragspec.verification.base import StepSession, TargetSession
+from ragspec.verification.base import TargetSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -227,19 +227,15 @@ class Launcher:
 
     def __init__(self, session: TargetSession) -> None:
         self.session = session
-        # Checked once, as a check of a protocol takes 0.1 ms.
-        self._steps = session if isinstance(session, StepSession) else None
 
     @property
     def ahead(self) -> bool:
         """Whether a forward may be running while the host does other things."""
-        return self._steps is not None
+        return self.session.ahead
 
     def launch(self, step: InFlightStep) -> None:
-        """Start a forward if the session supports it."""
-        session, rows = self._steps, step.rows
-        if session is None:
-            return
+        """Start a forward."""
+        session, rows = self.session, step.rows
         if all(follows(row) for row in rows):
             session.follow([row.distribution for row in rows], [row.context.tokens for row in rows])
         began = time.perf_counter()
@@ -247,10 +243,8 @@ class Launcher:
         step.launching = time.perf_counter() - began
 
     def wait(self, step: InFlightStep) -> StepOutput:
-        """Return the output of a forward; run it now if it was not launched."""
-        session = self._steps
-        if session is None:
-            return StepOutput(self.session.verify(_pending(step.rows), step.trees), None)
+        """Return the output of a launched forward."""
+        session = self.session
         return StepOutput(session.settle(), session.chosen, session.seconds)
 
 

@@ -23,11 +23,13 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import StepSession
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import piece_of
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.static.layout import QUERIES
+from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.session import StaticSession
 from ragspec.verification.tree_attention import View, model_configs, tree_view
 from ragspec.verification.tree_session import TreeSession
 
@@ -51,8 +53,7 @@ class CausalTarget:
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
-        widths: The possible widths of forwards after a prompt, () for any.
-        static: How steps of fixed shape run, see `static.target`.
+        runner: Runs steps of fixed shape, None for forwards of any shape.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.
     """
@@ -63,8 +64,8 @@ class CausalTarget:
     piece: int | None = None
     packs: bool = True
     selects_logits: bool = True
-    widths: Sequence[int] = ()
-    static: str = "off"
+    runner: StepRunner | None = None
+    refusal: str = ""  # why there are no steps of fixed shape
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -114,18 +115,39 @@ class CausalTarget:
         """
         return self.border is None
 
-    def open(self, rows: int, capacity: int) -> TreeSession:
-        """Return a session of R empty rows of initially `capacity` slots."""
-        return TreeSession(self, rows, capacity)
+    @property
+    def static(self) -> str:
+        """How steps of fixed shape run, see `static.runner`; "off" may be followed by a reason."""
+        if self.runner is not None:
+            return self.runner.mode
+        return f"off: {self.refusal}" if self.refusal else "off"
 
-    def open_rows(self, prefix_cache: PrefixCache | None = None, most: int = 1) -> TreeSession:
-        """Return a session without rows, for sequences that join and leave.
+    @property
+    def widths(self) -> Sequence[int]:
+        """The possible widths of forwards after a prompt, () for any."""
+        return () if self.runner is None else QUERIES
+
+    def open(
+        self,
+        rows: int = 0,
+        capacity: int = 0,
+        prefix_cache: PrefixCache | None = None,
+        most: int = 1,
+    ) -> TreeSession:
+        """Return a session for sequences that join and leave.
 
         Args:
+            rows: Empty rows to begin with, R.
+            capacity: The first slots of each of them, 0 for a default.
             prefix_cache: Keys and values of earlier texts, None for none.
             most: Rows at once, for sessions that allocate them beforehand.
         """
-        return TreeSession(self, 0, 0, prefix_cache)
+        if self.runner is None:
+            return TreeSession(self, rows, capacity, prefix_cache)
+        if not capacity:
+            slots = self.runner.first_slots(most)
+            capacity = slots if self.max_length is None else min(slots, self.max_length)
+        return StaticSession(self, self.runner, rows, capacity, prefix_cache, most)
 
     @property
     def output_head(self) -> torch.nn.Module:
@@ -176,8 +198,7 @@ class CausalTarget:
             session.commit([()])
             for attempt in range(TIMINGS):
                 session.active_rows[0].cache.length = length
-                if isinstance(session, StepSession):
-                    session.follow([distribution], [[0]])
+                session.follow([distribution], [[0]])
                 self.synchronize()
                 start = time.perf_counter()
                 session.verify([[0]], [tree])

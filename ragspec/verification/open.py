@@ -1,21 +1,34 @@
-"""Check and probe a model and open it as a target."""
+"""Check and probe a model and open it as a target.
+
+Steps of fixed shape are used if a trial shows that the model supports them.
+"""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
-from ragspec.models.supported import check_scope
+import torch
+
+from ragspec.errors import InputError
+from ragspec.models.device import is_cuda
+from ragspec.models.supported import check_scope, layer_windows, rank_count
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.probe import probe_target
-from ragspec.verification.static.open import open_static
+from ragspec.verification.probe import TREES, Trial, probe_target
+from ragspec.verification.rotary_tables import asks_for_length
+from ragspec.verification.static.buffers import LayerShape
+from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.step import Masks
+
+MODES = ("auto", "off", "eager", "graph", "compile")
 
 
 def open_target(model: Any, static: str = "auto") -> CausalTarget:
     """Return the target over a model that passed the load-time probe.
 
     Args:
-        static: How steps of fixed shape run, see `static.target`. If the model cannot take such
-            steps, it is verified without them, and the target's `static` has the reason.
+        static: See `open_static`.
 
     Raises:
         UnsupportedModelError: The model is outside the scope. The message has the reason.
@@ -23,3 +36,89 @@ def open_target(model: Any, static: str = "auto") -> CausalTarget:
     """
     check_scope(model)
     return open_static(probe_target(CausalTarget(model)).target, static)
+
+
+def open_static(
+    target: CausalTarget, mode: str = "auto", backend: str = "inductor"
+) -> CausalTarget:
+    """Return a target with steps of fixed shape if the model supports them, else `target`.
+
+    The `static` of the returned target is the mode, or "off" with the reason.
+
+    Args:
+        mode: See `static.runner`. "auto" is "graph" on CUDA, else "off".
+        backend: The backend of torch.compile.
+
+    Raises:
+        InputError: The mode is unknown, or it is "graph" without CUDA.
+    """
+    mode = _expect_mode(mode, target.device)
+    if mode == "off" or target.runner is not None:
+        return target
+    target.refusal = _hindrance(target)
+    return target if target.refusal else _tried(target, mode, backend)
+
+
+def _tried(target: CausalTarget, mode: str, backend: str) -> CausalTarget:
+    """Return the target with steps that passed a trial, or without them if none did."""
+    layers = _layer_shapes(target)
+    if layers is None:
+        target.refusal = "its layers keep more than keys and values"
+        return target
+    windows = layer_windows(target.model.config)
+    trial, stories, static = Trial(target), [], copy(target)
+    named = bool(getattr(target.model.config.get_text_config(), "layer_types", None))
+    for by_name in (named, not named):
+        if not by_name and len(set(windows.values())) > 1:
+            continue  # one mask cannot serve two kinds of layers
+        masks = Masks(windows, by_name)
+        static.runner = StepRunner(target.model, "eager", masks, layers, backend)
+        attempt = trial.attempt(static.open, TREES)
+        if attempt.passed:
+            static.runner.mode = mode
+            return static
+        stories.append(attempt.story)
+    target.refusal = f"a step of fixed shape goes wrong here ({stories[0]})"
+    return target
+
+
+def _expect_mode(mode: str, device: torch.device) -> str:
+    """Return the mode to use on a device."""
+    if mode not in MODES:
+        raise InputError(f"got static={mode!r}; expected one of {', '.join(map(repr, MODES))}.")
+    if mode == "graph" and not is_cuda(device):
+        raise InputError(
+            f"got static='graph' for a model on {device}; expected one on a CUDA device, which "
+            "alone captures graphs. Use static='auto', or 'compile'."
+        )
+    if mode == "auto":
+        return "graph" if is_cuda(device) else "off"
+    return mode
+
+
+def _hindrance(target: CausalTarget) -> str:
+    """Return why a target cannot take steps of fixed shape, "" for no known reason."""
+    if asks_for_length(target.model):
+        return "its rotary tables depend on the length of the text"
+    if type(target) is not CausalTarget:
+        return f"{type(target).__name__} makes its forwards in a way of its own"
+    if not target.takes_positions:
+        return "it counts positions by itself"
+    if (ranks := rank_count(target.model)) > 1:
+        return f"its weights are cut among {ranks} ranks"
+    devices = {str(p.device) for p in target.model.parameters()}
+    if len(devices) > 1:
+        return f"it lies on several devices ({', '.join(sorted(devices))})"
+    return ""
+
+
+def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] | None:
+    """Return the shapes of keys and values of each layer, measured by one forward."""
+    with target.open(1, 1) as session:
+        session.verify([[0]], [DraftTree.empty()])
+        layers = session.active_rows[0].cache.layers(1)
+    if sorted(layers) != list(range(len(layers))):
+        return None  # a layer without keys and values
+    return [
+        (LayerShape.of(keys), LayerShape.of(values)) for _, (keys, values) in sorted(layers.items())
+    ]

@@ -1,12 +1,12 @@
-"""Sessions whose rows are independent objects, without prefix sharing."""
+"""Verification of chains over the model's own cache: the fallback of recurrent hybrids."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,62 +14,9 @@ from torch import Tensor
 from ragspec.needs import Capabilities
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
+from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
-
-T = TypeVar("T")
-
-
-class ListedRows(Generic[T]):
-    """The row management of a `TargetSession` whose rows share nothing.
-
-    Args:
-        rows: Empty rows to begin with.
-        make: Returns an empty row.
-        copy: Returns a copy of a row, as of the last commit.
-    """
-
-    def __init__(self, rows: int, make: Callable[[], T], copy: Callable[[T], T]) -> None:
-        self._make, self._copy = make, copy
-        self._all = {row: make() for row in range(rows)}
-        self._line = list(range(rows))
-
-    @property
-    def active_rows(self) -> list[T]:
-        """The selected rows."""
-        return [self._all[row] for row in self._line]
-
-    def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
-        """Add a row, without cached tokens; see `TargetSession.join`."""
-        return self._add(self._make()), 0
-
-    def fork(self, row: int) -> int:
-        """Copy a row to a new row; see `TargetSession.fork`."""
-        return self._add(self._copy(self._all[row]))
-
-    def leave(self, row: int, keep: bool = True) -> None:
-        """Drop a row and its memory; see `TargetSession.leave`."""
-        del self._all[row]
-        self._line = [other for other in self._line if other != row]
-
-    def select_rows(self, rows: Sequence[int]) -> list[int]:
-        """Select the rows of the next forwards; see `TargetSession.select_rows`."""
-        self._line = list(rows)
-        return list(rows)
-
-    def discard_uncommitted(self) -> list[int]:
-        """Return []: rows hold only committed tokens; see `TargetSession.discard_uncommitted`."""
-        return []
-
-    def shrink(self) -> None:
-        """Do nothing: sequences that have left hold no memory."""
-
-    def _add(self, held: T) -> int:
-        """Add a row under the lowest free number."""
-        row = next(number for number in range(len(self._all) + 1) if number not in self._all)
-        self._all[row] = held
-        return row
-
 
 LAG = 16  # more replayed tokens than this take a forward of their own
 
@@ -88,15 +35,15 @@ class PathTarget(CausalTarget):
         """False: recurrent layers do not keep their states within a prompt."""
         return False
 
-    def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
+    def open(  # type: ignore[override]
+        self,
+        rows: int = 0,
+        capacity: int = 0,
+        prefix_cache: PrefixCache | None = None,
+        most: int = 1,
+    ) -> PathSession:
         """Return a session of R empty rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
-
-    def open_rows(  # type: ignore[override]
-        self, prefix_cache: PrefixCache | None = None, most: int = 1
-    ) -> PathSession:
-        """Return a session without rows; see `CausalTarget.open_rows`."""
-        return PathSession(self, 0)
 
     def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
@@ -137,28 +84,28 @@ class _Row:
         """The number of committed tokens."""
         return self.length + len(self.replay)
 
-    def fork(self) -> _Row:
-        """Return an independent copy, as of the last commit."""
-        return _Row(snapshot(self.cache), self.length, replay=list(self.replay))
 
+class PathSession(TargetSession):
+    """Verifies the most likely path of each draft over the model's own cache."""
 
-class PathSession(ListedRows[_Row]):
-    """Verification of chains over the model's own cache; see `TargetSession`."""
+    _rows: dict[int, _Row]
 
     def __init__(self, target: PathTarget, rows: int) -> None:
-        super().__init__(rows, _Row, _Row.fork)
+        super().__init__(rows)
         self.target = target
 
-    def __enter__(self) -> Self:
-        return self
+    def new_row(self) -> _Row:
+        """Return an empty row."""
+        return _Row()
 
-    def __exit__(self, *raised: object) -> None:
-        self._all, self._line = {}, []
+    def copy_row(self, row: _Row) -> _Row:
+        """Return an independent copy of a row, as of the last commit."""
+        return _Row(snapshot(row.cache), row.length, replay=list(row.replay))
 
     def discard_uncommitted(self) -> list[int]:
         """Empty the selected rows, whose states cannot be rolled back; see `TargetSession`."""
         for row in self._line:
-            self._all[row] = _Row()
+            self._rows[row] = _Row()
         return list(self._line)
 
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
@@ -170,7 +117,7 @@ class PathSession(ListedRows[_Row]):
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
         elif border is not None and self.target.rereads and border >= held.committed:
-            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
+            self._rows[self._line[row]] = _Row(replay=list(text[:-1]))
             return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1)
 
@@ -189,7 +136,7 @@ class PathSession(ListedRows[_Row]):
     def copied(self) -> PathSession:
         """Return an independent copy of the session, as of the last commit."""
         twin = PathSession(self.target, 0)
-        twin._all = {number: row.fork() for number, row in self._all.items()}
+        twin._rows = {number: self.copy_row(row) for number, row in self._rows.items()}
         twin._line = list(self._line)
         return twin
 

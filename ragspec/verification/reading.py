@@ -52,7 +52,8 @@ class HeadInputs:
         return states
 
     def _take(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if threading.get_ident() != self._thread:
+        # A compiler cannot trace the identity of a thread.
+        if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
             return None
         self._states = arguments[0].detach()
         if self.selected is None:

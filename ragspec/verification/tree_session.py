@@ -13,6 +13,7 @@ from ragspec.errors import InputError
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, limit_depth
+from ragspec.verification.base import TargetSession
 from ragspec.verification.cpu_weights import Packed, lend, pack
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import LONG, HeadInputs
@@ -65,14 +66,22 @@ class Row:
         self.tenant = tenant
 
 
-class TreeSession:
-    """Verifies draft trees; implements `CachedSession`.
+class TreeSession(TargetSession):
+    """Verifies draft trees. Hidden states can be read, and prompts along with their best tokens.
 
     Args:
         rows: Empty rows to begin with, numbered from 0; `join` adds others.
         capacity: The first slots of each of them.
         prefix_cache: Keys and values of earlier texts; None for none.
+
+    Attributes:
+        hidden: Hidden states of the last forward that the output head reads, [copies, n, H] for
+            each row. `copies` is 2 with guidance, the conditional one first. After `verify` they
+            are those of the root and the nodes, undefined beyond a row's own. After `read_prompts`
+            they are those of the prompt's last n tokens.
     """
+
+    _rows: dict[int, Row]
 
     def __init__(
         self, target: Model, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
@@ -80,8 +89,7 @@ class TreeSession:
         self.target = target
         self.hidden: list[Tensor] = []
         self._capacity = capacity
-        self._rows = {row: Row(self._empty_cache(capacity)) for row in range(rows)}
-        self._line = list(self._rows)
+        super().__init__(rows)
         self._prefix_cache = prefix_cache if target.divisible else None
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
         self._rereads: dict[int, list[int]] = {}
@@ -112,9 +120,18 @@ class TreeSession:
         return sum(row.cache.bytes for row in self._rows.values())
 
     def keep_hidden(self) -> None:
-        """Keep the hidden states of later forwards; see `base.CachedSession`."""
+        """Keep the hidden states of all later forwards."""
         if self._head_inputs is None:
             self._head_inputs = HeadInputs(self.target.output_head)
+
+    def new_row(self) -> Row:
+        """Return an empty row."""
+        return Row(self._empty_cache(self._capacity))
+
+    def copy_row(self, row: Row) -> Row:
+        """Return a copy of a row, as of the last commit."""
+        copied = row.cache.copy(row.cache.length, min(self._capacity, MOST_ROOM))
+        return Row(self._adopt(copied), row.tokens, row.tenant)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
         """Add a row for a sequence; see `TargetSession.join`."""
@@ -126,16 +143,10 @@ class TreeSession:
         cache = self._adopt(cache) if cache else self._empty_cache(len(tokens) + room)
         return self._add(Row(cache, tokens[:cached], tenant)), cached
 
-    def fork(self, row: int) -> int:
-        """Copy the committed tokens of a row to a new row; see `TargetSession.fork`."""
-        held = self._rows[row]
-        copied = held.cache.copy(held.cache.length, min(self._capacity, MOST_ROOM))
-        return self._add(Row(self._adopt(copied), held.tokens, held.tenant))
-
     def leave(self, row: int, keep: bool = True) -> None:
         """Drop a row; see `TargetSession.leave`."""
-        held = self._rows.pop(row)
-        self._line = [other for other in self._line if other != row]
+        held = self._rows[row]
+        super().leave(row)
         if self._prefix_cache is None:
             return
         count = len(held.tokens) if keep else held.cached
@@ -147,8 +158,7 @@ class TreeSession:
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         for row in self.active_rows:
             row.cache.pending = 0
-        self._line = list(rows)
-        return list(rows)
+        return super().select_rows(rows)
 
     def discard_uncommitted(self) -> list[int]:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
@@ -187,7 +197,11 @@ class TreeSession:
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[list[Tensor], list[TopTokens]]:
-        """Read the prompts; see `base.CachedSession`. T' is limited by `MOST_LOGITS`."""
+        """Read the prompts; return the last logits [1, V] of each and the best tokens along it.
+
+        The best tokens are, for each row, the k best after each of the prompt's last T' tokens.
+        T' may be shorter than the prompt, even 0: see `MOST_LOGITS`. If k is 0, the list is empty.
+        """
         self._inputs = [(tokens, DraftTree.empty()) for tokens in pending]
         counts = [len(tokens) for tokens in pending]
         if not k:
@@ -204,12 +218,16 @@ class TreeSession:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
-        rows, slots = self.active_rows, []
-        for (head, _), path in zip(self._inputs, paths, strict=True):
-            slots.append([*range(len(head)), *(len(head) + node for node in path)])
+        rows = self.active_rows
+        slots = [self._slots(row, path) for row, path in enumerate(paths)]
         commit_slots([row.cache for row in rows], slots)
         for row, (head, tree), path in zip(rows, self._inputs, paths, strict=True):
             row.tokens += [*head, *(int(tree.tokens[node]) for node in path)]
+
+    def _slots(self, row: int, path: Sequence[int]) -> list[int]:
+        """Return the uncommitted slots of a selected row's pending tokens and of a path's nodes."""
+        pending = len(self._inputs[row][0])
+        return [*range(pending), *(pending + node for node in path)]
 
     def _empty_cache(self, capacity: int) -> SequenceCache:
         return SequenceCache(capacity, self.target.copies)
@@ -221,12 +239,6 @@ class TreeSession:
     def _detach(self, cache: SequenceCache) -> SequenceCache:
         """Return a cache that outlives this session, of a row that has left."""
         return cache
-
-    def _add(self, held: Row) -> int:
-        """Add a row under the lowest free number."""
-        row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
-        self._rows[row] = held
-        return row
 
     def _read_again(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Empty the rows beyond the border; return the tokens to read in each row."""

@@ -14,7 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.open import open_static
+from ragspec.verification.open import open_static
 from tests.support import tiny
 
 SAMPLINGS = {"greedy": Sampling(seed=3), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=3)}

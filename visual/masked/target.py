@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from ragspec.errors import InputError
 from ragspec.needs import Capabilities
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.path_rows import ListedRows
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
@@ -91,15 +91,15 @@ class MaskedTarget(LatentDraws, CausalTarget):
         if len(tokens) != 1 or not 0 <= picture_of(tokens) < len(self.noises):
             raise InputError(f"got the prompt {list(tokens)}; expected one of target.prompt(m).")
 
-    def open(self, rows: int, capacity: int) -> MaskedSession:  # type: ignore[override]
+    def open(  # type: ignore[override]
+        self,
+        rows: int = 0,
+        capacity: int = 0,
+        prefix_cache: PrefixCache | None = None,
+        most: int = 1,
+    ) -> MaskedSession:
         """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
-
-    def open_rows(  # type: ignore[override]
-        self, prefix_cache: PrefixCache | None = None, most: int = 1
-    ) -> MaskedSession:
-        """Return a session without rows; see `CausalTarget.open_rows`."""
-        return MaskedSession(self, 0)
 
     def draft_cache(self, capacity: int) -> MaskedReader:
         """Return a reader for drafting with this model; see `LatentTarget.draft_cache`."""
@@ -191,23 +191,23 @@ class MaskedView(LatentView):
         self.picture = picture_of(self._context)
 
 
-class MaskedSession(ListedRows[list[int]]):
-    """The rows of one generation, which every forward reads anew; see `TargetSession`."""
+class MaskedSession(TargetSession):
+    """The texts of one generation, which every forward reads anew; drafts are chains."""
+
+    _rows: dict[int, list[int]]
 
     def __init__(self, target: MaskedTarget, rows: int) -> None:
-        super().__init__(rows, list, list)
+        super().__init__(rows)
         self.target = target
         self._read: list[tuple[list[int], DraftTree]] = []
 
-    def __enter__(self) -> Self:
-        return self
+    def new_row(self) -> list[int]:
+        """Return an empty text."""
+        return []
 
-    def __exit__(self, *raised: object) -> None:
-        self._all, self._line = {}, []
-
-    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the draft unchanged; it must be a chain."""
-        return tree
+    def copy_row(self, row: list[int]) -> list[int]:
+        """Return a copy of a text."""
+        return list(row)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Read one masked prefix per node in one forward; return states [N + 1, C * H] of rows."""

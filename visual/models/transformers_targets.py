@@ -229,13 +229,15 @@ class ImageGPTTarget(_MultimodalTarget):
         config = model.config
         return model.transformer, range(config.vocab_size - 1), _square(int(config.n_positions))
 
-    def open(self, rows: int, capacity: int) -> TreeSession:
+    def open(
+        self,
+        rows: int = 0,
+        capacity: int = 0,
+        prefix_cache: PrefixCache | None = None,
+        most: int = 1,
+    ) -> TreeSession:
         """Return a session whose drafts fit the model's own causal mask."""
-        return _Bounded(self, rows, capacity)
-
-    def open_rows(self, prefix_cache: PrefixCache | None = None, most: int = 1) -> TreeSession:
-        """Return such a session without rows; see `CausalTarget.open_rows`."""
-        return _Bounded(self, 0, 0, prefix_cache)
+        return _Bounded(self, rows, capacity, prefix_cache)
 
 
 class _Bounded(TreeSession):

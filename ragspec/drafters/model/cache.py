@@ -8,7 +8,6 @@ verified tree may lack some of these nodes or have nodes of other drafters.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -29,10 +28,8 @@ from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, lend, pack
 from ragspec.verification.sequence_cache import BatchCache, SequenceCache
-from ragspec.verification.static.arena import Arena
-from ragspec.verification.static.buffers import StackedRow, reserve
+from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
-from ragspec.verification.static.target import StaticTarget
 from ragspec.verification.tree_attention import TreeView, model_configs
 
 _FIRST_SIZE = 64
@@ -42,7 +39,7 @@ class DraftCache:
     """The KV cache of one row in a draft model; call `read` and `extend` inside a `lease`.
 
     Args:
-        model: A `StaticTarget` also drafts static trees, see `draft`.
+        model: One with steps of fixed shape also drafts static trees, see `draft`.
         vocab_size: V of the target, the size of returned logits. The draft model's vocabulary may
             be padded to another size.
         capacity: Initial number of slots.
@@ -56,10 +53,9 @@ class DraftCache:
         self._packs = Packed(pack(model.model))
         self._arena: Arena | None = None
         self._cache = SequenceCache(capacity, model.copies)
-        if isinstance(model, StaticTarget):
-            self._arena = model.lend_arena(1, capacity)
-            self._cache = StackedRow(self._arena.stacks, 0)
-            weakref.finalize(self, model.take_back, self._arena).atexit = False
+        if model.runner is not None:
+            self._arena = model.runner.lend_arena(self, 1, capacity)
+            self._cache = self._arena.caches[0]
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
         # [i, j]: draft slot i attends to draft slot j. The last row is the root's: to none.
@@ -135,9 +131,10 @@ class DraftCache:
             The choices after the root and after each read place; None if the model has no steps of
             fixed shape, or if one would exceed its context length.
         """
-        model, arena, limit = self.model, self._arena, self.model.max_length
-        if arena is None or not isinstance(model, StaticTarget):
+        runner, arena, limit = self.model.runner, self._arena, self.model.max_length
+        if arena is None or runner is None:
             return None
+        self.model.check_mode()
         self._keep(len(tokens) - 1)
         if len(tokens) - len(self) > MOST_QUERIES:
             with self.lease():
@@ -149,13 +146,13 @@ class DraftCache:
             return None
         needed = start + pending + len(places.places)
         self._reserve(needed)
-        slots, k = slots_of(needed, arena.stacks.slots), min(k, self.vocab_size)
+        slots, k = slots_of(needed, arena.slots), min(k, self.vocab_size)
         shape = LevelShape(tree, levels, pending, slots, self.vocab_size, k)
         inputs = np.zeros((1, pending + 2), dtype=np.int64)
         inputs[0, : len(fresh)] = fresh
         inputs[0, pending:] = start, len(fresh)
-        make = partial(LevelStep, model, arena.stacks, shape)
-        (packet,) = model.take(arena, shape, make, inputs, self._configs)
+        make = partial(LevelStep, self.model, runner, arena, shape)
+        _, (packet,) = runner.take(arena, shape, make, inputs, self._configs)
         self.forwards += 1 + len(places.bounds)
         self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
@@ -224,10 +221,8 @@ class DraftCache:
 
     def _reserve(self, slots: int) -> None:
         """Let buffers at fixed addresses have so many slots; others grow as they are written."""
-        if self._arena is not None and reserve(self._arena.stacks, slots):
-            assert isinstance(self._cache, StackedRow)
-            self._cache.bind(self._arena.stacks)
-            self._arena.moved()
+        if self._arena is not None:
+            self._arena.reserve(slots)
 
     def _grow(self, needed: int) -> None:
         size = self._visible.shape[1]

@@ -35,9 +35,9 @@ from ragspec.models.supported import check_scope, state_layers
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import MODES as STATIC_MODES
+from ragspec.verification.open import open_static
 from ragspec.verification.path_rows import PathTarget
-from ragspec.verification.static.open import MODES as STATIC_MODES
-from ragspec.verification.static.open import open_static
 
 MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02

@@ -5,29 +5,28 @@
     output i64 [2, R, K]: best tokens after the root and after each read place, and the bits of
         their logits f64, which are log-probabilities up to a constant per row
 
-The same function runs eagerly, compiled, or captured in a CUDA graph and replayed. A capture runs
-it twice and writes the same slots twice. So accepted tokens are read again, not moved.
+A capture runs it twice and writes the same slots twice. So accepted tokens are read again, not
+moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
-from ragspec.verification.static.buffers import Stacks, Staging, step_cache
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.buffers import Arena, step_cache
 from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
-from ragspec.verification.static.step import private_code
-from ragspec.verification.static.target import StaticTarget
+from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.step import FixedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +99,22 @@ def read_places(tree: TreeShape, levels: int) -> ReadPlaces:
     return ReadPlaces(tree, levels)
 
 
-class LevelStep:
-    """Drafts one static tree with the first row of the stacked cache; see the module."""
+class LevelStep(FixedStep):
+    """Drafts one static tree with the first row of an arena; see the module."""
 
     def __init__(
-        self,
-        target: StaticTarget,
-        stacks: Stacks,
-        shape: LevelShape,
-        compiler: Callable[[Any], Any] | None = None,
+        self, target: CausalTarget, runner: StepRunner, arena: Arena, shape: LevelShape
     ) -> None:
-        device = stacks.device
-        self.shape = shape
-        self._model, self._masks = target.model, target.masks
-        self._keeps, self._input_size = target.keeps_logits, target.input_size
-        self._windows = tuple(dict.fromkeys(target.masks.windows.values()))
-        self._k = shape.choices
+        device = arena.device
         read = read_places(shape.tree, shape.levels)
+        sizes = [shape.pending, *(last - first for first, last in read.bounds)]
+        name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
+        super().__init__(1, shape.pending + 2, device, name)
+        self.shape = shape
+        self._model, self._masks = target.model, runner.masks
+        self._keeps, self._input_size = target.keeps_logits, target.input_size
+        self._windows = tuple(dict.fromkeys(runner.masks.windows.values()))
+        self._k = shape.choices
         self._bounds = read.bounds
         self._picks = [
             torch.tensor(read.picks(level, self._k), device=device)
@@ -128,26 +126,11 @@ class LevelStep:
             n: Counters.of(n, shape.slots, self._model.dtype, device)
             for n in (shape.pending, len(read.places))
         }
-        self.packet = torch.zeros(1, shape.pending + 2, dtype=torch.int64, device=device)
-        self._staging = Staging(self.packet)
-        sizes = [shape.pending, *(last - first for first, last in read.bounds)]
         self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
-        self._caches = [step_cache(stacks, 1, shape.slots, columns) for columns in self._columns]
-        name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
-        self._run = private_code(LevelStep.run, name).__get__(self)
-        if compiler is not None:
-            self._run = compiler(self._run)
+        self._caches = [step_cache(arena, 1, shape.slots, columns) for columns in self._columns]
 
-    def send(self, values: NDArray[np.int64]) -> None:
-        """Copy the input of the next call to the device without waiting."""
-        self._staging.send(values)
-
-    def __call__(self) -> tuple[Tensor]:
-        """Call `run`, compiled if there is a compiler; the caller lends the model."""
-        return (self._run(),)
-
-    def run(self) -> Tensor:
-        """Return the output for the input `packet`; the read tokens stay in the cache."""
+    def run(self) -> tuple[Tensor]:
+        """Return the output for the packet; the read tokens stay in the cache."""
         pending = self.shape.pending
         lengths, count = self.packet[:, pending], self.packet[:, pending + 1]
         chain = self._chain.behind(lengths)
@@ -164,7 +147,8 @@ class LevelStep:
             logits = self._forward(level + 1, tokens[None], tree, masks, bounds, None)
             choices.append(self._best(logits))
         values = torch.cat([value for _, value in choices])
-        return torch.stack([torch.cat([token for token, _ in choices]), values.view(torch.int64)])
+        tokens = torch.cat([token for token, _ in choices])
+        return (torch.stack([tokens, values.view(torch.int64)]),)
 
     def _visible(self, layout: Layout, last: Tensor) -> list[Tensor]:
         """Return the masks of a layout's queries, one [1, n, S] per attention window.

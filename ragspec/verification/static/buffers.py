@@ -6,18 +6,18 @@ session over the same target reuses them and the steps that were captured for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragspec.models.device import is_cuda, pins
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.static.distributions import RequestDistributions
+from ragspec.verification.static.layout import MOST_QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,25 @@ class LayerShape:
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(cls, states: Tensor) -> LayerShape:
+        """Return the shape of keys or values [B, heads, n, width]."""
+        return cls(states.shape[1], states.shape[3], states.dtype, states.device)
 
-class Stacks:
-    """Buffers [m, rows, heads, slots, width], one for all keys and values of one shape.
+
+class Arena:
+    """The keys and values of one session at a time, and the steps that run over them.
+
+    The buffers are [m, rows, heads, slots, width], one for all keys and values of one shape.
 
     Args:
         layers: The shapes of keys and values of each layer.
+
+    Attributes:
+        caches: The cache of each row.
+        steps: The steps by key; see `StepRunner.take`.
+        distributions: Those of the first rows, by their number.
+        addresses: A hash of the addresses of the weights that the steps read.
     """
 
     def __init__(
@@ -53,6 +66,11 @@ class Stacks:
         for stack, numbers in enumerate(places.values()):
             for place, number in enumerate(numbers):
                 self._where[number] = (stack, place)
+        self.steps: dict[Hashable, Any] = {}
+        self.addresses = 0
+        self.distributions: dict[int, RequestDistributions] = {}
+        self.caches = [StackedRow(row) for row in range(rows)]
+        self._bind()
 
     @property
     def device(self) -> torch.device:
@@ -64,47 +82,71 @@ class Stacks:
         views = [self.buffers[stack][place] for stack, place in self._where]
         return list(zip(views[::2], views[1::2], strict=True))
 
-    def grow(self, more: int) -> None:
-        """Add slots to each buffer. If memory runs out, no buffer changes."""
+    def reserve(self, slots: int) -> None:
+        """Grow the buffers to at least `slots` per row. If memory runs out, no buffer changes."""
+        if slots <= self.slots:
+            return
+        more = max(slots - self.slots, self.slots)
         self.buffers = [torch.nn.functional.pad(each, (0, 0, 0, more)) for each in self.buffers]
         self.slots += more
+        self._bind()
+        self.discard_steps()
+
+    def discard_steps(self) -> None:
+        """Discard the steps, because addresses that they read or write have changed."""
+        self.steps.clear()
+        self.distributions.clear()
+
+    def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:
+        """Return the distributions of the first rows."""
+        if rows not in self.distributions:
+            longest = self.slots + MOST_QUERIES
+            distributions = BatchDistribution(rows, vocab_size, self.device, longest)
+            self.distributions[rows] = RequestDistributions(distributions, rows)
+        return self.distributions[rows]
+
+    def _bind(self) -> None:
+        pairs = self.pairs()
+        for cache in self.caches:
+            cache.bind(self.buffers, pairs)
 
 
 class StackedRow(SequenceCache):
-    """A cache of one sequence in one row of stacks, at fixed addresses."""
+    """A cache of one sequence in one row of an arena, at fixed addresses."""
 
-    def __init__(self, stacks: Stacks, row: int) -> None:
-        super().__init__(stacks.slots)
+    def __init__(self, row: int) -> None:
+        super().__init__(0)
         self.row = row
-        self.bind(stacks)
+        self._stacks: list[Tensor] = []
 
-    def bind(self, stacks: Stacks) -> None:
-        """Point the layers at the row of the stacks; again after these have grown."""
-        self.capacity, at = stacks.slots, slice(self.row, self.row + 1)
-        self._keys = {i: keys[at] for i, (keys, _) in enumerate(stacks.pairs())}
-        self._values = {i: values[at] for i, (_, values) in enumerate(stacks.pairs())}
+    def bind(self, buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Point the layers at the row of the buffers; again after these have grown.
 
-    def fill(self, source: SequenceCache, length: int) -> None:
-        """Replace the contents by the first committed slots of another cache."""
-        self.length = self.pending = 0
-        for layer, (keys, values) in source.layers(length).items():
+        The arena is not kept, so that its memory is free as soon as nothing else uses it.
+        """
+        self.capacity, at = buffers[0].shape[3], slice(self.row, self.row + 1)
+        self._stacks = [buffer[:, self.row] for buffer in buffers]
+        self._keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
+        self._values = {i: values[at] for i, (_, values) in enumerate(pairs)}
+
+    def fill(self, source: SequenceCache) -> None:
+        """Replace the contents by the committed slots of another cache."""
+        self.truncate(0)
+        for layer, (keys, values) in source.layers(source.length).items():
             self.write(layer, keys, values)
-        self.length = length
+        self.length = source.length
 
-
-def reserve(stacks: Stacks, slots: int) -> bool:
-    """Grow the stacks to at least `slots` per row; return whether they were reallocated."""
-    if slots <= stacks.slots:
-        return False
-    stacks.grow(max(slots - stacks.slots, stacks.slots))
-    return True
+    def move(self, source: Tensor, start: int) -> None:
+        """Copy slots i64 [n] down to those from `start` on, in all layers at once."""
+        for stack in self._stacks:
+            stack[:, :, start : start + len(source)] = stack.index_select(2, source)
 
 
 class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     """One layer of a step of fixed shape.
 
     Args:
-        keys, values: Views of the stacks [B, heads, S, width].
+        keys, values: Views of the buffers [B, heads, S, width].
         columns: The slots that the step writes, i64 [B, n], one tensor for all layers.
     """
 
@@ -144,48 +186,21 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return int(self.keys.shape[2])
 
 
-def step_cache(stacks: Stacks, rows: int, slots: int, columns: Tensor) -> Cache:
-    """Return the cache of a step: the first rows and slots of the stacks."""
+def step_cache(arena: Arena, rows: int, slots: int, columns: Tensor) -> Cache:
+    """Return the cache of a step: the first rows and slots of the buffers."""
     return Cache(
         layers=[
             StepLayer(keys[:rows, :, :slots], values[:rows, :, :slots], columns)
-            for keys, values in stacks.pairs()
+            for keys, values in arena.pairs()
         ]
     )
 
 
-def compact(stacks: Stacks, source: Tensor, target: Tensor) -> None:
+def compact(buffers: Sequence[Tensor], source: Tensor, target: Tensor) -> None:
     """Copy slots of the first B rows of every layer: `source` to `target`, i64 [B, n] each."""
     rows = len(source)
-    for stack in stacks.buffers:
+    for stack in buffers:
         active_rows = stack[:, :rows]
         shape = (len(stack), rows, stack.shape[2], source.shape[1], stack.shape[4])
         taken = active_rows.gather(3, source[None, :, None, :, None].expand(shape))
         active_rows.scatter_(3, target[None, :, None, :, None].expand(shape), taken)
-
-
-class Staging:
-    """Sends values to one tensor repeatedly, through pinned memory that is allocated once.
-
-    Pinning memory for every step would cost more than the copy.
-
-    Args:
-        there: The destination, i64, at a fixed address.
-    """
-
-    def __init__(self, there: Tensor) -> None:
-        self._there = there
-        self._here = torch.empty(
-            there.shape, dtype=there.dtype, device="cpu", pin_memory=pins(there.device)
-        )
-        self._values = self._here.numpy()
-        self._sent = torch.Event(there.device) if is_cuda(there.device) else None
-
-    def send(self, values: NDArray[np.int64]) -> None:
-        """Copy the values asynchronously, after any earlier copy has finished."""
-        if self._sent is not None:
-            self._sent.synchronize()
-        self._values[:] = values
-        self._there.copy_(self._here, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,13 +19,10 @@ from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.sequence_cache import SequenceCache
-from ragspec.verification.static.arena import Arena
-from ragspec.verification.static.buffers import StackedRow, compact, reserve
+from ragspec.verification.static.buffers import StackedRow
 from ragspec.verification.static.layout import (
     MOST_QUERIES,
     ancestor_bits,
@@ -34,70 +30,62 @@ from ragspec.verification.static.layout import (
     rows_of,
     slots_of,
 )
-from ragspec.verification.static.step import StepShape
-from ragspec.verification.tree_attention import Configs
-from ragspec.verification.tree_session import TreeSession
+from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.step import StaticStep, StepShape
+from ragspec.verification.tree_session import Model, TreeSession
 
 # The distribution and the text of each row.
 RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
-StepTensors = tuple[Tensor | None, Tensor, Tensor | None]
 
 
-class TakesSteps(Protocol):
-    """Runs the steps of sessions over their buffers; implemented by `StaticTarget`."""
+class Launched(NamedTuple):
+    """A forward under way.
 
-    def check_addresses(self, arena: Arena) -> None:
-        """Discard the steps of an arena if the model's weights have moved."""
+    Attributes:
+        logits: [n, V] of each selected row.
+        packet: The packet of a step that chooses tokens; see `step`.
+        again: Returns the packet with uncertain tokens resolved.
+    """
 
-    def take_step(
-        self,
-        arena: Arena,
-        shape: StepShape,
-        inputs: NDArray[np.int64],
-        configs: Configs,
-        *,
-        hidden: bool,
-    ) -> StepTensors:
-        """Start a step on `inputs` (see `step`), without waiting for an accelerator.
-
-        Returns the packet (None without distributions), logits [B, n, V], and any hidden states.
-        """
-
-    def take_again(
-        self, arena: Arena, shape: StepShape, packet: Tensor, logits: Tensor, *, hidden: bool
-    ) -> Tensor:
-        """Return the packet of the last step with uncertain tokens resolved; see `StaticStep`."""
+    logits: list[Tensor]
+    packet: Tensor | None = None
+    again: Callable[[], Tensor] | None = None
 
 
 class StaticSession(TreeSession):
-    """Verifies draft trees by steps of fixed shape; implements `StepSession`."""
+    """Verifies draft trees by steps of fixed shape.
+
+    Args:
+        rows, capacity, prefix_cache: See `TreeSession`.
+        most: Rows at once.
+    """
+
+    ahead = True
 
     def __init__(
         self,
-        target: CausalTarget,
-        steps: TakesSteps,
-        arena: Arena,
+        target: Model,
+        runner: StepRunner,
         rows: int,
         capacity: int,
         prefix_cache: PrefixCache | None = None,
+        most: int = 1,
     ) -> None:
-        self._steps, self._arena = steps, arena
-        self._places = [StackedRow(arena.stacks, place) for place in range(arena.stacks.rows)]
-        self._free = list(range(arena.stacks.rows))
+        self._runner = runner
+        self._arena = runner.lend_arena(self, max(rows, most), capacity)
+        self._free = list(range(self._arena.rows))
         super().__init__(target, rows, capacity, prefix_cache)
-        self.chosen: list[list[int]] | None = None
         self._at: list[int] = []  # the place of each selected row
         self._distributions: RequestDistribution | None = None
-        self._selection: list[list[int]] | None = None  # tokens of the last accepted paths
-        self._flags: list[list[int]] = []  # for each row whether each query was accepted
-        self._static = False  # whether the last forward was a step of fixed shape
-        self._launched: tuple[Tensor | None, list[Tensor]] | None = None  # of the launched forward
-        self._again: Callable[[], Tensor] | None = None  # resolves its uncertain tokens
+        self._launched: Launched | None = None
+        # For each row the queries of a step that chose tokens, in the order of their slots, and the
+        # tokens of those that it accepted.
+        self._selection: list[tuple[list[int], list[int]]] = []
         self._watch = Stopwatch(target.device)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
         """Add a row, after a check for moved weights; see `TargetSession.join`."""
-        self._steps.check_addresses(self._arena)
+        self._runner.check_addresses(self._arena)
         return super().join(tokens, tenant, room)
 
     def leave(self, row: int, keep: bool = True) -> None:
@@ -110,36 +98,10 @@ class StaticSession(TreeSession):
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         return super().select_rows(sorted(rows, key=self._place))
 
-    def _empty_cache(self, capacity: int) -> SequenceCache:
-        if not self._free:
-            raise InputError(
-                f"got a sequence for {len(self._places)} rows that are all taken; expected a free "
-                "one. Open a session of more rows."
-            )
-        cache = self._places[self._free.pop(0)]
-        cache.truncate(0)
-        return cache
-
-    def _adopt(self, cache: SequenceCache) -> SequenceCache:
-        row = self._empty_cache(0)
-        assert isinstance(row, StackedRow)
-        self._reserve(cache.length)
-        row.fill(cache, cache.length)
-        return row
-
-    def _detach(self, cache: SequenceCache) -> SequenceCache:
-        return cache.copy(cache.length, 0)
-
-    def _place(self, row: int) -> int:
-        """Return the row's place in the stacks."""
-        cache = self._rows[row].cache
-        assert isinstance(cache, StackedRow)
-        return cache.row
-
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
     ) -> None:
-        """Let the next forward choose the target's tokens; see `base.StepSession`."""
+        """Let the next forward choose the target's tokens; see `TargetSession`."""
         supported = all(BatchDistribution.takes(distribution) for distribution in distributions)
         self._distributions = list(zip(distributions, texts, strict=True)) if supported else None
 
@@ -149,146 +111,142 @@ class StaticSession(TreeSession):
         return self.settle()
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
-        """Start a forward; see `base.StepSession`."""
+        """Start a forward; see `TargetSession`."""
         distributions, self._distributions = self._distributions, None
-        self.chosen = self._selection = None
-        widest = 1 + max(map(len, trees))
-        fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
-        self._static = fits and all(row.cache.length for row in self.active_rows)
-        if self._static:
+        self.chosen, self._selection = None, []
+        fits = max(map(len, trees)) < MOST_QUERIES and all(len(row) == 1 for row in pending)
+        if fits and all(row.cache.length for row in self.active_rows):
             with self._watch:
-                self._launched = self._step([row[0] for row in pending], trees, distributions)
-            return
-        self._launched = None, super().verify(pending, trees)
+                self._inputs = list(zip(pending, trees, strict=True))
+                self._launched = self._step(distributions)
+        else:
+            self._launched = Launched(super().verify(pending, trees))
 
     def settle(self) -> list[Tensor]:
-        """Wait for the packet of the launched step; see `base.StepSession`."""
+        """Wait for the packet of the launched step; see `TargetSession`."""
         assert self._launched is not None
-        (packet, logits), self._launched = self._launched, None
-        again, self._again = self._again, None
-        if packet is not None:
+        (logits, packet, again), self._launched = self._launched, None
+        if packet is not None and again is not None:
             read = packet.tolist()
-            if again is not None and any(_ends_unknown(read[at]) for at in self._at):
+            if any(_ends_unknown(read[at]) for at in self._at):
                 read = again().tolist()
-            self.chosen, self._selection, self._flags = [], [], []
+            self.chosen = []
             for at, (_, tree) in zip(self._at, self._inputs, strict=True):
                 n = len(read[at]) // 2
                 flags, tokens = read[at][:n], read[at][n:]
                 self.chosen.append(tokens[: 1 + len(tree)])
-                self._flags.append(flags)
-                self._selection.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
+                order = sorted(range(n), key=flags.__getitem__, reverse=True)
+                accepted = [int(tree.tokens[query - 1]) for query in order[1 : sum(flags)]]
+                self._selection.append((order, accepted))
         return logits
 
     @property
     def seconds(self) -> float:
-        """The device time of the last step; see `base.StepSession`."""
-        return self._watch.seconds if self._static and self._selection is not None else 0.0
-
-    def read_prompts(
-        self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[list[Tensor], list[TopTokens]]:
-        """Read the prompts; see `base.CachedSession`."""
-        self._static = False
-        return super().read_prompts(pending, k)
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
-        if not self._static:
-            super().commit(paths)
-            return
-        accepted = [
-            [int(tree.tokens[node]) for node in path]
-            for (_, tree), path in zip(self._inputs, paths, strict=True)
-        ]
-        moved = [
-            any(node != i for i, node in enumerate(path))
-            and (self._selection is None or self._selection[row][: len(path)] != accepted[row])
-            for row, path in enumerate(paths)
-        ]
-        if any(moved):
-            self._compact(
-                [
-                    self._row_order(row, path) if local else ()
-                    for row, (path, local) in enumerate(zip(paths, moved, strict=True))
-                ]
-            )
-        for row, (tokens, _), new in zip(self.active_rows, self._inputs, accepted, strict=True):
-            row.cache.length += 1 + len(new)
-            row.tokens += [*tokens, *new]
+        """The device time of the last step; see `TargetSession`."""
+        return self._watch.seconds if self._selection else 0.0
 
     def discard_uncommitted(self) -> list[int]:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
-        self._distributions = self._selection = self.chosen = self._launched = self._again = None
+        self._distributions = self._launched = self.chosen = None
+        self._selection = []
         return super().discard_uncommitted()
 
-    def _step(
-        self,
-        roots: Sequence[int],
-        trees: Sequence[DraftTree],
-        distributions: RequestDistribution | None,
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        """Start a step; return its packet and the logits [n, V] of each selected row."""
+    def _slots(self, row: int, path: Sequence[int]) -> list[int]:
+        (_, tree), slots = self._inputs[row], super()._slots(row, path)
+        if not self._selection:
+            return slots
+        order, accepted = self._selection[row]
+        if accepted[: len(path)] == [int(tree.tokens[node]) for node in path]:
+            return list(range(len(slots)))
+        return [order.index(slot) for slot in slots]
+
+    def _empty_cache(self, capacity: int) -> StackedRow:
+        if not self._free:
+            raise InputError(
+                f"got a sequence for {self._arena.rows} rows that are all taken; expected a free "
+                "one. Open a session of more rows."
+            )
+        cache = self._arena.caches[self._free.pop(0)]
+        cache.truncate(0)
+        return cache
+
+    def _adopt(self, cache: SequenceCache) -> SequenceCache:
+        row = self._empty_cache(0)
+        self._arena.reserve(cache.length)
+        row.fill(cache)
+        return row
+
+    def _detach(self, cache: SequenceCache) -> SequenceCache:
+        return cache.copy(cache.length, 0)
+
+    def _place(self, row: int) -> int:
+        """Return the row's place in the arena."""
+        cache = self._rows[row].cache
+        assert isinstance(cache, StackedRow)
+        return cache.row
+
+    def _step(self, distributions: RequestDistribution | None) -> Launched:
+        """Start a step of the selected rows."""
+        self.target.check_mode()
         self._cover()
-        n, lengths = queries_of(1 + max(map(len, trees))), self._lengths()
-        rows = rows_of(len(lengths), self._arena.stacks.rows)
-        slots = max(lengths) + n
-        self._reserve(slots)
-        slots = slots_of(slots, self._arena.stacks.slots)
-        self._inputs = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
+        n, lengths = queries_of(1 + max(len(tree) for _, tree in self._inputs)), self._lengths()
+        rows = rows_of(len(lengths), self._arena.rows)
+        self._arena.reserve(max(lengths) + n)
+        slots = slots_of(max(lengths) + n, self._arena.slots)
         message = distribution = None
         if distributions is not None:
             message = self._arena.distributions_of(rows, self.target.vocab_size)
             distribution = message.notify(dict(zip(self._at, distributions, strict=True)))
         shape = StepShape(rows, n, slots, distribution)
-        inputs = np.zeros((rows, shape.width), dtype=np.int64)
-        inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
-        inputs[:, 3 * n] = -1
-        inputs[: len(lengths), 3 * n] += lengths
-        for i, (at, root, tree) in enumerate(zip(self._at, roots, trees, strict=True)):
-            end = 1 + len(tree)
-            inputs[at, 0], inputs[at, 1:end] = root, tree.tokens
-            inputs[at, n + 1 : n + end] = tree.parents + 1
-            if distributions is not None:
-                token_distribution, text = distributions[i]
-                inputs[at, 3 * n + 1] = len(text) - token_distribution.prompt_length - 1
-        inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
+        inputs = self._packet(shape, lengths, distributions)
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
         hidden = self._head_inputs is not None
+        make = partial(
+            StaticStep,
+            self.target.model,
+            self._arena,
+            shape,
+            self._runner.masks,
+            None if message is None else message.distributions,
+            self.target.output_head if hidden else None,
+        )
         try:
-            packet, logits, states = self._steps.take_step(
-                self._arena, shape, inputs, self._configs, hidden=hidden
+            step, outputs = self._runner.take(
+                self._arena, (shape, hidden), make, inputs, self._configs
             )
         except BaseException:
             if message is not None:
                 message.forget()
             raise
-        if packet is not None:
-            again = self._steps.take_again
-            self._again = partial(again, self._arena, shape, packet, logits, hidden=hidden)
+        packet, logits, states = outputs
         if states is not None:
             states = states.clone()  # the next step overwrites them, and drafters may keep them
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
-        return packet, [logits[at] for at in self._at]
+        parts = [logits[at] for at in self._at]
+        if message is None:
+            return Launched(parts)
+        assert isinstance(step, StaticStep)
+        return Launched(parts, packet, partial(step.again, packet, logits))
 
-    def _row_order(self, row: int, path: Sequence[int]) -> list[int]:
-        """Return the current slots of a path's nodes, counted from the slot after the root."""
-        if self._selection is None:
-            return list(path)
-        flags = self._flags[row]
-        order = sorted(range(len(flags)), key=lambda query: not flags[query])
-        return [order.index(node + 1) - 1 for node in path]
-
-    def _compact(self, paths: Sequence[Sequence[int]]) -> None:
-        """Move the slots of nodes that the host accepted down."""
-        longest = 1 + max(map(len, paths))
-        lengths = np.asarray(self._lengths())[:, None]
-        moves = np.tile(np.arange(longest), (len(lengths), 1))
-        for at, path in zip(self._at, paths, strict=True):
-            moves[at, 1 : 1 + len(path)] = np.asarray(path, dtype=np.int64) + 1
-        both = np.stack([lengths + moves, lengths + np.arange(longest)])
-        source, target = torch.from_numpy(both).to(self.target.device)
-        compact(self._arena.stacks, source, target)
+    def _packet(
+        self, shape: StepShape, lengths: Sequence[int], distributions: RequestDistribution | None
+    ) -> NDArray[np.int64]:
+        """Return the inputs of a step, see `step`, without the new tokens of the texts."""
+        n = shape.queries
+        inputs = np.zeros((shape.rows, shape.width), dtype=np.int64)
+        inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
+        inputs[:, 3 * n] = -1
+        inputs[: len(lengths), 3 * n] += lengths
+        for i, (at, (head, tree)) in enumerate(zip(self._at, self._inputs, strict=True)):
+            end = 1 + len(tree)
+            inputs[at, 0], inputs[at, 1:end] = head[0], tree.tokens
+            inputs[at, n + 1 : n + end] = tree.parents + 1
+            if distributions is not None:
+                distribution, text = distributions[i]
+                inputs[at, 3 * n + 1] = len(text) - distribution.prompt_length - 1
+        inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
+        return inputs
 
     def _lengths(self) -> list[int]:
         """Return the committed slots of all places up to that of the last selected row."""
@@ -305,25 +263,18 @@ class StaticSession(TreeSession):
         queries: Sequence[range],
         last: Sequence[int] | None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        self._reserve(max(length + len(head) + len(tree) for length, head, tree in inputs))
+        self._selection = []
+        self._arena.reserve(max(length + len(head) + len(tree) for length, head, tree in inputs))
         return super()._run(rows, inputs, queries, last)
-
-    def _reserve(self, slots: int) -> None:
-        if reserve(self._arena.stacks, slots):
-            self._arena.moved()
-            for place in self._places:
-                place.bind(self._arena.stacks)
 
     def _cover(self) -> None:
         """Move rows to free places if the step would otherwise need twice as many."""
-        most, rows = self._arena.stacks.rows, self.active_rows
+        most, line = self._arena.rows, self.active_rows
         last = max(map(self._place, self._line))
-        while rows_of(1 + last, most) > rows_of(len(rows), most) and self._free[0] < last:
-            row = next(row for row in rows if row.cache is self._places[last])
-            cache = self._empty_cache(0)
-            assert isinstance(cache, StackedRow)
-            cache.fill(row.cache, row.cache.length)
-            row.cache, self._free = cache, sorted([*self._free, last])
+        while rows_of(1 + last, most) > rows_of(len(line), most) and self._free[0] < last:
+            row = next(row for row in line if row.cache is self._arena.caches[last])
+            row.cache = self._adopt(row.cache)
+            self._free = sorted([*self._free, last])
             last = max(map(self._place, self._line))
         self._at = [self._place(row) for row in self._line]
 

@@ -8,27 +8,28 @@
 
 The slots of accepted queries move to the front, in order; those of other queries follow.
 
-The same function runs eagerly, compiled, or captured in a CUDA graph and replayed.
+The same function runs eagerly, compiled, or captured in a CUDA graph and replayed: `FixedStep`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.verification.static.buffers import Stacks, Staging, compact, step_cache
+from ragspec.verification.reading import HeadInputs
+from ragspec.verification.static.buffers import Arena, compact, step_cache
+from ragspec.verification.static.distributions import FRESH
 from ragspec.verification.static.layout import (
-    MOST_QUERIES,
     Counters,
     accepted_first,
     lay_out,
@@ -78,94 +79,126 @@ class Masks:
         return next(iter(masks.values()))
 
 
-class FixedStep(Protocol):
-    """A step that can be captured: `packet` and its buffers have fixed addresses."""
+class FixedStep:
+    """A function of fixed shapes over one packet of inputs; subclasses define `run`.
 
-    packet: Tensor
+    Its tensors have fixed addresses, so it can be captured in a CUDA graph: then a call is one
+    launch.
+
+    Args:
+        rows, width: The shape of the packet [B, w].
+        name: Names the code of `run` of these shapes, by which dynamo counts them.
+
+    Attributes:
+        packet: The inputs of the next call, i64 [B, w].
+    """
+
+    def __init__(self, rows: int, width: int, device: torch.device, name: str) -> None:
+        self.packet = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        # Pinned once: pinning memory for every call would cost more than the copy.
+        self._staged = torch.empty(
+            rows, width, dtype=torch.int64, device="cpu", pin_memory=pins(device)
+        )
+        self._values = self._staged.numpy()
+        self._sent = torch.Event(device) if is_cuda(device) else None
+        self._run = private_code(type(self).run, name)  # not bound: a cycle would hold the buffers
+        self._pool: Any = None
+        self._graph: Any = None
+        self._outputs: tuple[Any, ...] = ()
+
+    def compile(self, backend: str) -> None:
+        """Compile `run` from now on."""
+        self._run = torch.compile(self._run, fullgraph=True, dynamic=False, backend=backend)
+
+    def capture(self, pool: Any) -> None:
+        """Capture the next call in a CUDA graph over this memory pool, and replay it from then."""
+        self._pool = pool
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Copy the inputs of the next step to `packet`, asynchronously."""
+        """Copy the inputs of the next call asynchronously, after any earlier copy has finished."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        self._values[:] = values
+        self.packet.copy_(self._staged, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
 
     def __call__(self) -> tuple[Any, ...]:
-        """Run the step on `packet`; return tensors, some may be None. The caller holds a lease."""
+        """Return the outputs for the packet; the caller leases the model."""
+        if self._pool is None:
+            return self.outputs()
+        if self._graph is None:
+            self._graph = self._captured()
+        self._graph.replay()
+        return self._outputs
+
+    def outputs(self) -> tuple[Any, ...]:
+        """Call `run` once; return its tensors, some may be None."""
+        return self._run(self)  # type: ignore[no-any-return]
+
+    def run(self) -> tuple[Any, ...]:
+        """Return the outputs for the packet, without a copy to the host."""
+        raise NotImplementedError
+
+    def _captured(self) -> Any:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # Selects kernels and allocates memory. Each call writes the same slots again.
+            for _ in range(2):
+                self.outputs()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._outputs = self.outputs()
+        return graph
 
 
-class StaticStep:
-    """One step over the first rows of the stacks; see the module.
+def private_code(function: Any, name: str) -> Any:
+    """Return a copy of a function with its own code object, by which dynamo counts shapes."""
+    code: CodeType = function.__code__
+    return FunctionType(
+        code.replace(co_name=name),
+        function.__globals__,
+        name,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+class StaticStep(FixedStep):
+    """One step over the first rows of an arena; see the module.
 
     Args:
         distributions: The distributions of the B rows, None to compute only logits.
         head: The module whose inputs are returned as hidden states, None for no states.
-        compiler: Compiles a function, None to run it uncompiled.
     """
 
     def __init__(
         self,
         model: Any,
-        stacks: Stacks,
+        arena: Arena,
         shape: StepShape,
         masks: Masks,
         distributions: BatchDistribution | None,
         head: torch.nn.Module | None = None,
-        compiler: Callable[[Any], Any] | None = None,
     ) -> None:
+        rows, n, device = shape.rows, shape.queries, arena.device
+        super().__init__(rows, shape.width, device, f"step_{rows}x{n}_of_{shape.slots}")
         self.shape = shape
-        self._model, self._stacks, self._masks = model, stacks, masks
-        self._distributions, self._head = distributions, head
-        device = stacks.buffers[0].device
-        rows, n = shape.rows, shape.queries
-        self.packet = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
-        self._staging = Staging(self.packet)
+        self._model, self._masks, self._buffers = model, masks, arena.buffers
+        self._distributions = distributions
+        self._head = None if head is None else HeadInputs(head)
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
-        self._cache = step_cache(stacks, rows, shape.slots, self._columns)
-        self._states: Tensor | None = None
-        self._run = private_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
-        if compiler is not None:
-            self._run = compiler(self._run)
+        self._cache = step_cache(arena, rows, shape.slots, self._columns)
 
-    def send(self, values: NDArray[np.int64]) -> None:
-        """Copy the inputs of the next step; see `FixedStep`."""
-        self._staging.send(values)
-
-    def __call__(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Run the step; return packet and logits (see `run`) and hidden states; see `FixedStep`."""
-        hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
-        try:
-            packet, logits = self._run()
-        finally:
-            if hook is not None:
-                hook.remove()
-        return packet, logits, self._states
-
-    def again(self, packet: Tensor, logits: Tensor) -> Tensor:
-        """Resolve the uncertain tokens of the last step, by filters over the whole vocabulary.
-
-        The accepted paths are extended accordingly.
-
-        Args:
-            packet, logits: The output of the last step.
-
-        Returns:
-            The new packet.
-        """
-        assert self._distributions is not None
-        n = self.shape.queries
-        layout = lay_out(
-            self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
-        )
-        tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
-        before, chosen = packet[:, :n], packet[:, n:]
-        indices = self.packet[:, 3 * n + 1, None] + layout.level
-        resolved = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
-        chosen = torch.where(chosen < 0, resolved, chosen)
-        if n == 1:
-            return torch.cat([before, chosen], -1)
-        accepted = walk(layout, tokens, parents, chosen)
-        places = accepted_first(before).argsort(-1)  # the current slot of each query
-        source = places.gather(1, accepted_first(accepted))
-        compact(self._stacks, layout.columns.gather(1, source), layout.columns)
-        return torch.cat([accepted, chosen], -1)
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return packet and logits (see `run`) and any hidden states [B, n, H]."""
+        if self._head is None:
+            return (*super().outputs(), None)
+        with self._head:
+            return (*super().outputs(), self._head.taken())
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Return the packet and the logits [B, n, V]; keep the accepted paths in the cache."""
@@ -196,114 +229,44 @@ class StaticStep:
         if n == 1:
             return torch.cat([torch.ones_like(chosen), chosen], -1), logits
         accepted = walk(layout, tokens, parents, chosen)
-        compact(self._stacks, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
+        compact(self._buffers, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
         return torch.cat([accepted, chosen], -1), logits
 
-    def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        self._states = arguments[0]
+    @torch.no_grad()
+    def again(self, packet: Tensor, logits: Tensor) -> Tensor:
+        """Resolve the uncertain tokens of the last call, by filters over the whole vocabulary.
 
+        The accepted paths are extended accordingly. Without memory for that the packet is
+        unchanged, and the host resolves node by node.
 
-class CapturedStep:
-    """A step captured in a CUDA graph, so that each run is one launch.
+        Args:
+            packet, logits: The output of the last call.
 
-    The first call runs the step before the capture, so that kernels are selected and memory is
-    allocated.
-    """
-
-    def __init__(self, step: FixedStep, pool: Any) -> None:
-        self.step = step
-        self.packet = step.packet
-        self._pool = pool
-        self._graph: Any = None
-        self._outputs: tuple[Any, ...] = ()
-
-    def send(self, values: NDArray[np.int64]) -> None:
-        """Copy the inputs of the next step; see `FixedStep`."""
-        self.step.send(values)
-
-    def __call__(self) -> tuple[Any, ...]:
-        """Replay the step; see `FixedStep`."""
-        if self._graph is None:
-            self._capture()
-        self._graph.replay()
-        return self._outputs
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Each run writes the same slots again, so only the last one counts.
-            for _ in range(2):
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._outputs = self.step()
-        self._graph = graph
-
-
-def private_code(function: Any, name: str) -> Any:
-    """Return a copy of a function with its own code object, by which dynamo counts shapes."""
-    code: CodeType = function.__code__
-    return FunctionType(
-        code.replace(co_name=name),
-        function.__globals__,
-        name,
-        function.__defaults__,
-        function.__closure__,
-    )
-
-
-FRESH = MOST_QUERIES  # new tokens that a step can pass to the distributions of a row
-_NOTHING = -1
-
-
-class RequestDistributions:
-    """The distributions of a batch, updated with new tokens; call `notify` before every step.
-
-    Attributes:
-        fresh: New tokens of each text, an input of the step, i64 [B, FRESH]. The vocabulary size,
-            which is no token, pads the rows.
-    """
-
-    def __init__(self, distributions: BatchDistribution, rows: int) -> None:
-        self.distributions = distributions
-        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), distributions.size)
-        self._held: list[TokenDistribution | None] = [None] * rows
-        self._known = [0] * rows  # tokens of each text that its distribution has
-
-    def notify(
-        self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
-    ) -> DistributionShape:
-        """Set the distributions and texts of the next step. All other rows are padding.
-
-        If a row keeps its distribution, only the new tokens of its text are passed on.
+        Returns:
+            The new packet.
         """
-        self.fresh[:] = self.distributions.size
-        late: dict[int, Sequence[int]] = {}
-        for row, (held, count) in enumerate(zip(self._held, self._known, strict=True)):
-            distribution, text = rows.get(row, (None, ()))
-            if distribution is not held or count == _NOTHING:
-                self.distributions.set(row, distribution, text)
-                self._held[row], self._known[row] = distribution, len(text)
-            elif len(text) > count:
-                new = text[count:]
-                if len(new) > FRESH:
-                    late[row] = new
-                else:
-                    self.fresh[row, : len(new)] = new
-                self._known[row] = len(text)
-        if late and self.distributions.shape.penalties.reads_texts:
-            self._grow(late)
-        return self.distributions.shape
+        try:
+            return self._again(packet, logits)
+        except Exception as error:
+            if out_of_memory(error):
+                return packet
+            raise
 
-    def forget(self) -> None:
-        """Pass all tokens again before the next step, because the last one may not have run."""
-        self._known = [_NOTHING] * len(self._known)
-
-    def _grow(self, late: Mapping[int, Sequence[int]]) -> None:
-        """Pass more than FRESH new tokens of texts at once."""
-        tokens = np.full((len(self._held), max(map(len, late.values()))), self.distributions.size)
-        for row, new in late.items():
-            tokens[row, : len(new)] = new
-        self.distributions.grow(torch.from_numpy(tokens).to(self.distributions.device))
+    def _again(self, packet: Tensor, logits: Tensor) -> Tensor:
+        assert self._distributions is not None
+        n = self.shape.queries
+        layout = lay_out(
+            self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
+        )
+        tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
+        before, chosen = packet[:, :n], packet[:, n:]
+        indices = self.packet[:, 3 * n + 1, None] + layout.level
+        resolved = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
+        chosen = torch.where(chosen < 0, resolved, chosen)
+        if n == 1:
+            return torch.cat([before, chosen], -1)
+        accepted = walk(layout, tokens, parents, chosen)
+        places = accepted_first(before).argsort(-1)  # the current slot of each query
+        source = places.gather(1, accepted_first(accepted))
+        compact(self._buffers, layout.columns.gather(1, source), layout.columns)
+        return torch.cat([accepted, chosen], -1)

@@ -160,7 +160,7 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
     rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
-    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open_rows() as session:
+    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open() as session:
         loops.decode(session, *rows)
     (first,), (second,) = best.prompts, hidden.prompts
     assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]

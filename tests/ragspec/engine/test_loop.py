@@ -19,7 +19,6 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import StepSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.session import StaticSession
@@ -305,7 +304,7 @@ def test_a_forward_is_under_variant_while_tokens_are_handed_on(
         known.append(message.copy())
         message.clear()
 
-    assert isinstance(target.open(1, 9), StepSession)
+    assert target.open(1, 9).ahead
     distribution = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
     result = engine_of(target, flight_expected).generate(
         FLIGHT_PROMPTS[0], distribution, max_new_tokens=FLIGHT_NEW, on_step=on_step

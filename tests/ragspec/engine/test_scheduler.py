@@ -595,7 +595,7 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
 
     pool = serving(engine_of(target, "plain"), max_batch_size=2)
     monkeypatch.setattr(Loop, "step", away)
-    monkeypatch.setattr(type(target), "open_rows", away)
+    monkeypatch.setattr(type(target), "open", away)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="away"):
             pool.submit([1, 2, 3]).result(timeout=20)

@@ -94,7 +94,7 @@ def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
 def test_rows_leave_and_are_copied() -> None:
     model, empty = build("llama"), DraftTree.empty()
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
-    with CausalTarget(model).open_rows() as session:
+    with CausalTarget(model).open() as session:
         rows = [session.join(text, str(number))[0] for number, text in enumerate(texts)]
         assert session.select_rows(rows) == rows == [0, 1, 2]
         session.verify(texts, [empty] * 3)

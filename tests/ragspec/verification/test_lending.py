@@ -14,8 +14,8 @@ from ragspec.retrievers.neighbours.table import NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing
-from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, forward
+from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import NAME, lease
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
@@ -206,16 +206,12 @@ def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) 
         assert engine.generate(TEXT, sampling, max_new_tokens=NEW).text == whole
 
 
-class Tight(CausalTarget):
-    """A target whose cache is too small from the beginning, so that it grows on the way."""
-
-    def open(self, rows: int, capacity: int) -> TreeSession:
-        return TreeSession(self, rows, 1)
-
-
-def test_a_cache_that_grows_in_one_mode_is_written_in_another() -> None:
+def test_a_cache_that_grows_in_one_mode_is_written_in_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = Engine(tiny.model("llama"), drafter=None).generate(IDS, max_new_tokens=NEW)
-    engine = Engine(Tight(tiny.model("llama")), tiny.tokenizer(), drafter=None)
+    monkeypatch.setattr(TreeSession, "_empty_cache", lambda session, slots: SequenceCache(1))
+    engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
     stream = engine.stream(IDS, max_new_tokens=NEW)
     for _ in stream:
         with torch.inference_mode(len(stream.result.tokens) % 4 < 2):

@@ -75,7 +75,7 @@ def write(
         )
         row.drafter = drafter.open(request)
         row.budget = (budget or FixedBudget(6)).open(None)
-    with CausalTarget(target).open_rows() as session:
+    with CausalTarget(target).open() as session:
         loops.decode(session, row)
     return row.context.tokens[len(prompt) :], row.steps
 

@@ -19,8 +19,8 @@ from ragspec.sampling.penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_static
 from ragspec.verification.static.layout import MOST_QUERIES
-from ragspec.verification.static.open import open_static
 from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import StepShape
 from tests.support import tiny

@@ -18,9 +18,9 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopState
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.open import open_static
+from ragspec.verification.open import open_static
+from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
-from ragspec.verification.static.target import StaticTarget
 from ragspec.verification.tree_session import TreeSession
 from tests.support import architectures
 from tests.support.model_state import state_of
@@ -40,11 +40,16 @@ def model(name: str) -> Any:
     return architectures.build(name)
 
 
-def targets(name: str = "llama") -> tuple[CausalTarget, StaticTarget]:
+def targets(name: str = "llama") -> tuple[CausalTarget, CausalTarget]:
     plain = CausalTarget(model(name))
     static = open_static(plain, "eager")
-    assert isinstance(static, StaticTarget), static.static
+    assert static.runner is not None, static.static
     return plain, static
+
+
+def runner(target: CausalTarget) -> StepRunner:
+    assert target.runner is not None, target.static
+    return target.runner
 
 
 def a_tree(rng: np.random.Generator, most: int = 20) -> DraftTree:
@@ -200,7 +205,7 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
     _, static = targets()
     rng = np.random.default_rng(0)
     places = []
-    with static.open_rows(most=4) as session, torch.no_grad():
+    with static.open(most=4) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         for prompt in ([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11]):
             row, _ = session.join(prompt)
@@ -228,12 +233,11 @@ def test_buffers_and_steps_outlive_a_session() -> None:
             session.verify([[1], [2]], [DraftTree.empty()] * 2)
             arena = session._arena
             steps = list(arena.steps.values())
-            addresses = [buffer.data_ptr() for buffer in arena.stacks.buffers]
+            addresses = [buffer.data_ptr() for buffer in arena.buffers]
         del session
-        again = static.lend_arena(2, 40)
+        again = runner(static).lend_arena(set(), 2, 40)
         assert again is arena and list(again.steps.values()) == steps
-        assert [buffer.data_ptr() for buffer in again.stacks.buffers] == addresses
-        static.take_back(again)
+        assert [buffer.data_ptr() for buffer in again.buffers] == addresses
 
 
 def test_two_sessions_at_once_have_separate_buffers() -> None:
@@ -255,14 +259,14 @@ def test_buffers_grow_and_what_they_held_stays() -> None:
     with plain.open(1, 8) as one, static.open(1, 8) as other, torch.no_grad():
         assert isinstance(other, StaticSession)
         start(rng, 1, one, other)
-        slots_before = other._arena.stacks.slots
+        slots_before = other._arena.slots
         long = rng.integers(0, 90, slots_before).tolist()
         for session in (one, other):
             session.verify([long], [DraftTree.empty()])
             session.commit([()])
         tree = a_tree(rng)
         expected, result = one.verify([[1]], [tree]), other.verify([[1]], [tree])
-        assert other._arena.stacks.slots > slots_before
+        assert other._arena.slots > slots_before
         difference = (result[0][: len(tree) + 1] - expected[0][: len(tree) + 1]).abs()
         assert float(difference.max()) < CLOSE
 

@@ -17,21 +17,12 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.arena import Arena
-from ragspec.verification.static.buffers import (
-    LayerShape,
-    StackedRow,
-    Stacks,
-    StepLayer,
-    compact,
-    reserve,
-    step_cache,
-)
+from ragspec.verification.open import open_static
+from ragspec.verification.static.buffers import Arena, LayerShape, StepLayer, compact, step_cache
 from ragspec.verification.static.layout import MOST_QUERIES
-from ragspec.verification.static.open import open_static
+from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import FixedStep, StaticStep, StepShape
-from ragspec.verification.static.target import StaticTarget
 from ragspec.verification.tree_attention import lease
 from tests.support import tiny
 from tests.support.model_state import state_of
@@ -44,10 +35,15 @@ def local_model() -> Any:
     return copy.deepcopy(tiny.model("llama", dtype=torch.float64))
 
 
-def opened(model: Any, mode: str = "eager") -> StaticTarget:
+def opened(model: Any, mode: str = "eager") -> CausalTarget:
     target = open_static(CausalTarget(model), mode, backend="eager")
-    assert isinstance(target, StaticTarget), target.static
+    assert target.runner is not None, target.static
     return target
+
+
+def runner(target: CausalTarget) -> StepRunner:
+    assert target.runner is not None
+    return target.runner
 
 
 def written(model: Any, **options: Any) -> list[int]:
@@ -56,9 +52,10 @@ def written(model: Any, **options: Any) -> list[int]:
     return tokens
 
 
-def take_a_step(target: StaticTarget) -> Any:
+def take_a_step(target: CausalTarget) -> Any:
     """Take a step in a session that ends, and return the arena that it was taken in."""
     with target.open(1, 40) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
         session.verify([PROMPT], [DraftTree.empty()])
         session.commit([()])
         session.verify([[1]], [DraftTree.chain([2, 3], "test")])
@@ -99,7 +96,7 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
     arena = take_a_step(target)
     steps = list(arena.steps.values())
     change(model)
-    again = target.lend_arena(1, 40)
+    again = runner(target).lend_arena(set(), 1, 40)
     assert again is arena and steps
     assert list(again.steps.values()) == (steps if selected else [])
 
@@ -107,7 +104,8 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
 def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
     """A pool keeps one session for all its texts."""
     model = local_model()
-    with opened(model).open_rows(most=2) as session, torch.no_grad():
+    with opened(model).open(most=2) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
         session.select_rows([session.join(prompt)[0] for prompt in ([1, 2], [3, 4])])
         session.verify([[1, 2], [3, 4]], [DraftTree.empty()] * 2)
         session.commit([(), ()])
@@ -154,6 +152,7 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
     """The trial takes them one kernel at a time, whatever the mode."""
     target = opened(local_model(), "compile")
     with target.open(2, 40) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
         session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
         session.commit([(), ()])
         session.verify([[1], [2]], [DraftTree.empty()] * 2)
@@ -165,12 +164,10 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
 
 def test_buffers_that_are_too_small_are_not_lent() -> None:
     target = opened(local_model())
-    arena = take_a_step(target)
-    assert target.lend_arena(1, arena.stacks.slots - MOST_QUERIES) is arena
-    target.take_back(arena)
-    assert target.lend_arena(1, arena.stacks.slots) is not arena
-    target.take_back(arena)
-    assert target.lend_arena(arena.stacks.rows + 1, 40) is not arena
+    arena, steps = take_a_step(target), runner(target)
+    assert steps.lend_arena(set(), 1, arena.slots - MOST_QUERIES) is arena
+    assert steps.lend_arena(set(), 1, arena.slots) is not arena
+    assert steps.lend_arena(set(), arena.rows + 1, 40) is not arena
 
 
 @pytest.mark.parametrize("when", ["create", "taken"])
@@ -179,7 +176,7 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
 ) -> None:
     model = local_model()
     target = opened(model, "compile")
-    where: Any = target if when == "create" else StaticStep
+    where: Any = runner(target) if when == "create" else StaticStep
     name = "_create" if when == "create" else "__call__"
     current, calls = getattr(where, name), 0
 
@@ -295,8 +292,8 @@ LAYERS = [(WIDE, WIDE), (NARROW, WIDE), (WIDE, NARROW)]
 ROWS, SLOTS = 4, 10
 
 
-def filled() -> Stacks:
-    stacks = Stacks(LAYERS, ROWS, SLOTS)
+def filled() -> Arena:
+    stacks = Arena(LAYERS, ROWS, SLOTS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for buffer in stacks.buffers:
@@ -304,25 +301,25 @@ def filled() -> Stacks:
     return stacks
 
 
-def addresses(stacks: Stacks) -> list[int]:
+def addresses(stacks: Arena) -> list[int]:
     return [buffer.data_ptr() for buffer in stacks.buffers]
 
 
 def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
     stacks = filled()
-    row = StackedRow(stacks, 1)
+    row = stacks.caches[1]
     before, held = addresses(stacks), [buffer.clone() for buffer in stacks.buffers]
-    assert not reserve(stacks, SLOTS)
+    stacks.reserve(SLOTS)
     assert addresses(stacks) == before
-    assert reserve(stacks, SLOTS + 1)
-    row.bind(stacks)
+    stacks.reserve(SLOTS + 1)
     assert stacks.slots == row.capacity == 2 * SLOTS
     for buffer, old in zip(stacks.buffers, held, strict=True):
         assert torch.equal(buffer[:, :, :, :SLOTS], old)
         assert not buffer[:, :, :, SLOTS:].any()
     keys, _ = row.layers(1)[0]
     assert keys.data_ptr() == stacks.pairs()[0][0][1].data_ptr()
-    assert reserve(stacks, 100) and stacks.slots == 100
+    stacks.reserve(100)
+    assert stacks.slots == 100
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -351,7 +348,7 @@ def test_slots_move_in_all_layers_of_the_first_rows() -> None:
     held = [buffer.clone() for buffer in stacks.buffers]
     source = torch.tensor([[3, 5, 7], [2, 2, 4]])
     target = torch.tensor([[3, 4, 5], [1, 2, 3]])
-    compact(stacks, source, target)
+    compact(stacks.buffers, source, target)
     for now, old in zip(stacks.buffers, held, strict=True):
         expected = old.clone()
         for row in range(2):  # reads before it writes: 5 is moved and overwritten
