@@ -35,7 +35,7 @@ def open_target(model: Any, static: str = "auto") -> CausalTarget:
         InputError: The mode is unknown, or the device lacks it.
     """
     check_scope(model)
-    return open_static(probe_target(CausalTarget(model)).target, static)
+    return open_static(probe_target(CausalTarget(model)), static)
 
 
 def open_static(

@@ -48,17 +48,20 @@ class PathTarget(CausalTarget):
     def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
         if self._timed is None or self._timed[0] != length:
-            prepared = self.open(1, length)
-            prepared.verify([[0] * length], [DraftTree.empty()])
-            prepared.commit([()])
-            self._timed = (length, prepared)
-        session = self._timed[1].copied()
+            session = self.open(1, length)
+            session.verify([[0] * length], [DraftTree.empty()])
+            session.commit([()])
+            self._timed = length, session
+        session = self._timed[1]
+        [row] = session.select_rows([session.fork(0)])
         tree = DraftTree.chain([0] * (n - 1), "timing")
         self.synchronize()
         start = time.perf_counter()
         session.verify([[0]], [tree])
         self.synchronize()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        session.leave(row)
+        return seconds
 
 
 @dataclass(slots=True)
@@ -132,13 +135,6 @@ class PathSession(TargetSession):
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
         for row, path in zip(self.active_rows, paths, strict=True):
             _commit(row, tuple(path))
-
-    def copied(self) -> PathSession:
-        """Return an independent copy of the session, as of the last commit."""
-        twin = PathSession(self.target, 0)
-        twin._rows = {number: self.copy_row(row) for number, row in self._rows.items()}
-        twin._line = list(self._line)
-        return twin
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -230,14 +230,11 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
 def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     """Drop prefixes of other sequences; return the rest and the new index of each sequence."""
     rest: list[list[int]] = []
-    renamed: dict[int, int] = {}
-    for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
-        sequence = sequences[i]
-        matches = (j for j, other in enumerate(rest) if other[: len(sequence)] == sequence)
-        renamed[i] = next(matches, len(rest))
-        if renamed[i] == len(rest):
+    for sequence in sorted(sequences, key=len, reverse=True):
+        if not any(other[: len(sequence)] == sequence for other in rest):
             rest.append(sequence)
-    return rest, [renamed[i] for i in range(len(sequences))]
+    first = [[other[: len(each)] for other in rest].index(each) for each in sequences]
+    return rest, first
 
 
 def shortest_window(target: CausalTarget) -> int | None:
@@ -278,19 +275,12 @@ class ProbeVerdict:
 
     mode: str
     reason: str
-    error: float
-    tolerance: float
-    prefix: int
+    error: float = math.inf
+    tolerance: float = 0.0
+    prefix: int = 0
 
 
-class Probed(NamedTuple):
-    """A target in the mode that its model supports, and the verdict on the model."""
-
-    target: CausalTarget
-    verdict: ProbeVerdict
-
-
-def probe_target(target: CausalTarget) -> Probed:
+def probe_target(target: CausalTarget) -> CausalTarget:
     """Return the target to use for a model: `target` itself if it verifies trees correctly.
 
     Raises:
@@ -303,12 +293,7 @@ def probe_target(target: CausalTarget) -> Probed:
             f"{name} was refused by the load-time probe: {verdict.reason}. Expected logits of a "
             "draft that equal those of plain decoding. Use another model, or call its own generate."
         )
-    if verdict.mode == "tree" and scales_by_slot(target.model.config):
-        why = "queries are scaled by slot in the cache, and a tree has more slots than positions"
-        verdict = replace(verdict, mode="chain", reason=why)
-    if verdict.mode != "tree":
-        return Probed(PathTarget(target.model), verdict)
-    return Probed(target, verdict)
+    return target if verdict.mode == "tree" else PathTarget(target.model)
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:
@@ -319,18 +304,21 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         raise
     except Exception as error:  # a third-party model may raise anything
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
-        return ProbeVerdict("refused", reason, math.inf, 0.0, 0)
+        return ProbeVerdict("refused", reason)
     if not math.isfinite(trial.scale):
         kind = "NaN" if math.isnan(trial.scale) else "infinite"
         reason = f"its own logits are {kind} on plain text: its weights are damaged or overflow"
-        return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
+        return ProbeVerdict("refused", reason)
     if unwrapped(target.model).training and trial.wavers():
         reason = "two equal forwards differ: the model is in training mode, call model.eval()"
-        return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
+        return ProbeVerdict("refused", reason)
     attempt = trial.attempt(target.open, TREES)
     if not attempt.passed and target.packs:
         target.packs = False  # one sequence a forward
         attempt = trial.attempt(target.open, TREES)
+    if attempt.passed and scales_by_slot(target.model.config):
+        why = "queries are scaled by slot in the cache, and a tree has more slots than positions"
+        return _verdict(trial, "chain", attempt, why)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, "trees give the logits of their paths")
     why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"

@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import check_scope
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.probe import probe_target
+from ragspec.verification.probe import probe, probe_target
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB
 from tests.support.noisy import NoisyTrees
 
@@ -237,7 +237,7 @@ def examine(model_type: str) -> Finding:
         return Finding(model_type, "not built", str(error))
     try:
         check_scope(model)
-        target, verdict = probe_target(CausalTarget(model))
+        verdict, target = probe(CausalTarget(model)), probe_target(CausalTarget(model))
     except UnsupportedModelError as error:
         return Finding(model_type, "refused", str(error))
     plain = [out.tokens for out in Engine(target, drafter=None).generate(texts, max_new_tokens=NEW)]

@@ -19,7 +19,7 @@ from ragspec.engine.output import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.probe import probe, probe_target
+from ragspec.verification.probe import probe
 from tests.ragspec.drafters.model.test_drafter import alike
 from tests.ragspec.verification.test_kernels import Largest
 from tests.support.architectures import ARCHITECTURES, COMMON, HEAD, VOCAB, WINDOW, build
@@ -97,7 +97,7 @@ def test_there_are_enough_architectures() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_probe_says_what_is_known(name: str) -> None:
     expected = ARCHITECTURES[name].mode
-    verdict = probe_target(CausalTarget(build(name))).verdict
+    verdict = probe(CausalTarget(build(name)))
     assert verdict.mode == expected, verdict.reason
     assert verdict.error < 5e-5, "the verified mode is this close"
     if expected != "tree":
