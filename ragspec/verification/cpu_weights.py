@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import MethodType
 from typing import NamedTuple, TypeGuard
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
-from ragspec.verification.tree_attention import Configs, in_view, lease
+from ragspec.verification.tree_attention import in_view
 
 LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves
 PACKED_FOR = 16  # positions for which the layout is optimized; it works for any number
@@ -67,19 +66,6 @@ def pack(model: nn.Module) -> list[nn.Linear]:
             for module in stale:
                 _remember(module)
         return [module for module in modules if id(module) in _packs]
-
-
-@contextmanager
-def lend(
-    model: nn.Module, configs: Configs | None = None, packs: Packed | None = None
-) -> Iterator[None]:
-    """Lease the model inside the block with its packs; see `tree_attention.lease` and `Packed`.
-
-    Args:
-        packs: The `Packed` of `pack(model)`, for callers that lease the model for every step.
-    """
-    with lease(model, configs), Packed(pack(model)) if packs is None else packs:
-        yield
 
 
 class Packed:

@@ -14,11 +14,18 @@ from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, limit_depth
 from ragspec.verification.base import TargetSession
-from ragspec.verification.cpu_weights import Packed, lend, pack
+from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import LONG, HeadInputs
 from ragspec.verification.sequence_cache import BatchCache, SequenceCache, commit_slots
-from ragspec.verification.tree_attention import Configs, PackedView, TreeView, View, model_configs
+from ragspec.verification.tree_attention import (
+    Configs,
+    PackedView,
+    TreeView,
+    View,
+    lease,
+    model_configs,
+)
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
 MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
@@ -305,7 +312,7 @@ class TreeSession(TargetSession):
         if len(counts) > 1:
             index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
             keep = torch.tensor(index, device=device)
-        with lend(self.target.model, self._configs, self._packs):
+        with lease(self.target.model, self._configs), self._packs:
             if head is None:
                 logits = self.target.forward(tokens, view, cache, keep)
                 return list(torch.split(logits[0], [len(each) for each in queries])), []

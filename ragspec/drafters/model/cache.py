@@ -8,8 +8,8 @@ verified tree may lack some of these nodes or have nodes of other drafters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -26,11 +26,11 @@ from ragspec.drafters.model.level_step import (
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.cpu_weights import Packed, lend, pack
+from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.sequence_cache import BatchCache, SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
-from ragspec.verification.tree_attention import TreeView, model_configs
+from ragspec.verification.tree_attention import TreeView, lease, model_configs
 
 _FIRST_SIZE = 64
 
@@ -65,9 +65,11 @@ class DraftCache:
         """Return the number of committed tokens in the cache."""
         return self._cache.length
 
-    def lease(self) -> AbstractContextManager[None]:
-        """Return a context in which the model uses `tree_attention` and its packed weights."""
-        return lend(self.model.model, self._configs, self._packs)
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Let the model use `tree_attention` and its packed weights inside the block."""
+        with lease(self.model.model, self._configs), self._packs:
+            yield
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the text fits the model's context length and vocabulary."""

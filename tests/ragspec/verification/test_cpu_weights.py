@@ -15,8 +15,8 @@ from torch.nn import functional
 from ragspec.engine.engine import Engine
 from ragspec.models import packed
 from ragspec.verification import cpu_weights as packing
-from ragspec.verification.cpu_weights import Packed, forward, lend, pack
-from ragspec.verification.tree_attention import TreeView, tree_view
+from ragspec.verification.cpu_weights import Packed, forward, pack
+from ragspec.verification.tree_attention import TreeView, lease, tree_view
 from tests.support import tiny
 
 WIDTH, OUTPUTS = 256, 1024
@@ -258,7 +258,7 @@ def test_a_model_that_is_lent_answers_others_as_before() -> None:
     model = tiny.model("llama")
     text = torch.tensor([[3, 1, 4, 1, 5]])
     before = model(text).logits
-    with lend(model):
+    with lease(model), Packed(pack(model)):
         during = model(text).logits
     assert torch.equal(before, during)
     assert not any("forward" in module.__dict__ for module in model.modules())
