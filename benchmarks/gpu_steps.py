@@ -18,7 +18,6 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence as Row
-from ragspec.engine.sequence import open_sequence
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
@@ -113,8 +112,9 @@ class CellSession:
         requests, _ = self.engine.prepare(self._prompts, sampling, options)
         forward = SharedForward()
         loop = Loop(self.session, forward)
-        rows = [open_sequence(self.engine.parts, request, forward) for request in requests]
+        rows = [Row(request, self.engine.parts) for request in requests]
         for row in rows:
+            row.begin(forward)
             # The contents of the KV cache do not change the cost of a step, so skip prefill.
             row.stop.push(ONLY_TOKEN)
             row.context.tokens.append(ONLY_TOKEN)

@@ -15,7 +15,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, decoder
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, passages_for, suited
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
@@ -382,7 +382,7 @@ def answer_of(
 
 def refusal(milliseconds: float) -> Generation:
     """Return the generation of a refused question, after a search of `milliseconds`."""
-    report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED).with_retrieval(milliseconds)
+    report = report_of([], [], 0.0, REFUSED).with_retrieval(milliseconds)
     return Generation(NO_ANSWER_TEXT, [], REFUSED, report.label, report, [])
 
 

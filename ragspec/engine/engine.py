@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,14 +18,14 @@ from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.combined import match_drafter
-from ragspec.engine.handle import RequestHandle, Stream
-from ragspec.engine.loop import is_interrupt
+from ragspec.drafters.combined import match_drafter, required_transform
+from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.output import Generation
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import OnRead, Options, Request, end_tokens, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts
+from ragspec.engine.sequence import Sequence as RequestState
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
@@ -145,16 +144,15 @@ class Engine:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         requests, single = self.prepare(prompts, sampling, options, attention_mask)
-        owner = object()
-        handles = [self._handle(request, owner) for request in requests]
+        owner, handles = object(), list[RequestHandle]()
         try:
-            for handle in handles:
-                self.scheduler.add(handle)
+            for request in requests:
+                handles.append(self.add(request, owner))
             self.scheduler.drive(owner, lambda: _complete(handles))
             results = [handle.future.result() for handle in handles if handle.done]
         finally:
             for handle in handles:
-                handle.abandon()
+                handle.close()
         n = requests[0].sampling.n
         if n == 1:
             return results[0] if single else results
@@ -173,9 +171,7 @@ class Engine:
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
-        handle = self._handle(self._one("stream()", prompt, sampling, options), object())
-        self.scheduler.add(handle)
-        return handle.stream()
+        return self.add(self._one("stream()", prompt, sampling, options), object()).stream()
 
     def submit(
         self,
@@ -208,7 +204,8 @@ class Engine:
             owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
                 a thread of the engine, as for `submit`.
         """
-        handle = self._handle(request, owner)
+        sequence = RequestState(request, self.parts)
+        handle = RequestHandle(sequence, self.scheduler, owner, self.notify)
         self.scheduler.add(handle)
         return handle
 
@@ -218,7 +215,8 @@ class Engine:
 
     def step(self) -> bool:
         """Take one step for all requests in this thread; return whether any are left."""
-        return self.scheduler.run() > 0
+        self.scheduler.step()
+        return self.scheduler.open_requests > 0
 
     def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
         """Take no more requests and wait until all have ended.
@@ -260,13 +258,12 @@ class Engine:
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
         request = replace(request, prefill=True, cached=cached, states=states)
-        handle = self._handle(request, object())
+        handle = self.add(request, object())
         try:
-            self.scheduler.add(handle)
             handle.result()
         finally:
-            handle.abandon()
-        return None if handle.sequence is None else handle.sequence.states
+            handle.close()
+        return handle.sequence.states
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep caches and packed weights ready inside the block, for many short calls in a row.
@@ -286,9 +283,6 @@ class Engine:
             )
         return requests[0]
 
-    def _handle(self, request: Request, owner: object | None) -> RequestHandle:
-        return RequestHandle(request, self.parts, self.scheduler, owner, self.notify)
-
     @property
     def prefix_cache(self) -> PrefixCache:
         """Keys and values of earlier texts, by token prefix and tenant."""
@@ -297,7 +291,15 @@ class Engine:
     @property
     def parts(self) -> Parts:
         """The parts that a new call uses."""
-        return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
+        return Parts(
+            self.target,
+            self.drafter,
+            self.rule,
+            self.budget,
+            self.cost,
+            self.tokenizer,
+            self._transform,
+        )
 
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
         """Call `callback` with every finished text; return a function that unsubscribes it.
@@ -365,6 +367,7 @@ class Engine:
     ) -> None:
         """Set drafter, budget and rule; a measured cost is kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
+        self._transform = required_transform(self.drafter)
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
@@ -393,17 +396,7 @@ class Engine:
         if generation.finish_reason in ("cancelled", "paused"):
             return
         for listener in tuple(self._listeners.values()):
-            try:
-                listener(generation)
-            except BaseException as error:
-                if is_interrupt(error):
-                    raise
-                warnings.warn(
-                    f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
-                    "output is not affected.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            call_or_warn(listener, generation)
 
     def prepare(
         self,

@@ -13,8 +13,7 @@ from typing import Protocol, Self
 
 from ragspec.engine.loop import is_interrupt
 from ragspec.engine.output import Generation
-from ragspec.engine.request import Request
-from ragspec.engine.sequence import Parts, Sequence
+from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import Emission
 from ragspec.errors import CallbackError, InputError
 from ragspec.sampling.text_output import TextOutput
@@ -31,11 +30,8 @@ class Driver(Protocol):
     def wake(self) -> None:
         """Wake the thread that takes the steps."""
 
-    def remove(self, handle: RequestHandle) -> None:
+    def remove(self, handle: RequestHandle, *, wait: bool = True) -> None:
         """End a request after the current step."""
-
-    def discard(self, handle: RequestHandle) -> None:
-        """End a request without waiting for a step."""
 
     def partial(self, handle: RequestHandle) -> Generation:
         """Return the generation so far."""
@@ -49,37 +45,33 @@ class RequestHandle:
     the text, if any.
 
     Args:
+        sequence: The state of the text.
         owner: The call whose thread takes the steps of the request; None for a thread of the
             scheduler.
         on_finish: Called with the generation, after the result is set.
 
     Attributes:
-        sequence: The state of the text, once the request has joined.
         future: The future of the generation, for callbacks.
+        cancelled: Whether `cancel` was called, or a callback failed.
+        callback_error: The error of a callback, which ends the text.
         submitted, joined, first, finished: Times of these events, and of the first token, in
             seconds of the performance counter; 0 until they happen.
     """
 
     def __init__(
-        self,
-        request: Request,
-        parts: Parts,
-        scheduler: Driver,
-        owner: object | None,
-        on_finish: Notify,
+        self, sequence: Sequence, scheduler: Driver, owner: object | None, on_finish: Notify
     ) -> None:
-        self.request = request
-        self.parts = parts
+        self.sequence = sequence
+        self.request = sequence.request
         self.owner = owner
-        self.sequence: Sequence | None = None
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
         self.future: Future[Generation] = Future()
         self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
+        self.cancelled = False
+        self.callback_error: BaseException | None = None
         self._scheduler = scheduler
         self._on_finish: Notify | None = on_finish
-        self._error: BaseException | None = None  # of a callback
-        self._cancelled = False
         self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
         self._events: deque[Emission | Generation | BaseException] = deque()
         self._delivering = threading.Lock()
@@ -103,16 +95,6 @@ class RequestHandle:
         """Whether the text has ended, was cancelled or failed."""
         return self.future.done()
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called, or a callback failed."""
-        return self._cancelled
-
-    @property
-    def callback_error(self) -> BaseException | None:
-        """The error of a callback, which ends the text."""
-        return self._error
-
     def __iter__(self) -> Self:
         return self
 
@@ -129,7 +111,7 @@ class RequestHandle:
 
     def cancel(self) -> None:
         """End the text after the current step; the result is the text written so far."""
-        self._cancelled = True
+        self.cancelled = True
         self._scheduler.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
@@ -158,18 +140,16 @@ class RequestHandle:
         Raises:
             InputError: The engine has no tokenizer.
         """
-        if self.parts.tokenizer is None:
-            raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         return Stream(self)
 
-    def abandon(self) -> None:
-        """End the text at once and free its memory, as its reader has left."""
-        if not self.done:
-            self._scheduler.remove(self)
+    def close(self, *, wait: bool = True) -> None:
+        """End the text and free its memory, as its reader has left.
 
-    def discard(self) -> None:
-        """End the text like `abandon`, without waiting for a step that is under way."""
-        self._scheduler.discard(self)
+        Args:
+            wait: Wait for a step that is under way.
+        """
+        if not self.done:
+            self._scheduler.remove(self, wait=wait)
 
     def put(self, event: Emission | Generation | BaseException) -> None:
         """Take an emission, the generation or the error that ends the text; see `deliver`."""
@@ -211,18 +191,18 @@ class RequestHandle:
         """Set the outcome, and call the callbacks of the future and of the engine."""
         self.finished = time.perf_counter()
         notify, self._on_finish = self._on_finish, None
-        if isinstance(outcome, Generation) and self._error is not None:
-            outcome = self._error
+        if isinstance(outcome, Generation) and self.callback_error is not None:
+            outcome = self.callback_error
         if isinstance(outcome, Generation):
-            self._warn(self.future.set_result, outcome)
+            call_or_warn(self.future.set_result, outcome)
             if notify is not None:
-                self._warn(notify, outcome)
+                notify(outcome)
             return
         if not isinstance(outcome, Exception):  # it would end the thread that asks for the result
             error = CallbackError(f"{type(outcome).__name__} ended the text: {outcome}")
             error.__cause__ = outcome
             outcome = error
-        self._warn(self.future.set_exception, outcome)
+        call_or_warn(self.future.set_exception, outcome)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a callback of the request; its error ends the text."""
@@ -231,18 +211,23 @@ class RequestHandle:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            self._error = self._error or error
+            self.callback_error = self.callback_error or error
             if not self.done:
                 self.cancel()
 
-    def _warn(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a callback of a text that has ended; its error becomes a warning."""
-        try:
-            function(*arguments)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            warnings.warn(f"a callback failed ({type(error).__name__}: {error})", stacklevel=1)
+
+def call_or_warn(function: Callable[..., None], *arguments: object) -> None:
+    """Call a callback of a text that has ended; its error becomes a RuntimeWarning."""
+    try:
+        function(*arguments)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        warnings.warn(
+            f"a callback failed ({type(error).__name__}: {error}); the output is not affected.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 class Stream:
@@ -252,12 +237,18 @@ class Stream:
     (Ctrl-C) in the iteration or leaving it early. `result` keeps the text written so far. A stop
     string never appears, nor a part of it. If a text pauses, characters that may begin a stop
     string come with the stream that resumes it.
+
+    Raises:
+        InputError: The engine has no tokenizer.
     """
 
     def __init__(self, handle: RequestHandle) -> None:
-        request = handle.request
+        self._ended = True
+        tokenizer, request = handle.sequence.parts.tokenizer, handle.request
+        if tokenizer is None:
+            raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         self._handle = handle
-        self._text = TextOutput(handle.parts.tokenizer, request.prompt, request.stop.strings)
+        self._text = TextOutput(tokenizer, request.prompt, request.stop.strings)
         self._text.push(request.resume_from)
         self._text.piece()  # an earlier call returned it
         self._ended = False
@@ -266,20 +257,26 @@ class Stream:
         return self
 
     def __next__(self) -> str:
+        if self._ended:
+            raise StopIteration
         try:
-            piece = self._advance()
+            for emission in self._handle:
+                self._text.push(emission.step.tokens)
+                if not emission.sequence.done and (piece := self._text.piece()):
+                    return piece
+            self._ended = True
+            # Text is no longer held back once nothing can follow it.
+            piece = self._text.piece(ends=self.result.finish_reason != "paused")
         except BaseException:
             self.close()
             raise
-        if piece is None or self._ended:
-            self.close()
-        if piece is None:
+        if not piece:
             raise StopIteration
         return piece
 
     def __del__(self) -> None:
-        if not self._ended and not self._handle.done:
-            self._handle.discard()
+        if not self._ended:
+            self._handle.close(wait=False)
 
     def cancel(self) -> None:
         """End the text after the current step."""
@@ -288,25 +285,9 @@ class Stream:
     def close(self) -> None:
         """Leave the iteration and free the cache; `result` keeps the text written so far."""
         self._ended = True
-        self._handle.abandon()
+        self._handle.close()
 
     @property
     def result(self) -> Generation:
         """The generation so far; complete once the iteration has ended."""
         return self._handle.partial()
-
-    def _advance(self) -> str | None:
-        """Return the next piece that is not empty, or None at the end."""
-        while not self._ended:
-            emission = next(self._handle, None)
-            emissions = [] if emission is None else [emission]
-            if emission is None or emission.sequence.done:
-                self._ended = True
-                emissions += self._handle  # the last ones may be on their way
-            for each in emissions:
-                self._text.push(each.step.tokens)
-            # Text is no longer held back once nothing can follow it.
-            ends = self._ended and self.result.finish_reason != "paused"
-            if piece := self._text.piece(ends=ends):
-                return piece
-        return None

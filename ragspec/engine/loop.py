@@ -34,7 +34,7 @@ from ragspec.engine.step import (
     judge,
     propose,
 )
-from ragspec.models.device import out_of_memory, without_autograd
+from ragspec.models.device import out_of_memory
 from ragspec.rules.base import Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
@@ -129,17 +129,14 @@ class Loop:
         while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))
         advances = self._live and not (read_first and self._jobs)
-        advanced = self._advance() if advances else []
-        emissions = [*advanced, *(self._read(chunk) if self._jobs else [])]
+        emissions = self._advance() if advances else []
+        emissions += self._read(chunk) if self._jobs else []
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self._launcher.ahead and self._live and not (read_first and self._jobs):
             self._launch_ahead()
-        for emission in advanced:
-            emission.sequence.report.step(emission.step)
         return emissions
 
-    @without_autograd
     def _launch_ahead(self) -> None:
         """Launch the next forward before the tokens of the last one are handed on.
 
@@ -164,7 +161,6 @@ class Loop:
             step.error = error
         return step
 
-    @without_autograd
     def _read(self, chunk: int | None) -> list[Emission]:
         """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token."""
         if not self._resumed():
@@ -220,7 +216,8 @@ class Loop:
             return []
         self._live += rows
         if job.again:
-            first.report.prefill(1000 * (time.perf_counter() - job.began), job.forwards)
+            first.prefill_ms += 1000 * (time.perf_counter() - job.began)
+            first.prefill_forwards += job.forwards
             return []
         for row in others:
             row.slot = self._attempt(row, self.session.fork, _known(first.slot))
@@ -251,11 +248,11 @@ class Loop:
             verdict, _ = judgement
             step = self._attempt(row, emit, row, DraftTree.empty(), verdict, {"prefill": spent})
             if step is not None:
-                row.report.prefill(spent, job.forwards)
+                row.prefill_ms += spent
+                row.prefill_forwards += job.forwards
                 emissions.append(Emission(row, step))
         return emissions
 
-    @without_autograd
     def _advance(self) -> list[Emission]:
         """Take one step in every row whose prompt is read."""
         step, failure = self._ahead, self._failure

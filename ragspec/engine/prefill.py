@@ -86,7 +86,7 @@ class PrefillJob:
             tokens = self.left if request.cached else []
             first.slot, count = session.join(tokens, request.tenant, first.room)
             del self.left[:count]
-            first.report.cached = max(first.report.cached, count)
+            first.cached = max(first.cached, count)
         return first.slot
 
     def note(self, count: int, top_tokens: TopTokens | None, hidden: Tensor | None) -> None:

@@ -19,15 +19,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from heapq import heappop, heappush
+
+import torch
 
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop, is_interrupt
 from ragspec.engine.output import Generation
-from ragspec.engine.sequence import Sequence, open_sequence
-from ragspec.engine.step import Emission
+from ragspec.engine.sequence import Sequence
 from ragspec.errors import EngineClosedError, InputError, QueueFullError
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
@@ -120,26 +120,22 @@ class Scheduler:
             self._owners[handle.owner] += 1
         self.wake()
 
-    def remove(self, handle: RequestHandle) -> None:
-        """End a request after the current step, and free its memory."""
-        handle.cancel()
-        with self._driving:
-            ended = self._sweep()
-            self._close_if_idle()
-        for each in ended:
-            each.deliver()
+    def remove(self, handle: RequestHandle, *, wait: bool = True) -> None:
+        """End a request after the current step, and free its memory.
 
-    def discard(self, handle: RequestHandle) -> None:
-        """Remove a request at once if no step is under way, else after it; never waits."""
+        Args:
+            wait: Wait for a step that another thread takes; else that thread may end the request.
+        """
         handle.cancel()
+        if not self._driving.acquire(blocking=wait):
+            return
         ended: list[RequestHandle] = []
-        if self._driving.acquire(blocking=False):
-            try:
-                if not self._stepping:
-                    ended = self._sweep()
-                    self._close_if_idle()
-            finally:
-                self._driving.release()
+        try:
+            if not self._stepping:
+                ended = self._sweep()
+                self._close_if_idle()
+        finally:
+            self._driving.release()
         for each in ended:
             each.deliver()
 
@@ -158,24 +154,19 @@ class Scheduler:
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
         """Take steps, or wait while the scheduler's thread takes them, until something holds."""
         while not until():
-            if threading.current_thread() is self._thread:  # called by a callback
-                self.run()
-                continue
-            handles = self.turn(owner)
-            if handles is not None:
-                for handle in handles:
-                    handle.deliver()
+            in_callback = threading.current_thread() is self._thread
+            if self.step(None if in_callback else owner):
                 continue
             self.wake()
             with self._changed:
                 if not until() and self._shared:
                     self._changed.wait(0.1)
 
-    def turn(self, owner: object | None = None) -> list[RequestHandle] | None:
-        """Take one step; return the handles that have events to deliver.
+    def step(self, owner: object | None = None) -> bool:
+        """Take one step for all requests and deliver its events; return whether it was taken.
 
         Args:
-            owner: Take no step, and return None, unless all requests are of this owner.
+            owner: Take no step unless all requests are of this owner.
 
         Raises:
             InputError: A callback of a step calls the engine in the middle of that step.
@@ -187,34 +178,32 @@ class Scheduler:
                     "a stopping criterion or on_read); expected no such call. Use another engine."
                 )
             if owner is not None and set(self._owners) - {owner}:
-                return None
+                return False
             self._stepping = True
+            interrupt: BaseException | None = None
             try:
-                return self._turn()
+                # Later steps write to tensors of this one, perhaps in another mode of the caller:
+                # a tensor of the inference mode could not be written outside of it.
+                with torch.inference_mode(False), torch.no_grad():
+                    handles = self._turn()
             except BaseException as error:
-                if not is_interrupt(error):
-                    return self._end_all(error)
-                for handle in self._end_all(None):
-                    handle.deliver()
-                raise
+                interrupt = error if is_interrupt(error) else None
+                handles = self._end_all(None if interrupt else error)
             finally:
                 self._stepping = False
                 self._close_if_idle()
                 with self._changed:
                     self._changed.notify_all()
-
-    def run(self) -> int:
-        """Take one step for all requests and deliver its events; return how many are left."""
-        for handle in self.turn() or ():
+        for handle in handles:
             handle.deliver()
-        return self.open_requests
+        if interrupt is not None:
+            raise interrupt
+        return True
 
     def partial(self, handle: RequestHandle) -> Generation:
         """Return the generation so far of a request that has not ended."""
         with self._driving:
-            if handle.done:
-                return handle.future.result()
-            return self._sequence_of(handle).generation()
+            return handle.future.result() if handle.done else handle.sequence.generation()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -265,15 +254,12 @@ class Scheduler:
         chunk = (self.target.piece if alone else self.chunk) if divisible else None
         touched = dict.fromkeys(ended)
         for emission in loop.step(chunk, read_first=alone):
-            touched[self._hand(emission)] = None
-        for handle in [each for each in self._live.values() if _sequence(each).done]:
-            touched[self._end(handle, _sequence(handle).error)] = None
+            handle = self._live[emission.sequence]
+            handle.put(emission)
+            touched[handle] = None
+        for handle in [each for each in self._live.values() if each.sequence.done]:
+            touched[self._end(handle, handle.sequence.error)] = None
         return list(touched)
-
-    def _hand(self, emission: Emission) -> RequestHandle:
-        handle = self._live[emission.sequence]
-        handle.put(emission)
-        return handle
 
     def _sweep(self) -> list[RequestHandle]:
         """End the requests that were cancelled."""
@@ -285,7 +271,7 @@ class Scheduler:
         ended = [self._end(handle, handle.callback_error) for _, _, handle in cancelled]
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:
-                self._loop.leave(_sequence(handle))
+                self._loop.leave(handle.sequence)
             ended.append(self._end(handle, handle.callback_error))
         return ended
 
@@ -300,7 +286,7 @@ class Scheduler:
             handle.joined = time.perf_counter()
             try:
                 loop = self._open()
-                handle.sequence = open_sequence(handle.parts, handle.request, self._forward)
+                handle.sequence.begin(self._forward)
                 loop.join(handle.sequence)
             except BaseException as error:
                 if is_interrupt(error):
@@ -327,8 +313,7 @@ class Scheduler:
         """Close the session if no request uses it, which frees its memory."""
         if not self._live and not self._holds and self._loop is not None:
             self._loop = None
-            stack, self._stack = self._stack, ExitStack()
-            stack.close()
+            self._stack.close()
 
     def _end_all(self, error: BaseException | None) -> list[RequestHandle]:
         """End the requests of the batch, or else those that wait; the session is left.
@@ -347,43 +332,25 @@ class Scheduler:
                 self._waiting.clear()
         ended = [self._end(handle, error) for handle in handles]
         self._loop = None
-        stack, self._stack = self._stack, ExitStack()
         with suppress(Exception):
-            stack.close()
+            self._stack.close()
         return ended
 
     def _end(self, handle: RequestHandle, error: BaseException | None = None) -> RequestHandle:
         """End a request with its generation or an error."""
-        outcome: Generation | BaseException
-        if error is not None:
-            outcome = error
-        else:
+        outcome: Generation | BaseException | None = error
+        if outcome is None:
             try:
-                sequence = self._sequence_of(handle)
-                sequence.end()
-                outcome = sequence.generation()
+                handle.sequence.end()
+                outcome = handle.sequence.generation()
             except Exception as failed:  # for example of the tokenizer: it ends this request alone
                 outcome = failed
-        if handle.sequence is not None:
-            self._live.pop(handle.sequence, None)
+        self._live.pop(handle.sequence, None)
         handle.put(outcome)
         with self._changed:
             self._owners[handle.owner] -= 1
             self._owners = +self._owners
         return handle
-
-    def _sequence_of(self, handle: RequestHandle) -> Sequence:
-        """Return the sequence of a request; one without a draft if it has not joined."""
-        if handle.sequence is not None:
-            return handle.sequence
-        parts = replace(handle.parts, drafter=None)
-        return open_sequence(parts, handle.request, self._forward)
-
-
-def _sequence(handle: RequestHandle) -> Sequence:
-    """Return the sequence of a request that has joined."""
-    assert handle.sequence is not None
-    return handle.sequence
 
 
 def _notify(changed: threading.Condition) -> None:
@@ -399,5 +366,5 @@ def _serve(reference: weakref.ref[Scheduler], changed: threading.Condition) -> N
         scheduler = reference()
         if scheduler is None:
             return
-        scheduler.run()  # its locals are dropped: a handle here would keep its text
+        scheduler.step()  # its locals are dropped: a handle here would keep its text
         del scheduler

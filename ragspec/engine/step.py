@@ -151,7 +151,6 @@ def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, floa
     count = len(tokens)
     excess, nll_gap = verdict.excess[:count], verdict.nll_gap[:count]
     step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, nll_gap=nll_gap)
-    row.report.label = row.label  # may depend on the kinds of draft that the rule has judged
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 

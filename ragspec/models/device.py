@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
 from ragspec.errors import InputError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _DTYPES = {
     "float64": torch.float64,
@@ -109,21 +104,6 @@ def input_device(embedding: Any) -> torch.device:
             return torch.device(place)
     device: torch.device = embedding.weight.device
     return device
-
-
-def without_autograd(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that it runs without gradients and outside of inference mode.
-
-    Needed if later calls write to tensors of this one: a tensor created in inference mode cannot be
-    written outside of it, and the caller may have left that mode meanwhile.
-    """
-
-    @wraps(function)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch.inference_mode(False), torch.no_grad():
-            return function(*args, **kwargs)
-
-    return inside
 
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")

@@ -1,15 +1,13 @@
-"""Counts of one sequence while it is decoded, and the source of every token.
-
-`ReportBuilder` only counts during decoding; `build` derives the report once.
-"""
+"""The report of a text from its steps, and the source of every token."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
-from ragspec.reports.report import Report, distinct_share, label_of, loop_share
+from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 
@@ -43,106 +41,67 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
     return drafted, accepted
 
 
-class ReportBuilder:
-    """Counts the steps of one row of text; it holds no step, which may carry rows of logits.
+def report_of(
+    steps: Sequence[Step],
+    tokens: Sequence[int],
+    seconds: float,
+    finish_reason: str,
+    *,
+    prefill: tuple[float, int] | None = None,
+    reason: str | None = None,
+    label: str = "exact",
+    **facts: Any,
+) -> Report:
+    """Return the report of a text.
 
     Args:
-        label: The rule's label.
-        rounded: Whether forwards of the target round visibly, see `rounds`.
+        steps: All steps. One with the stage "prefill" is a token that the prompt's forwards gave.
+        tokens: The text, without tokens of earlier calls.
+        seconds: Wall time of prefill and decoding together.
+        prefill: Milliseconds and forward passes over the prompt; by default those of the steps.
+        reason: Why a policy did not draft, if it says so.
+        **facts: Other fields of `Report`, which steps do not have.
     """
-
-    def __init__(
-        self, label: str, seed: int | None, prompt_tokens: int, rounded: bool = False
-    ) -> None:
-        self.label = label
-        self.rounded = rounded
-        self.seed = seed
-        self.prompt_tokens = prompt_tokens
-        self.cached = 0  # prompt tokens whose keys and values were cached before
-        self._prefill_ms = 0.0
-        self._prefill_forwards = 0
-        self._extra_forwards = 0
-        self._emitted = 0
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
-        self._drafted_by: Counter[str] = Counter()
-        self._accepted_by: Counter[str] = Counter()
-        self._milliseconds = dict.fromkeys(STAGES, 0.0)
-        self._excess: list[float] = []
-
-    def prefill(self, milliseconds: float, forwards: int = 1) -> None:
-        """Add the forward passes over the prompt, or over a part of it."""
-        self._prefill_ms += milliseconds
-        self._prefill_forwards += forwards
-
-    def step(self, step: Step, forwards: int = 1) -> None:
-        """Add one step; `forwards` is above 1 if it took several forward passes."""
-        self._extra_forwards += forwards - 1
-        self._excess.extend(step.excess)
-        self._emitted += len(step.tokens)
-        self._drafted.append(len(step.tree))
-        self._accepted.append(len(accepted_of(step)))
-        if len(step.tree):
-            drafted, accepted = count_sources([step])
-            self._drafted_by.update(drafted)
-            self._accepted_by.update(accepted)
+    times = [step.milliseconds["prefill"] for step in steps if "prefill" in step.milliseconds]
+    prefill_ms, prefill_forwards = prefill or (sum(times), len(times))
+    steps = [step for step in steps if "prefill" not in step.milliseconds]
+    milliseconds = dict.fromkeys(STAGES, 0.0) | {"prefill": prefill_ms}
+    for step in steps:
         for stage, value in step.milliseconds.items():
-            self._milliseconds[stage] = self._milliseconds.get(stage, 0.0) + value
-
-    def build(
-        self,
-        output_tokens: Sequence[int],
-        seconds: float,
-        finish_reason: str,
-        *,
-        budget: str = "none",
-        faults: Mapping[str, int] | None = None,
-        reason: str | None = None,
-        rested: Mapping[str, str] | None = None,
-        drift: float | None = None,
-        static: str = "off",
-    ) -> Report:
-        """Return the report; `seconds` is the wall time of prefill and decoding together."""
-        prefill_ms = self._milliseconds["prefill"] + self._prefill_ms
-        measured = bool(self._excess) or self.label.startswith("exact")
-        predicted = self._accepted_by["prediction"]
-        return Report(
-            tokens=len(output_tokens),
-            prompt_tokens=self.prompt_tokens,
-            forwards=len(self._drafted) + self._extra_forwards,
-            prefill_forwards=self._prefill_forwards,
-            steps=len(self._drafted),
-            per_step_drafted=tuple(self._drafted),
-            per_step_accepted=tuple(self._accepted),
-            drafted_by_source=dict(self._drafted_by.most_common()),
-            accepted_by_source=dict(self._accepted_by.most_common()),
-            milliseconds=self._milliseconds | {"prefill": prefill_ms},
-            seconds=seconds,
-            decode_seconds=max(0.0, seconds - self._prefill_ms / 1000),
-            label=label_of(self.label, self.rounded),
-            seed=self.seed,
-            finish_reason=finish_reason,
-            distinct_4=distinct_share(output_tokens, 4),
-            loop_share=loop_share(output_tokens),
-            budget=budget,
-            budget_sizes=dict(Counter(self._drafted)),
-            faults=dict(faults or {}),
-            reason=self._no_gain(reason),
-            rested=dict(rested or {}),
-            accepted_prediction_tokens=predicted,
-            rejected_prediction_tokens=self._drafted_by["prediction"] - predicted,
-            tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
-            prefill_tokens=len(output_tokens) - self._emitted,
-            cached_tokens=self.cached,
-            drift=drift,
-            static=static,
-        )
-
-    def _no_gain(self, reason: str | None) -> str | None:
-        """Return why speculation did not help; a policy's reason must agree with the counts."""
-        if any(self._accepted):
-            return None
-        drafted = sum(self._drafted)
-        if drafted:
-            return reason or f"none of the {drafted} drafted tokens was accepted"
-        return reason or "nothing was drafted, so this was plain decoding"
+            milliseconds[stage] = milliseconds.get(stage, 0.0) + value
+    drafted_by, accepted_by = count_sources(steps)
+    drafted = tuple(len(step.tree) for step in steps)
+    accepted = tuple(len(accepted_of(step)) for step in steps)
+    excess = [each for step in steps for each in step.excess]
+    measured = bool(excess) or label.startswith("exact")
+    if any(accepted):
+        reason = None  # a policy's reason must agree with the counts
+    elif reason is None and any(drafted):
+        reason = f"none of the {sum(drafted)} drafted tokens was accepted"
+    elif reason is None:
+        reason = "nothing was drafted, so this was plain decoding"
+    defaults: dict[str, Any] = {"prompt_tokens": 0, "seed": None}
+    return Report(
+        **(defaults | facts),
+        tokens=len(tokens),
+        forwards=len(steps),
+        prefill_forwards=prefill_forwards,
+        steps=len(steps),
+        per_step_drafted=drafted,
+        per_step_accepted=accepted,
+        drafted_by_source=dict(drafted_by.most_common()),
+        accepted_by_source=dict(accepted_by.most_common()),
+        milliseconds=milliseconds,
+        seconds=seconds,
+        decode_seconds=max(0.0, seconds - prefill_ms / 1000),
+        label=label,
+        finish_reason=finish_reason,
+        distinct_4=distinct_share(tokens, 4),
+        loop_share=loop_share(tokens),
+        budget_sizes=dict(Counter(drafted)),
+        reason=reason,
+        accepted_prediction_tokens=accepted_by["prediction"],
+        rejected_prediction_tokens=drafted_by["prediction"] - accepted_by["prediction"],
+        tv_excess=sum(excess) / max(1, len(tokens)) if measured else None,
+        prefill_tokens=len(tokens) - sum(len(step.tokens) for step in steps),
+    )

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ragspec.errors import InputError
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.decoding import decoder_of
@@ -314,11 +314,14 @@ def _read_step(line: Mapping[str, Any]) -> Step:
 
 
 def _rebuild(header: TraceHeader, steps: Sequence[Step]) -> Report:
-    builder = ReportBuilder(header.label, header.seed, header.prompt_tokens)
-    for step in steps:
-        if "prefill" in step.milliseconds:
-            builder.prefill(step.milliseconds["prefill"])
-        else:
-            builder.step(step)
+    tokens = [token for step in steps for token in step.tokens]
     seconds = sum(sum(step.milliseconds.values()) for step in steps) / 1000
-    return builder.build([token for step in steps for token in step.tokens], seconds, "cancelled")
+    return report_of(
+        steps,
+        tokens,
+        seconds,
+        "cancelled",
+        label=header.label,
+        seed=header.seed,
+        prompt_tokens=header.prompt_tokens,
+    )

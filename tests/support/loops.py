@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ragspec.budget.forward_cost import SharedForward
-from ragspec.drafters.base import DraftContext, Drafter
+from ragspec.drafters.base import Drafter
 from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request
 from ragspec.engine.sequence import Parts, Sequence
-from ragspec.reports.builder import ReportBuilder
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
@@ -27,17 +26,10 @@ def sequence(
     rule: Rule | None = None,
 ) -> Sequence:
     """Return a sequence whose drafter the caller opens."""
-    stop = StopRule(frozenset(), new)
-    return Sequence(
-        Request(tuple(prompt), Sampling(), stop),
-        Parts(target, drafter, rule or Walk(), budget, None, None),
-        context=DraftContext(list(prompt), len(prompt), new),
-        distribution=distribution,
-        stop=stop.open(None, prompt),
-        report=ReportBuilder("exact", 0, len(prompt)),
-        rule=rule or Walk(),
-        pending=list(prompt),
-    )
+    request = Request(tuple(prompt), Sampling(), StopRule(frozenset(), new), seed=0)
+    result = Sequence(request, Parts(target, drafter, rule or Walk(), budget, None, None))
+    result.distribution = distribution
+    return result
 
 
 def decode(session: Any, *sequences: Sequence) -> None:

@@ -12,7 +12,7 @@ from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.template import WORDINGS
-from ragspec.reports.builder import ReportBuilder, count_sources
+from ragspec.reports.builder import count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
@@ -37,15 +37,12 @@ class ScriptedEngine:
         self.calls.append({"prompt": prompt, "sampling": sampling, **options})
         tokens = self.tokenizer(self.script)["input_ids"]
         steps = list(self.steps(prompt, tokens, options["spans"]))
-        report = ReportBuilder("exact", 0, len(prompt))
-        for step in steps:
-            report.step(step)
         return Generation(
             text=self.script,
             tokens=tokens,
             finish_reason="stop",
             label="exact",
-            report=report.build(tokens, 0.1, "stop"),
+            report=report_of(steps, tokens, 0.1, "stop", prompt_tokens=len(prompt)),
             prompt_tokens=prompt,
             steps=steps,
         )

@@ -19,7 +19,7 @@ from ragspec.pipelines.page.charts import (
     step_chart,
 )
 from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
-from ragspec.reports.builder import ReportBuilder, accepted_of
+from ragspec.reports.builder import accepted_of, report_of
 from ragspec.reports.report import Event
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.rules.base import Step
@@ -189,10 +189,7 @@ def test_what_was_copied_from_no_document_has_its_colour(
         Step(DraftTree.chain([1, 2, 3], "context", origin=origin), (0, 1, 2), (1, 2, 3, 9)),
         Step(DraftTree.chain([5], "recycling"), (), (9,)),
     )
-    builder = ReportBuilder("exact", 0, 2)
-    for step in steps:
-        builder.step(step)
-    report = builder.build([1, 2, 3, 9, 9], 0.1, "stop")
+    report = report_of(steps, [1, 2, 3, 9, 9], 0.1, "stop")
     assert report.accepted_prediction_tokens == (2 if document == PREDICTION else 0)
     view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report, True))
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]

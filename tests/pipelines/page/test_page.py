@@ -14,7 +14,7 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.page.run_view import run_view
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -55,11 +55,7 @@ def sample_run() -> Run:
         Step(DraftTree.chain([5, 6], "<b>model</b>"), (0, 1), (5, 6, 7), {"verify": 6.0}),
         Step(DraftTree.chain([0], "context"), (), (8,), {"verify": 6.0}),
     ]
-    builder = ReportBuilder("exact", 3, 12)
-    builder.prefill(20.0)
-    for step in steps[1:]:
-        builder.step(step)
-    report = builder.build([0, 1, 2, 3, 4, 5, 6, 7, 8], 0.05, "stop")
+    report = report_of(steps, list(range(9)), 0.05, "stop", seed=3, prompt_tokens=12)
     return Run(steps, report, decode=decode)
 
 
@@ -136,9 +132,8 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
 
 def test_a_run_without_drafts_needs_no_script() -> None:
     step = Step(DraftTree.empty(), (), (0,), {"verify": 6.0})
-    report = ReportBuilder("exact", None, 1)
-    report.step(step)
-    trace = Trace(TraceHeader(), (step,), (("A ",),), report.build([0], 0.1, "stop"), True)
+    report = report_of([step], [0], 0.1, "stop")
+    trace = Trace(TraceHeader(), (step,), (("A ",),), report, True)
     page = trace_page(trace)
     assert "<script" not in page and 'class="draft"' not in page
     assert "script-src" not in page
@@ -153,8 +148,7 @@ def test_comparison_is_displayed(tmp_path: Path) -> None:
 
 
 def test_empty_and_unfinished_traces_make_a_page() -> None:
-    builder = ReportBuilder("approximate", None, 1)
-    report = builder.build([], 0.0, "cancelled")
+    report = report_of([], [], 0.0, "cancelled", label="approximate")
     page = trace_page(Trace(TraceHeader(), (), (), report, complete=False))
     assert "the trace is cut short" in page and "approximate" in page
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.pipelines.page.tree_view import NODE_HEIGHT, DraftView, draft_views, printed, where
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree
@@ -34,11 +34,8 @@ def branching() -> DraftTree:
 
 
 def trace_of(*steps: Step, vocabulary: dict[int, str] | None = None) -> Trace:
-    builder = ReportBuilder("exact", 0, 3)
-    for step in steps:
-        builder.step(step)
     texts = tuple(tuple(WORDS.get(token, "?") for token in step.tokens) for step in steps)
-    report = builder.build([token for step in steps for token in step.tokens], 0.1, "stop")
+    report = report_of(steps, [token for step in steps for token in step.tokens], 0.1, "stop")
     header = TraceHeader(documents=("a.md",))
     return Trace(header, steps, texts, report, True, WORDS if vocabulary is None else vocabulary)
 

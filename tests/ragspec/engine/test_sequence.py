@@ -13,7 +13,7 @@ import torch
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
-from ragspec.engine.sequence import Sequence, open_sequence
+from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError, SamplingError
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -29,7 +29,10 @@ def engine() -> Engine:
 
 def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
     requests, _ = engine.prepare(prompts, sampling, {"max_new_tokens": 4})
-    return [open_sequence(engine.parts, request, SharedForward()) for request in requests]
+    sequences = [Sequence(request, engine.parts) for request in requests]
+    for each in sequences:
+        each.begin(SharedForward())
+    return sequences
 
 
 def test_every_prompt_has_n_sequences_of_one_seed(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.reports.report import (
     Report,
     distinct_share,
@@ -41,12 +42,13 @@ def two_source_step() -> Step:
 
 
 def built() -> Report:
-    builder = ReportBuilder("exact", 7, prompt_tokens=11)
-    builder.prefill(20.0)
-    builder.step(two_source_step())
-    builder.step(Step(DraftTree.empty(), (), (9,), {"verify": 3.0}))
-    builder.step(Step(DraftTree.chain([1, 2, 3], "model"), (0, 1, 2), (1, 2), {"verify": 3.0}))
-    return builder.build([5, 6, 8, 9, 1, 2], 0.05, "stop", budget="auto", faults={"model": 1})
+    steps = [
+        two_source_step(),
+        Step(DraftTree.empty(), (), (9,), {"verify": 3.0}),
+        Step(DraftTree.chain([1, 2, 3], "model"), (0, 1, 2), (1, 2), {"verify": 3.0}),
+    ]
+    facts: Any = {"seed": 7, "prompt_tokens": 11, "budget": "auto", "faults": {"model": 1}}
+    return report_of(steps, [5, 6, 8, 9, 1, 2], 0.05, "stop", prefill=(20.0, 1), **facts)
 
 
 def test_counts_follow_the_definitions() -> None:
@@ -80,14 +82,11 @@ def test_times_add_up() -> None:
     assert searched.decode_seconds == report.decode_seconds
 
 
-def test_extra_forwards_are_counted() -> None:
-    builder = ReportBuilder("exact", None, 1)
-    builder.prefill(1.0, forwards=3)
-    builder.step(two_source_step(), forwards=2)
-    report = builder.build([5, 6, 8], 0.1, "length")
-    assert (report.forwards, report.steps, report.prefill_forwards) == (2, 1, 3)
-    assert report.forward_passes == 5
-    assert report.tokens_per_forward == 0.6
+def test_forwards_over_the_prompt_are_counted_apart() -> None:
+    report = report_of([two_source_step()], [5, 6, 8], 0.1, "length", prefill=(1.0, 3))
+    assert (report.forwards, report.steps, report.prefill_forwards) == (1, 1, 3)
+    assert report.forward_passes == 4
+    assert report.tokens_per_forward == 0.75
 
 
 def test_dictionary_holds_the_schema_of_vllm_and_comes_back() -> None:
@@ -111,37 +110,33 @@ def test_dictionary_holds_the_schema_of_vllm_and_comes_back() -> None:
 
 
 def test_reason_says_why_nothing_was_gained() -> None:
-    builder = ReportBuilder("exact", 0, 1)
-    builder.step(Step(DraftTree.empty(), (), (9,)))
-    assert "nothing was drafted" in str(builder.build([9], 0.1, "length").reason)
-    builder.step(Step(DraftTree.chain([1, 2], "context"), (), (9,)))
-    report = builder.build([9, 9], 0.1, "length")
-    assert "none of the 2 drafted" in str(report.reason)
-    assert builder.build([9, 9], 0.1, "length", reason="off").reason == "off"
+    plain = Step(DraftTree.empty(), (), (9,))
+    steps = [plain, Step(DraftTree.chain([1, 2], "context"), (), (9,))]
+    assert "nothing was drafted" in str(report_of([plain], [9], 0.1, "length").reason)
+    assert "none of the 2 drafted" in str(report_of(steps, [9, 9], 0.1, "length").reason)
+    assert report_of(steps, [9, 9], 0.1, "length", reason="off").reason == "off"
 
 
 def test_a_reason_never_contradicts_what_was_accepted() -> None:
-    builder = ReportBuilder("exact", 0, 1)
-    builder.step(Step(DraftTree.chain([1, 2], "context"), (0, 1), (1, 2, 3)))
-    report = builder.build([9, 1, 2, 3], 0.1, "length", reason="the drafter proposed nothing")
+    step = Step(DraftTree.chain([1, 2], "context"), (0, 1), (1, 2, 3))
+    report = report_of([step], [9, 1, 2, 3], 0.1, "length", reason="the drafter proposed nothing")
     assert report.reason is None
 
 
 def test_what_the_prompt_gave_is_no_figure_of_decoding() -> None:
-    builder = ReportBuilder("exact", 0, 1)
-    builder.prefill(99.0)
-    alone = builder.build([9], 0.1, "length")
+    steps = [Step(DraftTree.empty(), (), (9,), {"prefill": 99.0})]
+    alone = report_of(steps, [9], 0.1, "length")
     assert (alone.forward_passes, alone.prefill_tokens) == (1, 1)
     assert (alone.tokens_per_second, alone.tokens_per_forward) == (0.0, 1.0)
     assert alone.summary().startswith("1 token in 1 forward pass (1.00 a pass), 0.10 s, label")
-    builder.step(Step(DraftTree.empty(), (), (9, 8)))
-    later = builder.build([9, 9, 8], 0.199, "length")
+    steps.append(Step(DraftTree.empty(), (), (9, 8)))
+    later = report_of(steps, [9, 9, 8], 0.199, "length")
     assert later.tokens_per_second == pytest.approx(2 / 0.1)
     assert later.tokens_per_forward == 1.5
 
 
 def test_empty_run_divides_by_nothing() -> None:
-    report = ReportBuilder("exact", 0, 1).build([], 0.0, "cancelled")
+    report = report_of([], [], 0.0, "cancelled")
     assert report.mean_accepted_length == report.draft_acceptance_rate == 0.0
     assert report.tokens_per_second == report.tokens_per_forward == report.loop_share == 0.0
     assert report.acceptance_histogram == []
@@ -151,10 +146,9 @@ def test_empty_run_divides_by_nothing() -> None:
 
 def test_excess_is_the_mean_over_all_tokens() -> None:
     def on_progress(label: str, *figures: tuple[float, ...]) -> Report:
-        builder = ReportBuilder(label, 0, 1)
-        for excess in figures:
-            builder.step(Step(DraftTree.chain([1], "model"), (0,), (1, 2), excess=excess))
-        return builder.build([7, 1, 2, 1, 2], 0.1, "length")
+        tree = DraftTree.chain([1], "model")
+        steps = [Step(tree, (0,), (1, 2), excess=excess) for excess in figures]
+        return report_of(steps, [7, 1, 2, 1, 2], 0.1, "length", label=label)
 
     relaxed = on_progress("approximate", (0.5, 0.0), (0.25, 0.25))
     assert relaxed.tv_excess == 0.2  # the token of the prefill counts
@@ -209,12 +203,11 @@ def test_loop_share_equals_the_definition(tokens: list[int]) -> None:
 
 
 def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
-    builder = ReportBuilder("exact", 0, 3)
     why = {"model": "12 steps, as it costs more time than it saves"}
-    report = builder.build([9], 0.1, "length", rested=why)
+    report = report_of([], [9], 0.1, "length", rested=why)
     assert "Not used: model for 12 steps, as it costs more time" in report.summary()
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).rested == why
-    assert "Not used" not in builder.build([9], 0.1, "length").summary()
+    assert "Not used" not in report_of([], [9], 0.1, "length").summary()
 
 
 CPU = torch.device("cpu")

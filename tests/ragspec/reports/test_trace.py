@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.reports.report import Report
 from ragspec.reports.trace import piece_text, read_trace, step_texts, write_trace
 from ragspec.rules.base import Step
@@ -55,11 +56,9 @@ def run() -> Run:
         ),
         Step(tree, (0, 1), (0xA9, *b"lo"), times),
     ]
-    builder = ReportBuilder("exact", 5, 3)
-    for step in steps:
-        builder.step(step)
     emitted = [token for step in steps for token in step.tokens]
-    return Run(steps, builder.build(emitted, 0.02, "stop", budget="fixed"))
+    facts: dict[str, Any] = {"seed": 5, "prompt_tokens": 3, "budget": "fixed"}
+    return Run(steps, report_of(steps, emitted, 0.02, "stop", **facts))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

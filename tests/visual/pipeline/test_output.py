@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec.engine.output import Generation
-from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.builder import report_of
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.raster import Raster
@@ -19,8 +19,6 @@ GRID = Raster(3, 3)
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
     """Return an image whose prefill gave one code and whose steps gave these many."""
-    builder = ReportBuilder(label, 5, 1)
-    builder.prefill(1.0)
     steps, token = [Step(DraftTree.empty(), (), (0,), {"prefill": 1.0})], 0
     for length in lengths:
         codes = tuple(range(token + 1, token + 1 + length))
@@ -28,9 +26,8 @@ def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Gener
         tree = DraftTree.chain(list(codes), "model")
         inputs = () if excess is None else (excess,) * length
         steps.append(Step(tree, tuple(range(length - 1)), codes, excess=inputs))
-        builder.step(steps[-1])
     tokens = [code for step in steps for code in step.tokens]
-    report = builder.build(tokens, 1.0, "length")
+    report = report_of(steps, tokens, 1.0, "length", label=label, seed=5)
     return Generation("", tokens, "length", label, report, [9], steps=steps)
 
 
