@@ -122,7 +122,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     """
     import torch
 
-    from ragspec.engine.request import end_tokens
+    from ragspec.engine.prompts import end_tokens
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
     from ragspec.sampling.processors import build_processors, default_processors

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.checks import stop_strings
-from ragspec.engine.request import refuse_unknown
+from ragspec.engine.request import refuse_unknown, stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA, answer_of
 from ragspec.pipelines.docqa.prompt import Prompt

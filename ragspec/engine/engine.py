@@ -21,8 +21,7 @@ from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.output import Generation
-from ragspec.engine.prompts import encode_prompts
-from ragspec.engine.request import OnRead, Options, Request, end_tokens, read_requests
+from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts
 from ragspec.engine.sequence import Sequence as RequestState
@@ -414,21 +413,9 @@ class Engine:
         Raises:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
-        encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, attention_mask)
-        for ids in encoded.ids:
-            self.target.check_prompt(ids)
-        requests = read_requests(
-            options,
-            Sampling() if sampling is None else sampling,
-            encoded.ids,
-            ends=end_tokens(self.model, self.tokenizer),
-            vocab_size=self.target.vocab_size,
-            limit=self.target.max_length,
-            tokenizer=self.tokenizer,
-            defaults=self.target.generation_config,
-            shared=(self.model, self.tokenizer),
+        return read_requests(
+            prompts, sampling, options, self.target, self.tokenizer, attention_mask
         )
-        return requests, encoded.single
 
 
 def _complete(handles: Sequence[RequestHandle]) -> bool:

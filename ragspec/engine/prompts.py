@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import SourceText
-from ragspec.errors import InputError, PromptTooLongError
+from ragspec.errors import InputError, PromptTooLongError, RagspecError
 from ragspec.trees.draft_tree import PREDICTION
 
 Message = Mapping[str, Any]
@@ -48,14 +48,35 @@ def encode_prompts(
     """
     encoded = _read(prompts, tokenizer, attention_mask)
     for number, ids in enumerate(encoded.ids):
-        _check(ids, _numbered(number, len(encoded.ids)), input_size)
+        name = _numbered(number, len(encoded.ids))
+        if not ids:
+            raise InputError(f"{name} is empty; give at least one token to go on from")
+        expect_ids(name, ids, input_size)
     return encoded
+
+
+def expect_ids(
+    name: str, ids: Iterable[Any], size: int, error: type[RagspecError] = InputError
+) -> list[int]:
+    """Return token ids as a list; raise an error if one is not from 0 to `size` - 1."""
+    tokens = list(ids)
+    for token in tokens:
+        if not isinstance(token, int | Integral) or not 0 <= int(token) < size:
+            raise error(
+                f"{name} has the token id {token!r}; expected 0 to {size - 1}. Was it made with "
+                "another tokenizer?"
+            )
+    return [int(token) for token in tokens]
 
 
 def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> EncodedPrompts:
     """Return the token ids of one prompt or several in any accepted form, unchecked."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
-        prompts, attention_mask = _from_encoding(prompts, attention_mask)
+        if attention_mask is None:
+            attention_mask = prompts.get("attention_mask")
+        prompts = prompts["input_ids"]
+        if isinstance(prompts, list) and attention_mask is not None:
+            prompts, attention_mask = _unpadded(prompts, attention_mask), None
     if isinstance(prompts, (Tensor, np.ndarray)):
         return _from_tensor(prompts, attention_mask)
     if attention_mask is not None:
@@ -64,7 +85,7 @@ def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> Encode
             "[B, T] of token ids. Leave the padding and the mask out."
         )
     if isinstance(prompts, str):
-        return EncodedPrompts([_encode(prompts, tokenizer)], True)
+        return EncodedPrompts([_tokenize("a prompt", prompts, tokenizer)], True)
     if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
         return _from_list(prompts, tokenizer)
     raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
@@ -73,6 +94,16 @@ def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> Encode
 def _numbered(number: int, of: int) -> str:
     """Return the name of a prompt in an error, counted from 1."""
     return "the prompt" if of == 1 else f"prompt {number + 1} of {of}"
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the end tokens of the model's generation config, else those of the tokenizer."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(tokenizer, "eos_token_id", None)
+    if ends is None:
+        return []
+    return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
 def check_length(prompt: int, new: int, limit: int | None) -> None:
@@ -91,15 +122,11 @@ def check_length(prompt: int, new: int, limit: int | None) -> None:
         )
 
 
-def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
-    """Return ids and mask of a tokenizer's output; padding is removed from lists."""
-    ids, mask = encoding["input_ids"], encoding.get("attention_mask") if mask is None else mask
-    if mask is None or not isinstance(ids, list) or not ids:
-        return ids, mask
-    if not isinstance(ids[0], list):
-        return [token for token, keep in zip(ids, mask, strict=True) if keep], None
-    rows = zip(ids, mask, strict=True)
-    return [[t for t, keep in zip(*row, strict=True) if keep] for row in rows], None
+def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
+    """Return token ids, or lists of them, without padding."""
+    if ids and isinstance(ids[0], list):
+        return [_unpadded(*row) for row in zip(ids, mask, strict=True)]
+    return [token for token, keep in zip(ids, mask, strict=True) if keep]
 
 
 def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
@@ -119,8 +146,7 @@ def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
             f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
             f"{list(rows.shape)}; expected the same shape"
         )
-    rows_of_ids = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
-    return EncodedPrompts(rows_of_ids, len(rows) == 1)
+    return EncodedPrompts(_unpadded(rows.tolist(), marks.tolist()), len(rows) == 1)
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
@@ -153,13 +179,23 @@ def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None
             )
 
 
-def _encode(text: str, tokenizer: Any) -> list[int]:
+def _tokenize(name: str, text: str, tokenizer: Any, **options: Any) -> list[int]:
+    """Return the token ids of a text; raise InputError without a tokenizer."""
     if tokenizer is None:
         raise InputError(
-            "got a text as a prompt but the engine has no tokenizer; pass "
-            "Engine(model, tokenizer) or token ids"
+            f"got a text as {name} but the engine has no tokenizer; pass Engine(model, tokenizer) "
+            "or token ids"
         )
-    return list(tokenizer(well_formed(text))["input_ids"])
+    return list(tokenizer(well_formed(text), **options)["input_ids"])
+
+
+def encode_value(name: str, value: Any, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the token ids of an option that is a text or ids."""
+    if isinstance(value, str):
+        value = _tokenize(name, value, tokenizer)
+    if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
+        raise InputError(f"got {type(value).__name__} as {name}; expected a text or token ids")
+    return tuple(expect_ids(name, value, vocab_size))
 
 
 def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
@@ -219,17 +255,6 @@ def _well_formed(messages: Any) -> Any:
     return messages
 
 
-def _check(ids: list[int], named: str, input_size: int) -> None:
-    if not ids:
-        raise InputError(f"{named} is empty; give at least one token to go on from")
-    if min(ids) < 0 or max(ids) >= input_size:
-        wrong = next(token for token in ids if not 0 <= token < input_size)
-        raise InputError(
-            f"{named} has the token id {wrong}; expected 0 to {input_size - 1}. Was it "
-            "made with another tokenizer?"
-        )
-
-
 def _is_id(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -263,11 +288,6 @@ def well_formed(text: str) -> str:
 
 ANCHOR = 4  # tokens of the prompt; more would make a first match look too certain
 
-_TOKENIZED_FORMS = (
-    "expected a text, token ids, {'type': 'content', 'content': text}, or a list with one of "
-    "these or None for each prompt"
-)
-
 
 def read_prediction(
     prediction: Any, prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
@@ -284,17 +304,23 @@ def read_prediction(
     """
     if prediction is None:
         return ()
+
+    def read(prompt: Sequence[int], value: Any) -> SourceText | None:
+        name, content = "a prediction", _content(value)
+        if isinstance(content, str):
+            return anchored(prompt, _tokenize(name, content, tokenizer, add_special_tokens=False))
+        return anchored(prompt, encode_value(name, content, tokenizer, vocab_size))
+
     several = isinstance(prediction, Sequence) and not isinstance(prediction, str | bytes)
     if not several or not len(prediction) or isinstance(prediction[0], Integral):
-        ids = _encode_text(prediction, tokenizer, vocab_size)
-        return tuple(anchored(prompt, ids) for prompt in prompts)
+        return tuple(read(prompt, prediction) for prompt in prompts)
     if len(prediction) != len(prompts):
         raise InputError(
             f"got {len(prediction)} predictions for {len(prompts)} prompts; expected one for each "
             "prompt (None where nothing is predicted), or a single one for all."
         )
     return tuple(
-        None if one is None else anchored(prompt, _encode_text(one, tokenizer, vocab_size))
+        None if one is None else read(prompt, one)
         for prompt, one in zip(prompts, prediction, strict=True)
     )
 
@@ -309,28 +335,6 @@ def anchored(
     return SourceText((*anchor, *ids), document, -len(anchor))
 
 
-def _encode_text(prediction: Any, tokenizer: Any, vocab_size: int) -> list[int]:
-    """Return the token ids of one prediction."""
-    text = _content(prediction)
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise InputError(
-                "got a text as a prediction but the engine has no tokenizer; pass one, or token ids"
-            )
-        return [int(i) for i in tokenizer(well_formed(text), add_special_tokens=False)["input_ids"]]
-    ids_value = isinstance(text, Sequence) and not isinstance(text, (bytes, bytearray))
-    if not ids_value or not all(isinstance(i, Integral) for i in text):
-        raise InputError(f"got {type(prediction).__name__} as a prediction; {_TOKENIZED_FORMS}.")
-    ids = [int(i) for i in text]
-    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if wrong is not None:
-        raise InputError(
-            f"the prediction has the token id {wrong}; expected 0 to {vocab_size - 1}. Was it "
-            "made with another tokenizer?"
-        )
-    return ids
-
-
 def _content(prediction: Any) -> Any:
     """Return the text of a prediction in OpenAI's form, its parts joined; others as they are."""
     if not isinstance(prediction, Mapping):
@@ -341,5 +345,8 @@ def _content(prediction: Any) -> Any:
     parts = content if isinstance(content, Sequence) else (None,)
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"got a prediction without text in 'content'; {_TOKENIZED_FORMS}.")
+        raise InputError(
+            "got a prediction without text in 'content'; expected a text, token ids, {'type': "
+            "'content', 'content': text}, or a list with one of these or None for each prompt."
+        )
     return "".join(str(text) for text in texts)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
+from torch import Tensor
+
 from ragspec.drafters.base import KnownStates, SourceText
-from ragspec.engine import checks
-from ragspec.engine.prompts import check_length, read_prediction
-from ragspec.errors import InputError
+from ragspec.engine.prompts import (
+    check_length,
+    encode_prompts,
+    encode_value,
+    end_tokens,
+    expect_ids,
+    read_prediction,
+)
+from ragspec.errors import InputError, SamplingError
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import fresh_seed
@@ -17,6 +27,7 @@ from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
+from ragspec.verification.causal import CausalTarget
 
 DEFAULT_NEW_TOKENS = 256
 OnRead = Callable[[int, int], None]
@@ -131,109 +142,104 @@ class Options(TypedDict, total=False):
 
 
 def read_requests(
+    prompts: Any,
+    sampling: Sampling | None,
     options: Options,
-    sampling: Sampling,
-    prompts: Sequence[Sequence[int]],
-    *,
-    ends: Sequence[int],
-    vocab_size: int,
-    limit: int | None,
-    tokenizer: Any = None,
-    defaults: Any = None,
-    shared: Sequence[Any] = (),
-) -> list[Request]:
-    """Check the options of a call; return a request for each sample of each prompt.
+    target: CausalTarget,
+    tokenizer: Any,
+    attention_mask: Tensor | None = None,
+) -> tuple[list[Request], bool]:
+    """Check the arguments of a call; return a request for each sample of each prompt.
 
     Args:
-        prompts: Token ids of each prompt.
-        ends: The model's end tokens.
-        vocab_size: Number of ids that the model produces.
-        limit: Positions of the context, None for no limit.
-        tokenizer: For stop strings, a prediction and a draft prompt; None without text.
-        defaults: The model's generation config.
-        shared: Objects that copies of a processor share, such as the model.
+        tokenizer: For texts, stop strings, a prediction and a draft prompt; None without text.
+
+    Returns:
+        The requests, the samples of a prompt one after the other, and whether a single prompt was
+        passed.
 
     Raises:
-        InputError, SamplingError, PromptTooLongError: An option is invalid.
+        InputError, SamplingError, PromptTooLongError: An argument is invalid.
     """
     refuse_unknown(options)
-    checks.check_sampling(sampling, len(prompts))
-    alone = len(prompts) * sampling.n == 1
-    checks.check_kinds(options, len(prompts), alone)
-    defaults = None if options.get("ignore_defaults") else defaults
+    encoded = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
+    for ids in encoded.ids:
+        target.check_prompt(ids)
+    sampling = Sampling() if sampling is None else sampling
+    _check_seeds(sampling, len(encoded.ids))
+    alone = len(encoded.ids) * sampling.n == 1
+    _check_kinds(options, len(encoded.ids), alone)
+    vocab_size = target.vocab_size
+    defaults = None if options.get("ignore_defaults") else target.generation_config
     sampling = sampling.with_defaults(defaults)
-    longest = max(prompts, key=len)
-    resume_from = checks.token_ids("resume_from", options.get("resume_from"), vocab_size) or ()
-    rule = _stop_rule(options, len(longest), len(resume_from), ends, vocab_size, limit, tokenizer)
-    checks.check_bias(sampling, vocab_size)
-    checks.check_penalties(sampling, prompts, vocab_size)
-    checks.check_bad_words(sampling, rule.ends)
-    logprobs = checks.alternatives(options.get("logprobs", False), vocab_size)
-    extra = checks.callables("logits_processor", options.get("logits_processor"))
-    predictions = read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size)
-    memo = {id(thing): thing for thing in shared}
+    longest = max(encoded.ids, key=len)
+    resume_from = expect_ids("resume_from", options.get("resume_from") or (), vocab_size)
+    rule = _stop_rule(options, len(longest), len(resume_from), target, tokenizer)
+    _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
+    predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
+    logprobs = _alternatives(options.get("logprobs"), vocab_size)
+    draft_prompt = options.get("draft_prompt")
+    if draft_prompt is not None:
+        draft_prompt = encode_value("draft_prompt", draft_prompt, tokenizer, vocab_size)
+    memo = {id(thing): thing for thing in (target.model, tokenizer)}  # copies share these
     requests: list[Request] = []
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(encoded.ids):
         seed = sampling.seed_of(number)
         seed = fresh_seed() if seed is None and sampling.n > 1 else seed
         predicted = predictions[number] if predictions else None
         for sample in range(sampling.n):
             row = number * sampling.n + sample
-            criteria = tuple(_of_row(criterion, row) for criterion in rule.criteria)
-            request = Request(
-                tuple(prompt),
-                sampling,
-                replace(rule, criteria=criteria),
-                number=row,
-                sample=sample,
-                seed=seed,
-                processors=_processors(extra, row, alone, memo),
-                logprobs=logprobs,
-                spans=tuple(options.get("spans") or ()),
-                texts=(*(options.get("texts") or ()), *([predicted] if predicted else ())),
-                predicted=predicted is not None,
-                defaults=defaults,
-                resume_from=resume_from,
-                transform=options.get("transform"),
-                draft_prompt=_draft_prompt(options, tokenizer, vocab_size),
-                known_states=checks.known_states(options.get("known_states", ()), prompt),
-                tenant=options.get("tenant", ""),
-                priority=options.get("priority", 0),
-                on_read=options.get("on_read") if prompt is longest and not sample else None,
-                on_step=options.get("on_step"),
+            criteria = [_of_row(each, row) for each in options.get("stopping_criteria") or ()]
+            requests.append(
+                Request(
+                    tuple(prompt),
+                    sampling,
+                    replace(rule, criteria=tuple(criteria)),
+                    number=row,
+                    sample=sample,
+                    seed=seed,
+                    processors=_processors(options.get("logits_processor") or (), row, alone, memo),
+                    logprobs=logprobs,
+                    spans=tuple(options.get("spans") or ()),
+                    texts=(*(options.get("texts") or ()), *([predicted] if predicted else ())),
+                    predicted=predicted is not None,
+                    defaults=defaults,
+                    resume_from=tuple(resume_from),
+                    transform=options.get("transform"),
+                    draft_prompt=draft_prompt,
+                    known_states=_known_states(options.get("known_states", ()), prompt),
+                    tenant=options.get("tenant", ""),
+                    priority=options.get("priority", 0),
+                    on_read=options.get("on_read") if prompt is longest and not sample else None,
+                    on_step=options.get("on_step"),
+                )
             )
-            requests.append(request)
-    return requests
+    return requests, encoded.single
 
 
 def _stop_rule(
-    options: Options,
-    prompt: int,
-    resumed: int,
-    ends: Sequence[int],
-    vocab_size: int,
-    limit: int | None,
-    tokenizer: Any,
+    options: Options, prompt: int, resumed: int, target: CausalTarget, tokenizer: Any
 ) -> StopRule:
     """Return the rule that ends the texts; `prompt` counts the tokens of the longest prompt."""
-    room = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
-    new = checks.whole("max_new_tokens", options.get("max_new_tokens"))
-    new = max(1, room) if new is None else new
+    limit, new = target.max_length, options.get("max_new_tokens")
+    if new is None:
+        new = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
+        new = max(1, new)
     check_length(prompt, new, limit)
     if resumed > new:
         raise InputError(
             f"resume_from has {resumed} tokens and max_new_tokens is {new}, which counts them; "
             "expected as many or more. Ask for a higher number."
         )
-    further = checks.token_ids(
-        "stop_token_ids", options.get("stop_token_ids"), vocab_size, Iterable
-    )
+    further = options.get("stop_token_ids")
+    ends = expect_ids("stop_token_ids", () if further is None else further, target.vocab_size)
+    if not options.get("ignore_eos"):
+        ends += end_tokens(target.model, tokenizer)
     return StopRule(
-        frozenset(() if options.get("ignore_eos") else ends) | frozenset(further or ()),
-        new,
-        checks.stop_strings(options.get("stop", ()), tokenizer),
-        checks.callables("stopping_criteria", options.get("stopping_criteria")),
-        checks.whole("stop_after", options.get("stop_after")),
+        frozenset(ends),
+        int(new),
+        stop_strings(options.get("stop"), tokenizer),
+        stop_after=options.get("stop_after"),
     )
 
 
@@ -263,21 +269,129 @@ def _of_row(processor: Any, row: int) -> Any:
     return processor.of_row(row) if isinstance(processor, ByRow) else processor
 
 
-def _draft_prompt(options: Options, tokenizer: Any, vocab_size: int) -> tuple[int, ...] | None:
-    """Return the token ids of `draft_prompt`, None for none."""
-    draft_prompt = options.get("draft_prompt")
-    if isinstance(draft_prompt, str):
-        if tokenizer is None:
-            raise InputError("draft_prompt is a text but the engine has no tokenizer; pass ids")
-        draft_prompt = tokenizer(draft_prompt)["input_ids"]
-    return checks.token_ids("draft_prompt", draft_prompt, vocab_size)
+def _are_callables(values: Any) -> bool:
+    several = isinstance(values, Sequence)
+    return several and all(callable(each) or isinstance(each, ByRow) for each in values)
 
 
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the end tokens of the model's generation config, else those of the tokenizer."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
-        ends = getattr(tokenizer, "eos_token_id", None)
-    if ends is None:
-        return []
-    return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
+_COUNT = (lambda n: isinstance(n, Integral) and int(n) >= 1, "a whole number, at least 1")
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_new_tokens": _COUNT,
+    "stop_after": _COUNT,
+    "logits_processor": (_are_callables, "a list of callables"),
+    "stopping_criteria": (_are_callables, "a list of callables"),
+    "stop_token_ids": (lambda value: isinstance(value, Iterable), "a list of token ids"),
+    "resume_from": (lambda value: isinstance(value, Sequence), "a list of token ids"),
+    "on_read": (callable, "a function of two numbers"),
+    "on_step": (callable, "a function of a number and a Step"),
+    "tenant": (lambda value: isinstance(value, str), "a text"),
+    "priority": (lambda value: isinstance(value, Integral), "a whole number"),
+    "transform": (lambda value: isinstance(value, Transform), "a Transform"),
+}
+
+
+def _check_kinds(options: Mapping[str, Any], prompts: int, alone: bool) -> None:
+    """Raise InputError for values of another kind, and for options of one text with several."""
+    for name, (fits, expected) in _KINDS.items():
+        value = options.get(name)
+        if value is not None and not fits(value):
+            raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
+    if options.get("resume_from") is not None and not alone:
+        raise InputError("got resume_from= with several texts; expected one prompt and n=1.")
+    for name in ("draft_prompt", "known_states"):
+        if prompts > 1 and options.get(name):
+            raise InputError(f"got {name}= with {prompts} prompts; expected one prompt.")
+
+
+def stop_strings(stop: str | Sequence[str] | None, tokenizer: Any) -> tuple[str, ...]:
+    """Return the stop strings of a text, a list of them, or None."""
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
+    if strings and tokenizer is None:
+        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
+    if "" in strings:
+        raise InputError("a stop string is empty; expected at least one character")
+    return tuple(strings)
+
+
+def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
+    """Return how many alternatives to keep with each log-probability, None for neither."""
+    if logprobs is False or logprobs is None:
+        return None
+    top = 0 if logprobs is True else logprobs
+    if not isinstance(top, Integral) or not 0 <= int(top) <= vocab_size:
+        raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
+    return int(top)
+
+
+def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple[KnownStates, ...]:
+    """Return the states, which must be of successive parts of the prompt."""
+    end = 0
+    for part in states:
+        if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
+            raise InputError(
+                f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
+                "prompt's order, each with states [copies, n, H]."
+            )
+        end = part.start + part.states.shape[1]
+    if end > len(prompt):
+        raise InputError(
+            f"known_states reach to token {end} of a prompt of {len(prompt)}; expected states "
+            "of the prompt's own tokens."
+        )
+    return tuple(states)
+
+
+def _check_seeds(sampling: Sampling, prompts: int) -> None:
+    """Raise an error unless this is a Sampling with seeds for the prompts."""
+    if not isinstance(sampling, Sampling):
+        raise InputError(
+            f"sampling is {sampling!r}; expected a Sampling, such as Sampling(temperature=0.7)"
+        )
+    seeds = getattr(sampling.seed, "__len__", lambda: prompts)()
+    if seeds != prompts:
+        raise SamplingError(
+            f"got {seeds} seeds for {prompts} prompts; expected one seed, or one for each prompt"
+        )
+
+
+def _check_sampling(
+    sampling: Sampling, highest: int, vocab_size: int, ends: frozenset[int]
+) -> None:
+    """Raise SamplingError for biases, bad words or penalties that the model cannot apply.
+
+    Args:
+        highest: The highest id in a prompt, which the model may read and never produce.
+    """
+    words = sampling.bad_words_ids
+    if not isinstance(words, Sequence | None):
+        raise SamplingError(f"bad_words_ids is {words!r}; expected lists of token ids, or None")
+    lists = [("sequence_bias", ids) for ids in _biases("sequence_bias", sampling.sequence_bias)]
+    for name, ids in (*lists, *(("bad_words_ids", word) for word in words or ())):
+        if not isinstance(ids, Collection) or not len(ids):
+            raise SamplingError(f"{name} has {ids!r}; expected token ids in its place")
+        expect_ids(name, ids, vocab_size, SamplingError)
+    expect_ids("logit_bias", _biases("logit_bias", sampling.logit_bias), vocab_size, SamplingError)
+    if words and all(len(word) == 1 and ends.issuperset(word) for word in words):
+        raise SamplingError(
+            f"bad_words_ids is {words!r}, which are end tokens, and transformers ignores them; "
+            "expected others. Use ignore_eos=True or min_new_tokens to go on past the end."
+        )
+    penalized = sampling.repetition_penalty not in (None, 1.0) or sampling.no_repeat_ngram_size
+    if penalized and highest >= vocab_size:
+        raise SamplingError(
+            f"got repetition_penalty or no_repeat_ngram_size with the id {highest} in a prompt, "
+            f"which the model reads and never produces (it has {vocab_size} of those); expected "
+            "neither. Use frequency_penalty or presence_penalty: they leave the prompt out."
+        )
+
+
+def _biases(name: str, biases: Any) -> Mapping[Any, float]:
+    """Return biases, which must be finite numbers or -inf; infinity would make nan of the rest."""
+    if not isinstance(biases, Mapping | None):
+        raise SamplingError(f"{name} is {biases!r}; expected a mapping to numbers, or None")
+    for value in (biases or {}).values():
+        if not isinstance(value, Real) or not value < math.inf:
+            raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
+    return biases or {}

@@ -150,8 +150,8 @@ def test_listeners_receive_whole_texts_alone() -> None:
         ({"stop_after": 0}, "stop_after is 0; expected a whole number"),
         ({"stop_after": 1.5}, "stop_after is 1.5; expected a whole number"),
         ({"resume_from": 5}, "resume_from is 5; expected a list of token ids"),
-        ({"resume_from": [1, 999]}, "resume_from has 999; expected token ids"),
-        ({"resume_from": [3, "a"]}, "resume_from has 'a'; expected token ids"),
+        ({"resume_from": [1, 999]}, "resume_from has the token id 999"),
+        ({"resume_from": [3, "a"]}, "resume_from has the token id 'a'"),
         (
             {"resume_from": [4] * 9, "max_new_tokens": 8},
             "resume_from has 9 tokens and max_new_tokens is 8",

@@ -267,7 +267,7 @@ def test_the_end_of_the_prompt_leads_into_it() -> None:
     [
         (3.5, "float as a prediction; expected a text"),
         (b"abc", "bytes as a prediction; expected a text"),
-        ([1, "x"], "list as a prediction"),
+        ([1, "x"], "token id 'x'"),
         ({"content": None}, "without text"),
         ([[tiny.VOCAB]], "token id 97; expected 0 to 96"),
         (["a", "b"], "2 predictions for 1 prompts"),

@@ -8,22 +8,29 @@ import pytest
 import torch
 
 from ragspec.drafters.base import KnownStates
-from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, end_tokens, read_requests
+from ragspec.engine.prompts import end_tokens
+from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
 
+def target(vocab_size: int = 50, limit: int | None = 100, ends: int | None = 7) -> Any:
+    """Return the part of a target that requests are checked against."""
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
+    return SimpleNamespace(
+        model=model,
+        vocab_size=vocab_size,
+        input_size=100,
+        max_length=limit,
+        generation_config=None,
+        check_prompt=lambda ids: None,
+    )
+
+
 def read(sampling: Sampling | None = None, **options: Any) -> Request:
-    return read_requests(
-        options,  # type: ignore[arg-type]
-        sampling or Sampling(),
-        [[1, 2, 3], [4] * 10],
-        ends=[7],
-        vocab_size=50,
-        limit=100,
-        tokenizer=tiny.tokenizer(),
-    )[0]
+    prompts = [[1, 2, 3], [4] * 10]
+    return read_requests(prompts, sampling, options, target(), tiny.tokenizer())[0][0]  # type: ignore[arg-type]
 
 
 def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
@@ -31,15 +38,13 @@ def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
     for settings in requests:
         read(Sampling(**settings))
         with pytest.raises(SamplingError, match="the id 60 in a prompt"):
-            read_requests(
-                {}, Sampling(**settings), [[1], [2, 60]], ends=[], vocab_size=50, limit=None
-            )
+            read_requests([[1], [2, 60]], Sampling(**settings), {}, target(), None)
 
 
 def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert read().stop.max_new_tokens == 90
-    unlimited = read_requests({}, Sampling(), [[1]], ends=[], vocab_size=9, limit=None)
-    assert unlimited[0].stop.max_new_tokens == DEFAULT_NEW_TOKENS
+    (unlimited,), _ = read_requests([[1]], None, {}, target(limit=None), None)
+    assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
 
 
 def test_end_tokens_are_the_models_and_the_callers() -> None:
@@ -63,9 +68,9 @@ def test_end_tokens_may_come_in_any_collection() -> None:
 
 @pytest.mark.parametrize("wrong", [50, 10**6, -1])
 def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
-    with pytest.raises(InputError, match=f"stop_token_ids has {wrong}; .* 0 to 49"):
+    with pytest.raises(InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"):
         read(stop_token_ids=[9, wrong])
-    with pytest.raises(InputError, match=f"stop_token_ids has {wrong}; .* 0 to 49"):
+    with pytest.raises(InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"):
         read(Sampling(min_new_tokens=4), stop_token_ids=[wrong])
 
 
@@ -169,7 +174,7 @@ def test_refusals() -> None:
     for stop in (5, ["a", 5]):
         with pytest.raises(InputError, match="stop is"):
             read(stop=stop)
-    with pytest.raises(InputError, match="stop_token_ids has 'a'"):
+    with pytest.raises(InputError, match="stop_token_ids has the token id 'a'"):
         read(stop_token_ids=["a"])
     with pytest.raises(InputError, match="0 to 50"):
         read(logprobs=51)
@@ -182,9 +187,7 @@ def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
         return tuple(KnownStates(start, torch.zeros(1, n, 4)) for start, n in places)
 
     def ask(inputs: Any) -> Request:
-        options: Any = {"known_states": inputs}
-        sizes: Any = {"ends": [], "vocab_size": 50, "limit": None}
-        return read_requests(options, Sampling(), [[1] * 10], **sizes)[0]
+        return read_requests([[1] * 10], None, {"known_states": inputs}, target(), None)[0][0]
 
     assert len(ask(parts((0, 3), (3, 2), (8, 2))).known_states) == 3
     assert ask(()).known_states == read().known_states == ()
