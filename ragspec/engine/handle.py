@@ -11,10 +11,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Protocol, Self
 
-from ragspec.engine.loop import is_interrupt
 from ragspec.engine.output import Generation
 from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import Emission
+from ragspec.engine.step import Emission, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.sampling.text_output import TextOutput
 

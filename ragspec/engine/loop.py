@@ -10,13 +10,10 @@ back, which frees its memory, and read again once another one has left.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import abc
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -29,6 +26,7 @@ from ragspec.engine.step import (
     InFlightStep,
     Launcher,
     StepOutput,
+    attempt,
     emit,
     finish,
     judge,
@@ -43,8 +41,6 @@ from ragspec.trees.operations import keep_best
 from ragspec.verification.base import TargetSession
 from ragspec.verification.tree_session import TreeSession
 
-P = ParamSpec("P")
-T = TypeVar("T")
 MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is read again
 
 
@@ -130,7 +126,8 @@ class Loop:
             self._jobs.append(self._put_back.pop(0))
         advances = self._live and not (read_first and self._jobs)
         emissions = self._advance() if advances else []
-        emissions += self._read(chunk) if self._jobs else []
+        if self._jobs and (jobs := self._resumed()):
+            emissions += self._read(jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self._launcher.ahead and self._live and not (read_first and self._jobs):
@@ -161,17 +158,26 @@ class Loop:
             step.error = error
         return step
 
-    def _read(self, chunk: int | None) -> list[Emission]:
-        """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token."""
-        if not self._resumed():
-            return []
+    def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> list[Emission]:
+        """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token.
+
+        After an error they are read one by one, or a sequence is put back.
+        """
         parts: list[tuple[PrefillJob, int]] = []
         try:
-            parts = portions(self._jobs, chunk, self.session)
-            jobs, logits = read(self.session, parts)
+            parts = portions(jobs, chunk, self.session)
+            ordered, logits = read(self.session, parts)
         except Exception as error:
-            return self._recover_prefill(error, [job for job, _ in parts] or self._jobs, chunk)
-        return self._after_prefill(jobs, logits)
+            self._discard()
+            if out_of_memory(error) and len(self.sequences) > 1:
+                return self._make_room()
+            jobs = [job for job, _ in parts] or jobs
+            if len(jobs) > 1:
+                return [e for job in jobs if job in self._jobs for e in self._read([job], chunk)]
+            for sequence in jobs[0].sequences:
+                sequence.error = error
+            return []
+        return self._after_prefill(ordered, logits)
 
     def _resumed(self) -> list[PrefillJob]:
         """Return the jobs with tokens to read; resumed texts that are cached take steps at once.
@@ -200,7 +206,7 @@ class Loop:
         places: list[int] = []
         for place, job in enumerate(jobs):
             for sequence, on_read, count, total in job.reports():
-                self._attempt(sequence, on_read, count, total)
+                attempt(sequence, on_read, count, total)
             if not job.left:
                 rows += self._seat(job)
                 places += [place] * (len(rows) - len(places))
@@ -220,10 +226,10 @@ class Loop:
             first.prefill_forwards += job.forwards
             return []
         for row in others:
-            row.slot = self._attempt(row, self.session.fork, _known(first.slot))
+            row.slot = attempt(row, self.session.fork, _known(first.slot))
         for row in rows:
             if row.error is None:
-                self._attempt(row, job.notify, row)
+                attempt(row, job.notify, row)
         return [row for row in rows if not row.done]
 
     def _first(
@@ -237,7 +243,7 @@ class Loop:
             return []
         empty = [DraftTree.empty()] * len(rows)
         ends = [job.hidden[-1][:, -1:] if job.hidden else None for job in jobs]
-        judged = judge(rows, empty, logits, ends, self._attempt)
+        judged = judge(rows, empty, logits, ends)
         emissions = []
         for row, job, judgement in zip(rows, jobs, judged, strict=True):
             if judgement is None:
@@ -246,7 +252,7 @@ class Loop:
             # prefill) is work on the prompt too.
             spent = 1000 * (time.perf_counter() - row.started)
             verdict, _ = judgement
-            step = self._attempt(row, emit, row, DraftTree.empty(), verdict, {"prefill": spent})
+            step = attempt(row, emit, row, DraftTree.empty(), verdict, {"prefill": spent})
             if step is not None:
                 row.prefill_ms += spent
                 row.prefill_forwards += job.forwards
@@ -288,7 +294,7 @@ class Loop:
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
             top, states = None if top_tokens is None else top_tokens[i], hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            emitted = match and self._attempt(row, finish, row, tree, *match, spent, top, states)
+            emitted = match and attempt(row, finish, row, tree, *match, spent, top, states)
             if emitted is not None:
                 emissions.append(Emission(row, emitted))
         host = 1000 * (time.perf_counter() - committed)
@@ -308,7 +314,7 @@ class Loop:
             unchanged = not any(row.distribution.processors for row in rows)
             top_tokens = TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], unchanged)
         hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, self._attempt, output.chosen), top_tokens, hidden
+        return judge(rows, trees, logits, hidden, output.chosen), top_tokens, hidden
 
     def _recover(self, error: Exception, step: InFlightStep | None) -> list[Emission]:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
@@ -346,29 +352,6 @@ class Loop:
         except Exception as error:
             return self._recover(error, step)
 
-    def _recover_prefill(
-        self, error: Exception, jobs: abc.Sequence[PrefillJob], chunk: int | None
-    ) -> list[Emission]:
-        """Read the prompts one by one after an error, or put a sequence back."""
-        self._discard()
-        if out_of_memory(error) and len(self.sequences) > 1:
-            return self._make_room()
-        if len(jobs) == 1:
-            for sequence in jobs[0].sequences:
-                sequence.error = error
-            return []
-        emissions = []
-        for job in jobs:
-            try:
-                alone, logits = read(self.session, portions([job], chunk, self.session))
-            except Exception as again:
-                self._discard()
-                for sequence in job.sequences:
-                    sequence.error = again
-            else:
-                emissions += self._after_prefill(alone, logits)
-        return emissions
-
     def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:
         """Read rows again whose cache a failed commit left in an unknown state."""
         self._discard()
@@ -402,7 +385,7 @@ class Loop:
     def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""
         self._forward.begin(len(live))
-        drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in live}
+        drafts = {_known(row.slot): (row, attempt(row, propose, row)) for row in live}
         valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
         ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
         rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
@@ -414,24 +397,6 @@ class Loop:
         ]
         self._forward.fill([1 + len(tree) for tree in admitted])
         return rows, admitted
-
-    def _attempt(
-        self, row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            row.error = error
-            return None
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Return whether an error is the user's Ctrl-C, which arrives in the main thread alone."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and isinstance(error, KeyboardInterrupt)
 
 
 def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[PrefillJob]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -25,13 +26,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Isolate(Protocol):
-    """Calls a function for a sequence; returns None if it failed and ended it with its error."""
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is the user's Ctrl-C, which arrives in the main thread alone."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and isinstance(error, KeyboardInterrupt)
 
-    def __call__(
-        self, row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        """Return the function's value."""
+
+def attempt(
+    row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> T | None:
+    """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        row.error = error
+        return None
 
 
 @dataclass(slots=True)
@@ -79,7 +90,6 @@ def judge(
     trees: abc.Sequence[DraftTree],
     logits: abc.Sequence[Tensor],
     hidden: abc.Sequence[Tensor | None],
-    attempt: Isolate,
     known: abc.Sequence[abc.Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
     """Return the verdict of each row's rule and the view that it judged; None for failed rows.
@@ -87,7 +97,6 @@ def judge(
     Args:
         logits: The target's logits at root and nodes, of each row [N + 1, V].
         hidden: The hidden states of each row [copies, N + 1, H], or None.
-        attempt: Calls a function for a row, see `Isolate`.
         known: The target's own tokens after root and nodes, if they are computed already; empty for
             a row that has none.
     """
