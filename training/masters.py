@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.models.packed import available, halves
+from ragspec.verification.cpu_weights import available, halves
 
 HALVES = available() and halves()
 FAST = torch.bfloat16 if HALVES else torch.float32

@@ -62,7 +62,7 @@ def _device() -> dict[str, Any]:
     import torch
 
     from ragspec.models.device import pick_device, pick_dtype
-    from ragspec.models.packed import available
+    from ragspec.verification.cpu_weights import available
 
     device = pick_device("auto")
     module: Any = getattr(torch, device.type, None)

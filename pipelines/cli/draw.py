@@ -107,7 +107,7 @@ def draw(
         checked_output(json)  # it may be in the folder that was just created
         import torch
 
-        from ragspec.sampling.noise import fresh_seed
+        from ragspec.sampling.settings import fresh_seed
 
         with terminal.working("loading"):
             pipe = load_pipeline(options)

@@ -37,8 +37,7 @@ from ragspec.retrievers.speculation.passages import (
     RetrieverSearcher,
 )
 from ragspec.retrievers.speculation.schedule import StrideSchedule
-from ragspec.sampling.noise import seeded
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

@@ -17,8 +17,7 @@ from ragspec.engine.request import refuse_unknown
 from ragspec.errors import EngineError, InputError, QueueFullError, RagspecError
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.registry import for_extra
-from ragspec.sampling.noise import seeded
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:
     import ray.data

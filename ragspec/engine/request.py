@@ -22,9 +22,8 @@ from ragspec.engine.prompts import (
 from ragspec.errors import InputError, SamplingError
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
-from ragspec.sampling.noise import fresh_seed
 from ragspec.sampling.processors import ByRow, HFCallable, copied
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, fresh_seed
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
 from ragspec.verification.causal import CausalTarget

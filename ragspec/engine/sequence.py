@@ -22,9 +22,9 @@ from ragspec.reports.report import label_of, label_under, rounds
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream, fresh_seed
+from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
-from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.verification.causal import CausalTarget
 

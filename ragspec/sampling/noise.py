@@ -7,9 +7,8 @@ every device computes alike. On a CPU, NumPy takes a third of torch's time.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -17,9 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from ragspec.errors import InputError
-from ragspec.sampling.settings import Sampling
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -36,25 +32,6 @@ class NoiseUse(IntEnum):
     RESIDUAL = 3
     LATENT = 4  # normal numbers of continuous latents
     ORDER = 5  # the order in which places of an image are generated
-
-
-def fresh_seed() -> int:
-    """Return a seed from the system's entropy (0 .. 2^31 - 1)."""
-    return secrets.randbelow(1 << 31)
-
-
-def seeded(sampling: Sampling, caller: str) -> Sampling:
-    """Return the settings of one text with a seed, for several calls that share its noise.
-
-    Args:
-        caller: The name of the calling function, for the error.
-
-    Raises:
-        InputError: n is above 1.
-    """
-    if sampling.n != 1:
-        raise InputError(f"{caller} gives one text, got n={sampling.n}; use Engine.generate.")
-    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def build_processors(
         sampling.presence_penalty,
         prompt_length=prompt_length,
     )
-    if any(penalties.shape):
+    if penalties != Penalties(prompt_length=prompt_length):
         results.append(penalties)
     if sampling.no_repeat_ngram_size:
         results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))

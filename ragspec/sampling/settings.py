@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
@@ -158,6 +159,25 @@ def _values(config: Any) -> dict[str, Any]:
     if isinstance(bias := values.get("sequence_bias"), Sequence):  # as JSON has it
         values["sequence_bias"] = {tuple(ids): number for ids, number in bias}
     return values
+
+
+def fresh_seed() -> int:
+    """Return a seed from the system's entropy (0 .. 2^31 - 1)."""
+    return secrets.randbelow(1 << 31)
+
+
+def seeded(sampling: Sampling, caller: str) -> Sampling:
+    """Return the settings of one text with a seed, for several calls that share its noise.
+
+    Args:
+        caller: The name of the calling function, for the error.
+
+    Raises:
+        InputError: n is above 1.
+    """
+    if sampling.n != 1:
+        raise InputError(f"{caller} gives one text, got n={sampling.n}; use Engine.generate.")
+    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
 
 @dataclass(frozen=True, slots=True)

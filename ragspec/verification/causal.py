@@ -74,7 +74,8 @@ class CausalTarget:
         self.input_size: int = self.vocab_size
         limit = getattr(text, "max_position_embeddings", None)
         self.max_length: int | None = int(limit) if limit else None
-        accepted = inspect.signature(unwrapped(model).forward).parameters
+        self._unwrapped = unwrapped(model)
+        accepted = inspect.signature(self._unwrapped.forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self.takes_positions = "position_ids" in accepted
         self.border = table_border(model)
@@ -84,17 +85,16 @@ class CausalTarget:
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
         self.piece = piece_of(self.device) if self.border is None else None
-        self._training: bool = unwrapped(model).training
+        self._training: bool = self._unwrapped.training
 
     def check_mode(self) -> None:
         """Raise ModelError if the model was put into training mode after it was opened.
 
         With dropout no two forwards are equal, so that no text could be reproduced.
         """
-        model = unwrapped(self.model)
-        if model.training and not self._training:
+        if self._unwrapped.training and not self._training:
             raise ModelError(
-                f"{type(model).__name__} was put into training mode after it was "
+                f"{type(self._unwrapped).__name__} was put into training mode after it was "
                 "opened; expected evaluation mode, as it was probed. Call model.eval() before "
                 "generating and model.train() when you go on training."
             )

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import SamplingError
-from ragspec.sampling.noise import NoiseStream, NoiseUse, exponential_of_keys, fresh_seed
+from ragspec.sampling.noise import NoiseStream, NoiseUse, exponential_of_keys
 from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, fresh_seed
 
 GOLDEN = 0x9E3779B97F4A7C15
 COUNT = 4096

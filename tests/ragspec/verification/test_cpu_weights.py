@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from ragspec.engine.engine import Engine
-from ragspec.models import packed
 from ragspec.verification import cpu_weights as packing
 from ragspec.verification.cpu_weights import Packed, forward, pack
 from ragspec.verification.tree_attention import TreeView, lease, tree_view
 from tests.support import tiny
 
 WIDTH, OUTPUTS = 256, 1024
-pytestmark = pytest.mark.skipif(not packed.available(), reason="needs oneDNN on x86")
+pytestmark = pytest.mark.skipif(not packing.available(), reason="needs oneDNN on x86")
 
 
 class Two(nn.Module):
@@ -80,7 +79,7 @@ def test_a_product_with_packs_is_the_module_s(
     states = torch.randn(2, positions, WIDTH).to(dtype)
     with Packed(pack(model)):
         result = model(states)
-    served = dtype == torch.float32 or packed.halves()
+    served = dtype == torch.float32 or packing.halves()
     assert calls == [positions] * (2 if served else 0)
     assert result.dtype == dtype
     error = (result.double() - right(model, states)).abs().max()
@@ -284,3 +283,16 @@ def test_an_engine_uses_packs_and_writes_the_same_text(
     monkeypatch.setattr(packing, "available", lambda: False)
     assert write() == with_packs
     assert not calls
+
+
+def test_free_memory_is_reported() -> None:
+    assert packing.free_memory() > 1 << 20
+
+
+@pytest.mark.skipif(not packing.available(), reason="needs oneDNN on x86")
+@pytest.mark.parametrize("rows", [1, 3, 8, 17])
+def test_a_product_is_that_of_the_matrix(rows: int) -> None:
+    torch.manual_seed(rows)
+    matrix, states, bias = torch.randn(50, 24), torch.randn(rows, 24), torch.randn(50)
+    result = packing.product(states, packing.packed(matrix, 8), bias)
+    torch.testing.assert_close(result, states @ matrix.T + bias)
