@@ -1,7 +1,7 @@
 # The public names of this package, for type checkers and for lazy loading.
 from .drafters.model.drafter import ModelDrafter as ModelDrafter
 from .engine.engine import Engine as Engine
-from .engine.output import Generation as Generation
+from .reports.generation import Generation as Generation
 from .errors import RagspecError as RagspecError
 from .models.load import load_model as load_model
 from .reports.report import Report as Report

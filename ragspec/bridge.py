@@ -28,8 +28,8 @@ from torch import Tensor
 from ragspec.bridge_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling

@@ -11,7 +11,7 @@ import torch
 from harness.image_variants import Variant
 from harness.latent_moments import PathMoments, PathTarget
 from harness.latent_variants import build_latent_variant
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.visual.latents.judged import steps_of
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline

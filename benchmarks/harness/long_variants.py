@@ -33,7 +33,7 @@ from ragspec.pipelines.bench.variants import (
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.pipelines.docqa.prompt import plain_ids
 from ragspec.pipelines.long.document import LongDocument
-from ragspec.reports.builder import accepted_of
+from ragspec.reports.generation import accepted_of
 from ragspec.reports.report import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.rapid.drafter import Rapid

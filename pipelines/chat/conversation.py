@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.output import Generation
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
@@ -30,6 +29,7 @@ from ragspec.pipelines.docqa.template import (
     suited,
     templated,
 )
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.sampling.stopping import EndRepetition
 

@@ -14,7 +14,7 @@ from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
+    from ragspec.reports.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
     from ragspec.pipelines.cli.compare import Comparison
     from ragspec.pipelines.docqa.docqa import Answer
+    from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import Sampling
 
 INTERRUPTED = 130

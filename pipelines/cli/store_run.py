@@ -17,8 +17,8 @@ from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_text
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
     from ragspec.pipelines.console.options import EngineOptions
+    from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.catalogue import CorpusInfo, ProgressCallback
     from ragspec.retrievers.corpus.index import CorpusIndex
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.output import Generation
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import refuse_unknown, stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.iterative.writers import FinalText
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.neighbours import Mixture

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ragspec.drafters.method import describe
 from ragspec.registry import names
-from ragspec.reports.builder import accepted_of, count_sources, sources_of
+from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import Event
 from ragspec.rules.base import Step
 

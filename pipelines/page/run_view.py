@@ -16,7 +16,7 @@ from ragspec.pipelines.page.charts import (
     step_chart,
 )
 from ragspec.pipelines.page.tree_view import where
-from ragspec.reports.builder import accepted_of, count_sources, sources_of
+from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step

@@ -15,7 +15,7 @@ from math import ceil
 from unicodedata import category, combining, east_asian_width
 
 from ragspec.pipelines.page.charts import TARGET, colours_of, first_number
-from ragspec.reports.builder import accepted_of, sources_of
+from ragspec.reports.generation import accepted_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT

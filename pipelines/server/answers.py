@@ -15,8 +15,8 @@ from ragspec.pipelines.docqa.prompt import decoder
 from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
-    from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.prompt import Prompt
+    from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import TokenLogprob
 
 REASONS = {"length": "length", "paused": "length"}  # in OpenAI's terms; all others are "stop"

@@ -23,8 +23,8 @@ from ragspec.pipelines.server.prompting import EngineRequest
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.reports.generation import Generation
 
 
 class Serving:

@@ -28,10 +28,10 @@ from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
-    from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.prompt import Prompt
     from ragspec.pipelines.server.prompting import EngineRequest
     from ragspec.pipelines.server.schema import TextRequest
+    from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import TokenLogprob
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from typing import Any
 
 from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job, read_settings
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
+from ragspec.reports.generation import Generation
 
 try:
     from langchain_core.documents import Document

@@ -16,9 +16,9 @@ from typing import Any
 
 from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job, pulled, read_settings
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 
 try:

@@ -18,7 +18,6 @@ from typing import Any
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
-from ragspec.engine.output import Generation
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
@@ -28,6 +27,7 @@ from ragspec.pipelines.docqa.prompt import Prompt, decoder, placed
 from ragspec.pipelines.docqa.template import is_chat, templated
 from ragspec.pipelines.server.answers import OpenAIReply, place_tokens, usage
 from ragspec.registry import unknown
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.sampling.settings import Sampling
 

@@ -20,7 +20,6 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
-from ragspec.engine.output import Generation
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts
@@ -30,6 +29,7 @@ from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.needs import Needs, match
 from ragspec.registry import resolve
+from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget

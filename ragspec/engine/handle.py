@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Protocol, Self
 
-from ragspec.engine.output import Generation
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import Emission, is_interrupt
 from ragspec.errors import CallbackError, InputError
+from ragspec.reports.generation import Generation
 from ragspec.sampling.text_output import TextOutput
 
 Notify = Callable[[Generation], None]

@@ -26,10 +26,10 @@ import torch
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
-from ragspec.engine.output import Generation
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError
+from ragspec.reports.generation import Generation
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache

@@ -13,11 +13,10 @@ from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
-from ragspec.engine.output import Generation
 from ragspec.engine.request import Request
 from ragspec.errors import InputError
 from ragspec.needs import Needs, match
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under, rounds
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView

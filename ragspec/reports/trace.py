@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ragspec.errors import InputError
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.decoding import decoder_of
@@ -33,34 +33,6 @@ FORMAT = "ragspec-trace"
 VERSION = 1
 # The errors that reading or showing a damaged trace may raise.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-class Traceable(Protocol):
-    """The part of a generation that a trace needs."""
-
-    @property
-    def text(self) -> str:
-        """The text, without its stop string."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """All tokens of the text, those of earlier calls included."""
-
-    @property
-    def prompt_tokens(self) -> Sequence[int]:
-        """Ids of the prompt."""
-
-    @property
-    def label(self) -> str:
-        """The guarantee that the output carries."""
-
-    @property
-    def report(self) -> Report:
-        """The figures of the run."""
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        """The steps, first to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +76,7 @@ class Trace:
         return "".join("".join(chunks) for chunks in self.texts)
 
 
-def step_texts(generation: Traceable, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
+def step_texts(generation: Generation, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
     """Return the texts of the tokens that each step emitted; joined, they end as the text does.
 
     A character made of several tokens stands at its last one; the others get "".
@@ -141,7 +113,7 @@ def step_vocabularies(steps: Iterable[Step], tokenizer: Any) -> Iterator[dict[in
 
 def write_trace(
     path: Path | str,
-    generation: Traceable,
+    generation: Generation,
     tokenizer: Any,
     *,
     model: str = "",
@@ -190,7 +162,7 @@ def write_trace(
         ) from error
 
 
-def _start(generation: Traceable) -> float:
+def _start(generation: Generation) -> float:
     """Return the milliseconds before the first step; a first step may itself be the prefill."""
     first = generation.steps[0].milliseconds if generation.steps else {}
     return 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)

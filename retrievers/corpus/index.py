@@ -53,7 +53,7 @@ from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
+    from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.rest import RestDrafter
 
 REQUEST = "request"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.distributions import Guessing, Knn, NeighbourCache, Searching
 from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ragspec.budget.policy import FixedBudget
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.visual.latents.judged import RecordingLatentTarget, RecordingRule
 from ragspec.visual.latents.model import LatentModel

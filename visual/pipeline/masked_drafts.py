@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report, kind_of_label
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report, kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream

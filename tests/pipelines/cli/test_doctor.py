@@ -12,7 +12,6 @@ import torch
 
 import ragspec
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.compare import (
     compare,
@@ -23,6 +22,7 @@ from ragspec.pipelines.cli.compare import (
 )
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.template import WORDINGS
-from ragspec.reports.builder import count_sources, report_of
+from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines import KnnLM
+from ragspec.reports.generation import Generation
 from ragspec.retrievers import Datastore
 from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.knn.neighbours import Neighbours

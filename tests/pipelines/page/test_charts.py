@@ -19,7 +19,7 @@ from ragspec.pipelines.page.charts import (
     step_chart,
 )
 from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
-from ragspec.reports.builder import accepted_of, report_of
+from ragspec.reports.generation import accepted_of, report_of
 from ragspec.reports.report import Event
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.rules.base import Step

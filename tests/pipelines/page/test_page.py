@@ -14,11 +14,11 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.page.run_view import run_view
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
-from tests.ragspec.reports.test_trace import Run
+from tests.ragspec.reports.test_trace import generation_of
 
 EVIL = "</span><script>alert('x')</script><img src=x onerror=alert(1)>"
 WORDS = ["A ", "draft ", "is ", "checked ", EVIL, "\n", "by ", "the ", "target."]
@@ -47,7 +47,7 @@ def decode(tokens: list[int]) -> str:
     return "".join(WORDS[token] for token in tokens)
 
 
-def sample_run() -> Run:
+def sample_run() -> Generation:
     jump = DraftTree.chain([1, 2, 3, 6], "context", origin=[(0, 4), (0, 5), (1, 9), (1, 10)])
     steps = [
         Step(DraftTree.empty(), (), (0,), {"prefill": 20.0}),
@@ -55,8 +55,7 @@ def sample_run() -> Run:
         Step(DraftTree.chain([5, 6], "<b>model</b>"), (0, 1), (5, 6, 7), {"verify": 6.0}),
         Step(DraftTree.chain([0], "context"), (), (8,), {"verify": 6.0}),
     ]
-    report = report_of(steps, list(range(9)), 0.05, "stop", seed=3, prompt_tokens=12)
-    return Run(steps, report, decode=decode)
+    return generation_of(steps, decode, seed=3, prompt_tokens=12)
 
 
 def sample_trace(folder: Path, **extra: Any) -> Trace:

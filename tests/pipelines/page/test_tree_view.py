@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.pipelines.page.tree_view import NODE_HEIGHT, DraftView, draft_views, printed, where
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import report_of
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import (
     InputError,
     PromptTooLongError,
@@ -15,6 +14,7 @@ from ragspec.errors import (
     SamplingError,
     UnknownNameError,
 )
+from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny

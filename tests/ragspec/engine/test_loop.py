@@ -12,7 +12,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.rules.base import ALL_KINDS, Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk

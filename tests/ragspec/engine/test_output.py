@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError
+from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny

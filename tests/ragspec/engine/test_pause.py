@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.needs import Needs
+from ragspec.reports.generation import Generation
 from ragspec.retrievers import ContextDrafter
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform

@@ -13,9 +13,9 @@ from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import within
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.engine.prompts import ANCHOR, check_length, encode_prompts, read_prediction
 from ragspec.errors import InputError, PromptTooLongError
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter

@@ -12,9 +12,9 @@ import torch
 
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError, SamplingError
+from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import report_of
 from ragspec.reports.report import (
     Report,
     distinct_share,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.reports.builder import report_of
-from ragspec.reports.report import Report
+from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.trace import piece_text, read_trace, step_texts, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -23,27 +21,17 @@ def letters(tokens: list[int]) -> str:
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
-@dataclass
-class Run:
-    """A generation as the trace sees it."""
-
-    steps: list[Step]
-    report: Report
-    label: str = "exact"
-    prompt_tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
-    decode: Callable[[list[int]], str] = letters
-    end: int | None = None  # length of the text, if a stop string cuts it
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for step in self.steps for token in step.tokens]
-
-    @property
-    def text(self) -> str:
-        return self.decode(self.tokens)[: self.end]
+def generation_of(
+    steps: list[Step], decode: Callable[[list[int]], str], end: int | None = None, **facts: Any
+) -> Generation:
+    """Return the generation of some steps; a stop string cuts its text at `end`."""
+    tokens = [token for step in steps for token in step.tokens]
+    report = report_of(steps, tokens, 0.05, "stop", **facts)
+    text = decode(tokens)[:end]
+    return Generation(text, tokens, "stop", "exact", report, [1, 2, 3], steps=steps)
 
 
-def run() -> Run:
+def run(*more: Step) -> Generation:
     tree = DraftTree.chain(list(b"\xa9lo"), "context", origin=[(1, 7), (1, 8), (1, 9)])
     times = {"draft": 1.0, "verify": 5.0}
     steps = [
@@ -55,10 +43,9 @@ def run() -> Run:
             times,
         ),
         Step(tree, (0, 1), (0xA9, *b"lo"), times),
+        *more,
     ]
-    emitted = [token for step in steps for token in step.tokens]
-    facts: dict[str, Any] = {"seed": 5, "prompt_tokens": 3, "budget": "fixed"}
-    return Run(steps, report_of(steps, emitted, 0.02, "stop", **facts))
+    return generation_of(steps, letters, seed=5, prompt_tokens=3, budget="fixed")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -96,11 +83,9 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
 
 
 def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
-    instance, path = run(), tmp_path / "trace.jsonl"
-    instance.steps.append(
-        Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0})
-    )
-    write_trace(path, instance, letters)
+    path = tmp_path / "trace.jsonl"
+    more = Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0})
+    write_trace(path, run(more), letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("vocabulary") for line in lines[2:5]] == [
         {"101": "e"},
@@ -153,10 +138,9 @@ def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
 
 
 def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
-    instance, path = run(), tmp_path / "trace.jsonl"
+    path = tmp_path / "trace.jsonl"
     twins = DraftTree.build([108, 108], [-1, -1], "model", kind=DraftKind.SAMPLED)
-    instance.steps.append(Step(twins, (1,), (108, 33)))
-    write_trace(path, instance, letters)
+    write_trace(path, run(Step(twins, (1,), (108, 33))), letters)
     assert read_trace(path).steps[3].path == (1,)
 
 
@@ -225,10 +209,8 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
 
 def texts_of(tokens: list[int], end: int | None = None) -> list[str]:
     """Return the texts of tokens, each emitted by a step of its own."""
-    generation = run()
-    generation.steps = [Step(DraftTree.empty(), (), (token,)) for token in tokens]
-    generation.end = end
-    return [text for (text,) in step_texts(generation, letters)]
+    steps = [Step(DraftTree.empty(), (), (token,)) for token in tokens]
+    return [text for (text,) in step_texts(generation_of(steps, letters, end), letters)]
 
 
 @given(st.text(max_size=12), st.integers(0, 12))

@@ -15,7 +15,7 @@ import ragspec.verification.tree_session as session_module
 from ragspec.drafters.base import Drafter, SourceText
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
+from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ragspec.engine.output import Generation
-from ragspec.reports.builder import report_of
+from ragspec.reports.generation import Generation, report_of
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.raster import Raster

@@ -1,19 +1,45 @@
-"""The report of a text from its steps, and the source of every token."""
+"""A finished text, the report of its steps, and the source of every token."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.rules.base import Step
+from ragspec.sampling.settings import TokenLogprob
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
 # Texts that are not documents count under their own name, whichever drafter copied from them.
 COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
+
+
+@dataclass(slots=True)
+class Generation:
+    """One finished text.
+
+    Attributes:
+        text: Without stop strings and special tokens; "" without a tokenizer.
+        tokens: All emitted ids, an end token included.
+        finish_reason: "stop", "length", "paused" (see `Options`), "cancelled", or "refused" if a
+            pipeline did not call the model.
+        label: The guarantee of the output: exact, exact-for(distribution), bounded(tv<=x) or
+            approximate.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    label: str
+    report: Report
+    prompt_tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    steps: list[Step] = field(default_factory=list)
+    sample: int = 0
 
 
 def sources_of(step: Step) -> list[str]:
