@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,12 @@ from torch import Tensor
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.base import Drafter
-from ragspec.drafters.build import build_drafter
+from ragspec.drafters.build import DrafterSpec, build_drafter
 from ragspec.drafters.combined import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
-from ragspec.engine.sequence import Parts
-from ragspec.engine.sequence import Sequence as RequestState
+from ragspec.engine.sequence import Parts, Sequence
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
@@ -35,6 +32,9 @@ from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache
+
+BudgetSpec = str | int | BudgetPolicy
+RuleSpec = str | Rule | None
 
 
 class Engine:
@@ -65,10 +65,10 @@ class Engine:
         self,
         model: Any,
         tokenizer: Any = None,
-        drafter: str | Drafter | Sequence[str | Drafter] | None = "auto",
+        drafter: DrafterSpec = "auto",
         draft_model: Any = None,
-        budget: str | int | BudgetPolicy = "auto",
-        rule: str | Rule | None = None,
+        budget: BudgetSpec = "auto",
+        rule: RuleSpec = None,
         *,
         max_batch_size: int = 16,
         max_queue_size: int | None = None,
@@ -84,16 +84,15 @@ class Engine:
         self.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
         self.cost: ForwardCost | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
-        self._listening = threading.Lock()
         self._configure_drafting(drafter, draft_model, budget, rule)
 
     @classmethod
     def from_pretrained(
         cls,
         model: str | Path = "starter",
-        drafter: str | Drafter | Sequence[str | Drafter] | None = "auto",
+        drafter: DrafterSpec = "auto",
         draft_model: Any = None,
-        budget: str | int | BudgetPolicy = "auto",
+        budget: BudgetSpec = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         *,
@@ -203,7 +202,7 @@ class Engine:
             owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
                 a thread of the engine, as for `submit`.
         """
-        sequence = RequestState(request, self.parts)
+        sequence = Sequence(request, self.parts)
         handle = RequestHandle(sequence, self.scheduler, owner, self.notify)
         self.scheduler.add(handle)
         return handle
@@ -290,15 +289,8 @@ class Engine:
     @property
     def parts(self) -> Parts:
         """The parts that a new call uses."""
-        return Parts(
-            self.target,
-            self.drafter,
-            self.rule,
-            self.budget,
-            self.cost,
-            self.tokenizer,
-            self._transform,
-        )
+        drafting = self.drafter, self.rule, self.budget, self.cost
+        return Parts(self.target, *drafting, self.tokenizer, self._transform)
 
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
         """Call `callback` with every finished text; return a function that unsubscribes it.
@@ -307,12 +299,10 @@ class Engine:
         and never reaches the caller of `generate` or `stream`.
         """
         key = object()
-        with self._listening:
-            self._listeners = self._listeners | {key: callback}
+        self._listeners[key] = callback
 
         def unsubscribe() -> None:
-            with self._listening:
-                self._listeners = {k: v for k, v in self._listeners.items() if k is not key}
+            self._listeners.pop(key, None)
 
         return unsubscribe
 
@@ -326,10 +316,7 @@ class Engine:
         return other
 
     def with_drafter(
-        self,
-        drafter: str | Drafter | Sequence[str | Drafter] | None,
-        budget: str | int | BudgetPolicy = "auto",
-        rule: str | Rule | None = None,
+        self, drafter: DrafterSpec, budget: BudgetSpec = "auto", rule: RuleSpec = None
     ) -> Engine:
         """Return an engine with another drafter, without callbacks.
 
@@ -358,11 +345,7 @@ class Engine:
         return other
 
     def _configure_drafting(
-        self,
-        drafter: str | Drafter | Sequence[str | Drafter] | None,
-        draft_model: Any,
-        budget: str | int | BudgetPolicy,
-        rule: str | Rule | None,
+        self, drafter: DrafterSpec, draft_model: Any, budget: BudgetSpec, rule: RuleSpec
     ) -> None:
         """Set drafter, budget and rule; a measured cost is kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
@@ -376,13 +359,23 @@ class Engine:
         if self.drafter is None:
             return
         match_drafter(self.drafter, offered)
-        _check_ranks(self.model, self.budget)
         if self.cost is None and self.budget.needs_cost:
             self.measure()
 
     def measure(self) -> None:
-        """Measure the cost of forwards, on which the budget "auto" depends, in about a second."""
-        target = self.target
+        """Measure the cost of forwards, on which the budget "auto" depends, in about a second.
+
+        Raises:
+            InputError: The model is split across ranks. Their forwards wait for each other: if each
+                verified other trees, by its own clock, all of them would hang.
+        """
+        target, ranks = self.target, rank_count(self.model)
+        if ranks > 1:
+            raise InputError(
+                f"got budget={self.budget.name!r}, which goes by each process's own clock, for a "
+                f"model cut among {ranks} ranks; expected one that is the same on all of them. "
+                "Give a number of draft nodes."
+            )
         self.cost = ForwardCost.probed(target.time_forward, target.max_length, target.widths)
 
     @property
@@ -394,7 +387,7 @@ class Engine:
         """Call the `on_finish` callbacks with a text, unless it was cancelled or has paused."""
         if generation.finish_reason in ("cancelled", "paused"):
             return
-        for listener in tuple(self._listeners.values()):
+        for listener in list(self._listeners.values()):
             call_or_warn(listener, generation)
 
     def prepare(
@@ -418,22 +411,7 @@ class Engine:
         )
 
 
-def _complete(handles: Sequence[RequestHandle]) -> bool:
+def _complete(handles: list[RequestHandle]) -> bool:
     """Return whether all requests have ended, or one has failed."""
     ended = [handle.future for handle in handles if handle.done]
     return len(ended) == len(handles) or any(future.exception() for future in ended)
-
-
-def _check_ranks(model: Any, budget: BudgetPolicy) -> None:
-    """Raise InputError if each rank of a model would draft by its own clock.
-
-    Forwards over split weights wait for each other: if ranks verified different trees, all of them
-    would hang.
-    """
-    ranks = rank_count(model)
-    if ranks > 1 and budget.needs_cost:
-        raise InputError(
-            f"got budget={budget.name!r}, which goes by each process's own clock, for a model cut "
-            f"among {ranks} ranks; expected one that is the same on all of them. Give a number of "
-            "draft nodes."
-        )

@@ -25,17 +25,14 @@ from ragspec.engine.step import (
     Emission,
     InFlightStep,
     Launcher,
-    StepOutput,
     attempt,
     emit,
     finish,
     judge,
     propose,
+    top_tokens_of,
 )
 from ragspec.models.device import out_of_memory
-from ragspec.rules.base import Verdict
-from ragspec.rules.target_view import RowView
-from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.verification.base import TargetSession
@@ -58,19 +55,13 @@ class Loop:
         self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
         self._launcher = Launcher(session)
-        self._ahead: InFlightStep | None = None  # the forward that was launched ahead,
-        self._failure: Exception | None = None  # or the error of its drafts
+        self._ahead: InFlightStep | None = None  # the step that was launched ahead
         self._most = 0  # sequences for which there was memory when one was put back
 
     @property
     def room(self) -> bool:
         """Whether another sequence may join: as far as is known, there is memory for it."""
         return not self._put_back
-
-    @property
-    def reads(self) -> bool:
-        """Whether prompts are being read."""
-        return bool(self._jobs)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -98,9 +89,9 @@ class Loop:
         Args:
             keep: Whether its keys and values may serve other texts.
         """
-        if self._ahead is not None or self._failure is not None:
+        if self._ahead is not None:
             self.session.discard_uncommitted()  # the other sequences draft again
-            self._ahead = self._failure = None
+            self._ahead = None
         if sequence in self._live:
             self._live.remove(sequence)
         self._jobs = list(_without(sequence, self._jobs))
@@ -125,38 +116,39 @@ class Loop:
         while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))
         advances = self._live and not (read_first and self._jobs)
-        emissions = self._advance() if advances else []
+        emissions: list[Emission] = []
+        if advances:
+            step, self._ahead = self._ahead or self._launch(), None
+            emissions = self._take(step)
         if self._jobs and (jobs := self._resumed()):
             emissions += self._read(jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self._launcher.ahead and self._live and not (read_first and self._jobs):
-            self._launch_ahead()
+            self._ahead = self._launch()  # before the tokens of this step are handed on
         return emissions
 
-    def _launch_ahead(self) -> None:
-        """Launch the next forward before the tokens of the last one are handed on.
-
-        The next step raises any error, so that no written token is lost.
-        """
-        try:
-            self._ahead = self._launch()
-        except Exception as error:
-            self.session.discard_uncommitted()
-            self._failure = error
-
-    def _launch(self) -> InFlightStep | None:
-        """Draft for every row and launch the forward; return None if no row is left to verify."""
+    def _launch(self) -> InFlightStep:
+        """Draft for every row and launch the forward; the step keeps an error until it is taken."""
         began = time.perf_counter()
-        rows, trees = self._drafts(self._live)
-        if not rows:
-            return None
-        step = InFlightStep(rows, trees, time.perf_counter() - began)
+        step = InFlightStep(self._live.copy())
         try:
-            self._launcher.launch(step)
+            step.rows, step.trees = self._drafts(self._live)
+            step.drafting = time.perf_counter() - began
+            if step.rows:
+                self._launcher.launch(step)
         except Exception as error:
             step.error = error
         return step
+
+    def _take(self, step: InFlightStep) -> list[Emission]:
+        """Return the emissions of a launched step, or of what is done after an error."""
+        try:
+            if step.error is not None:
+                raise step.error
+            return self._finish(step) if step.rows else []
+        except Exception as error:
+            return self._recover(error, step)
 
     def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> list[Emission]:
         """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token.
@@ -202,16 +194,14 @@ class Loop:
         self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
     ) -> list[Emission]:
         """Report the progress of prompts, and emit the first tokens of those that have ended."""
-        rows: list[Sequence] = []
-        places: list[int] = []
-        for place, job in enumerate(jobs):
+        ended: list[tuple[Sequence, PrefillJob, Tensor]] = []
+        for job, row_logits in zip(jobs, logits, strict=False):
             for sequence, on_read, count, total in job.reports():
                 attempt(sequence, on_read, count, total)
             if not job.left:
-                rows += self._seat(job)
-                places += [place] * (len(rows) - len(places))
+                ended += [(row, job, row_logits) for row in self._seat(job)]
         self._jobs = [job for job in self._jobs if job.left]
-        return self._first(rows, [jobs[i] for i in places], [logits[i] for i in places])
+        return self._first(ended)
 
     def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
@@ -232,18 +222,13 @@ class Loop:
                 attempt(row, job.notify, row)
         return [row for row in rows if not row.done]
 
-    def _first(
-        self,
-        rows: abc.Sequence[Sequence],
-        jobs: abc.Sequence[PrefillJob],
-        logits: abc.Sequence[Tensor],
-    ) -> list[Emission]:
+    def _first(self, ended: abc.Sequence[tuple[Sequence, PrefillJob, Tensor]]) -> list[Emission]:
         """Emit the first token of each row from the logits [1, V] after its prompt."""
-        if not rows:
+        if not ended:
             return []
-        empty = [DraftTree.empty()] * len(rows)
+        rows, jobs, logits = zip(*ended, strict=True)
         ends = [job.hidden[-1][:, -1:] if job.hidden else None for job in jobs]
-        judged = judge(rows, empty, logits, ends)
+        judged = judge(rows, [DraftTree.empty()] * len(rows), logits, ends)
         emissions = []
         for row, job, judgement in zip(rows, jobs, judged, strict=True):
             if judgement is None:
@@ -259,25 +244,13 @@ class Loop:
                 emissions.append(Emission(row, step))
         return emissions
 
-    def _advance(self) -> list[Emission]:
-        """Take one step in every row whose prompt is read."""
-        step, failure = self._ahead, self._failure
-        self._ahead = self._failure = None
-        try:
-            if failure is not None:
-                raise failure
-            step = step or self._launch()
-            return self._finish(step) if step is not None else []
-        except Exception as error:
-            return self._recover(error, step)
-
     def _finish(self, step: InFlightStep) -> list[Emission]:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
-        if step.error is not None:
-            raise step.error
         landing = time.perf_counter()
         output = self._launcher.wait(step)
-        judged, top_tokens, hidden = self._judged(step, output)
+        tops = top_tokens_of(step.rows, step.trees, output.logits)
+        hidden = hidden_of(self.session, step.rows)
+        judged = judge(step.rows, step.trees, output.logits, hidden, output.chosen)
         verified = time.perf_counter()
         waited = max(step.launching + verified - landing, output.seconds)
         try:
@@ -292,9 +265,9 @@ class Loop:
         }
         emissions = []
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
-            top, states = None if top_tokens is None else top_tokens[i], hidden[i]
+            states = hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            emitted = match and attempt(row, finish, row, tree, *match, spent, top, states)
+            emitted = match and attempt(row, finish, row, tree, *match, spent, tops[i], states)
             if emitted is not None:
                 emissions.append(Emission(row, emitted))
         host = 1000 * (time.perf_counter() - committed)
@@ -302,36 +275,21 @@ class Loop:
             emission.step.milliseconds["host"] = host
         return emissions
 
-    def _judged(
-        self, step: InFlightStep, output: StepOutput
-    ) -> tuple[
-        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, abc.Sequence[Tensor | None]
-    ]:
-        """Return the decisions of the rules, and top tokens and hidden states for the drafters."""
-        rows, trees, logits = step.rows, step.trees, output.logits
-        top_tokens: list[TopTokens] | None = None
-        if k := max(row.needs.top_tokens for row in rows):
-            unchanged = not any(row.distribution.processors for row in rows)
-            top_tokens = TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], unchanged)
-        hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, output.chosen), top_tokens, hidden
-
-    def _recover(self, error: Exception, step: InFlightStep | None) -> list[Emission]:
+    def _recover(self, error: Exception, step: InFlightStep) -> list[Emission]:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
         self._discard()
-        rows = [row for row in (step.rows if step else self._live) if row in self._live]
-        trees = step.trees if step else [DraftTree.empty() for _ in rows]
+        rows = [row for row in step.rows if row in self._live]
         if not rows:
             return []
-        if step is not None and out_of_memory(error) and any(map(len, trees)):
-            smaller = [keep_best(tree, len(tree) // 2) for tree in trees]
+        if out_of_memory(error) and any(map(len, step.trees)):
+            smaller = [keep_best(tree, len(tree) // 2) for tree in step.trees]
             return self._again(step.rows, smaller)
         if len(rows) == 1 and (not out_of_memory(error) or len(self.sequences) == 1):
             rows[0].error = error
             return []
         if out_of_memory(error):
             return self._make_room()
-        if step is None:  # a drafter or its budget failed outside of any row
+        if not step.trees:  # a drafter or its budget failed outside of any row
             raise error
         pairs = list(zip(step.rows, step.trees, strict=True))
         return [each for row, tree in pairs for each in self._again([row], [tree])]
@@ -345,12 +303,12 @@ class Loop:
         if not pairs:
             return []
         ordered = [pairs[slot] for slot in self.session.select_rows(list(pairs))]
-        step = InFlightStep([row for row, _ in ordered], [tree for _, tree in ordered], 0.0)
+        step = InFlightStep([row for row, _ in ordered], [tree for _, tree in ordered])
         try:
             self._launcher.launch(step)
-            return self._finish(step)
         except Exception as error:
-            return self._recover(error, step)
+            step.error = error
+        return self._take(step)
 
     def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:
         """Read rows again whose cache a failed commit left in an unknown state."""

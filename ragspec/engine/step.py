@@ -6,7 +6,7 @@ import threading
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
@@ -115,6 +115,17 @@ def judge(
     return judged
 
 
+def top_tokens_of(
+    rows: abc.Sequence[Sequence], trees: abc.Sequence[DraftTree], logits: abc.Sequence[Tensor]
+) -> abc.Sequence[TopTokens | None]:
+    """Return the target's best tokens of each row, None if no drafter needs them."""
+    k = max(row.needs.top_tokens for row in rows)
+    if not k:
+        return [None] * len(rows)
+    unchanged = not any(row.distribution.processors for row in rows)
+    return TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], unchanged)
+
+
 def _view(
     row: Sequence,
     tree: DraftTree,
@@ -199,13 +210,14 @@ class InFlightStep:
     """One forward and the drafts that it verifies.
 
     Attributes:
+        trees: Empty if drafting failed.
         drafting, launching: Seconds of the host.
-        error: The error of its launch.
+        error: The error of its drafts or of its launch.
     """
 
     rows: list[Sequence]
-    trees: list[DraftTree]
-    drafting: float
+    trees: list[DraftTree] = field(default_factory=list)
+    drafting: float = 0.0
     launching: float = 0.0
     error: Exception | None = None
 

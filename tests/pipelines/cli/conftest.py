@@ -22,11 +22,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the third step of decoding."""
-    advance, passes = Loop._advance, iter(range(100))
+    take, passes = Loop._take, iter(range(100))
 
     def interrupted(*arguments: Any) -> Any:
         if next(passes) == 3:
             raise KeyboardInterrupt
-        return advance(*arguments)
+        return take(*arguments)
 
-    monkeypatch.setattr(Loop, "_advance", interrupted)
+    monkeypatch.setattr(Loop, "_take", interrupted)

@@ -164,16 +164,16 @@ def test_interrupt_of_a_comparison_keeps_the_answer(
 ) -> None:
     from ragspec.engine.loop import Loop
 
-    advance = Loop._advance
+    take = Loop._take
 
     passes = iter(range(100))
 
     def interrupted(*arguments: Any) -> Any:
         if next(passes) == at + 7:  # 7 to warm up, 9 and 9 for the two runs
             raise KeyboardInterrupt
-        return advance(*arguments)
+        return take(*arguments)
 
-    monkeypatch.setattr(Loop, "_advance", interrupted)
+    monkeypatch.setattr(Loop, "_take", interrupted)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
     result = json.loads(capsys.readouterr().out)
