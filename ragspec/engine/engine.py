@@ -151,10 +151,9 @@ class Engine:
         finally:
             for handle in handles:
                 handle.close()
-        n = requests[0].sampling.n
-        if n == 1:
-            return results[0] if single else results
-        texts = [results[start : start + n] for start in range(0, len(results), n)]
+        texts: list[Any] = results
+        if (n := requests[0].sampling.n) > 1:
+            texts = [results[start : start + n] for start in range(0, len(results), n)]
         return texts[0] if single else texts
 
     def stream(
@@ -167,8 +166,6 @@ class Engine:
         Raises:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
-        if self.tokenizer is None:
-            raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         return self.add(self._one("stream()", prompt, sampling, options), object()).stream()
 
     def submit(
@@ -264,10 +261,7 @@ class Engine:
         return handle.sequence.states
 
     def hold(self) -> AbstractContextManager[None]:
-        """Keep caches and packed weights ready inside the block, for many short calls in a row.
-
-        The model must not be changed meanwhile.
-        """
+        """Keep caches and packed weights ready inside the block, see `Scheduler.hold`."""
         return self.scheduler.hold()
 
     def _one(self, name: str, prompt: Any, sampling: Sampling | None, options: Options) -> Request:
@@ -335,11 +329,7 @@ class Engine:
     def with_limits(
         self, max_batch_size: int, max_queue_size: int | None = None, chunk: int = CHUNK
     ) -> Engine:
-        """Return an engine with a scheduler and a prefix cache of its own, without callbacks.
-
-        Args:
-            max_batch_size, max_queue_size, chunk: See `Engine`.
-        """
+        """Return an engine with a scheduler and a prefix cache of its own, without callbacks."""
         other = self.without_callbacks()
         other.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
         return other
@@ -397,15 +387,7 @@ class Engine:
         options: Options,
         attention_mask: Tensor | None = None,
     ) -> tuple[list[Request], bool]:
-        """Check the arguments of `generate`; return a request for each text.
-
-        Returns:
-            The requests, the samples of a prompt one after the other, and whether a single prompt
-            was passed.
-
-        Raises:
-            InputError, SamplingError, PromptTooLongError: An argument is invalid.
-        """
+        """Check the arguments of `generate`; return its requests, see `read_requests`."""
         return read_requests(
             prompts, sampling, options, self.target, self.tokenizer, attention_mask
         )

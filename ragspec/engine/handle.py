@@ -245,6 +245,7 @@ class Stream:
         self._ended = True
         tokenizer, request = handle.sequence.parts.tokenizer, handle.request
         if tokenizer is None:
+            handle.close()
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         self._handle = handle
         self._text = TextOutput(tokenizer, request.prompt, request.stop.strings)

@@ -208,7 +208,7 @@ class Scheduler:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the session open until the block ends, for many short requests in a row.
+        """Keep caches and packed weights ready inside the block, for many short calls in a row.
 
         The model must not be changed meanwhile.
         """
