@@ -15,7 +15,7 @@ class NoisyTrees(Drafter):
 
     truths: by prompt, what plain decoding generates. spoiled: how often the true token is left
     out. Wrong nodes stand before, between and after the true path, so that accepted nodes lie
-    scattered over the slots of the cache.
+    scattered over the slots of the cache. Nodes claim less the deeper and the wronger they are.
     """
 
     name = "noisy"
@@ -40,7 +40,8 @@ class NoisySession(DraftSession):
         random = np.random.default_rng(context.generated)
         tokens: list[int] = []
         parents: list[int] = []
-        parent = ROOT
+        claims: list[float] = []
+        parent, above = ROOT, 1.0
         for right in self._truth[context.generated :]:
             wrong = random.integers(0, self._vocab_size, size=3).tolist()
             siblings = dict.fromkeys([*wrong[:1], right, *wrong[1 : random.integers(1, 4)]])
@@ -50,10 +51,14 @@ class NoisySession(DraftSession):
             for token in siblings:
                 tokens.append(token)
                 parents.append(parent)
+                claims.append(above * (0.95 if token == right else 0.9))
             if tokens[first] != right:
                 tokens.append(right)  # a child of a wrong node: right token, wrong path
                 parents.append(first)
+                claims.append(0.9 * claims[first])
             if right not in siblings or len(tokens) > budget:
                 break
-            parent = first + list(siblings).index(right)
-        return DraftTree.build(tokens[:budget], parents[:budget], NoisyTrees.name)
+            parent, above = first + list(siblings).index(right), 0.95 * above
+        return DraftTree.build(
+            tokens[:budget], parents[:budget], NoisyTrees.name, accept_prob=claims[:budget]
+        )
