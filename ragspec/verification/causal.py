@@ -23,10 +23,10 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import piece_of
 from ragspec.verification.rotary_tables import rereads, table_border
-from ragspec.verification.sequence_cache import BatchCache
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession

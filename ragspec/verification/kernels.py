@@ -39,7 +39,7 @@ def attend(
     if query.device.type == "cpu" and query.shape[2] > 2 * query.shape[3]:
         # Repeating the mask of many queries costs more than repeating keys and values.
         if mask is not None and mask.shape[1] == 1 and joins(query, value):
-            return masked(query, key, value, mask, scaling)
+            return by_weights(query, key, value, mask, False, scaling, None, None)
         return functional.scaled_dot_product_attention(
             query, key, value, mask, dropout, scale=scaling, enable_gqa=True
         )
@@ -59,15 +59,19 @@ def _folded(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
     """Attend with the query heads of a group folded into the query axis."""
+    folded, mask = _fold(query, key.shape[1], mask)
+    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
+    return out.reshape(*query.shape[:3], -1)
+
+
+def _fold(query: Tensor, groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return queries [B, groups, share * n, width], and their mask."""
     batch, heads, n, width = query.shape
-    groups = key.shape[1]
-    folded = query.reshape(batch, groups, heads // groups * n, width)
     if mask is not None and mask.shape[1] == heads:
         mask = mask.reshape(mask.shape[0], groups, heads // groups * n, -1)
     elif mask is not None:
         mask = mask.expand(batch, 1, n, -1).repeat(1, 1, heads // groups, 1)
-    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
-    return out.reshape(batch, heads, n, -1)
+    return query.reshape(batch, groups, heads // groups * n, width), mask
 
 
 def joins(query: Tensor, value: Tensor) -> bool:
@@ -76,36 +80,66 @@ def joins(query: Tensor, value: Tensor) -> bool:
     return alike and hasattr(torch.ops.aten, _KERNEL)
 
 
-def in_parts(
+Weighted = tuple[Tensor, Tensor]  # an output, and the logarithms of its sums of weights
+
+
+def by_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
+    causal: bool,
     scaling: float | None,
-    sinks: Tensor | None = None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attend to committed slots without a mask and to new slots with one, then combine both.
+    """Attend with a logit soft-cap, attention sinks or a narrow mask; see `weighted`."""
+    out, weight = weighted(query, key, value, mask, causal, scaling, softcap)
+    return with_sinks(out, weight, sinks).to(query.dtype)
 
-    The kernel returns the logarithm of each query's sum of weights, by which the parts combine.
+
+def weighted(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None = None,
+) -> Weighted:
+    """Return the attention to some slots and its log weights [B, heads, n], see `joined`.
 
     Args:
-        mask: Additive mask [B, 1, n, m] of the last m slots. None if these are the queries' own
-            slots and causal.
-        sinks: See `with_sinks`.
+        mask: Additive mask of the last m slots; all slots before them are visible.
+        causal: Without a mask, the queries' own slots are the last ones.
     """
     batch, heads, n, width = query.shape
-    kernel, groups = getattr(torch.ops.aten, _KERNEL), key.shape[1]
-    before = key.shape[2] - (n if mask is None else mask.shape[3])
-    new = key[:, :, before:], value[:, :, before:]
-    out, weight = _kernel(query, *new, mask, mask is None, scaling)
+    groups, slots = key.shape[1], key.shape[2]
+    before = slots - (mask.shape[3] if mask is not None else n if causal else slots)
     if before:
-        folded = query.reshape(batch, groups, heads // groups * n, width)
-        old, old_weight = kernel(folded, key[:, :, :before], value[:, :, :before], scale=scaling)
-        old, old_weight = old.reshape(batch, heads, n, width), old_weight.reshape(batch, heads, n)
-        share = torch.sigmoid(weight - old_weight)[..., None]
-        out = torch.lerp(old.to(share.dtype), out.to(share.dtype), share)
-        weight = weight if sinks is None else torch.logaddexp(weight, old_weight)
-    return with_sinks(out, weight, sinks).to(query.dtype)
+        settings = scaling, softcap
+        last = weighted(query, key[:, :, before:], value[:, :, before:], mask, causal, *settings)
+        first = key[:, :, :before], value[:, :, :before]
+        return joined(last, weighted(query, *first, None, False, *settings))
+    by_head = mask is not None and mask.shape[1] != 1
+    if softcap is not None or by_head or not joins(query, value):
+        return explicit(query, key, value, mask, causal, scaling, softcap)
+    kernel = getattr(torch.ops.aten, _KERNEL)
+    if causal or (mask is not None and n > 2 * width):
+        query, key, value = _grouped(query, key, value)
+        mask = _for_groups(mask, batch, key.shape[0] // batch)
+    else:
+        query, mask = _fold(query, groups, mask)
+    out, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
+
+
+def joined(new: Weighted, old: Weighted) -> Weighted:
+    """Return the attention to two parts of the slots as that to both."""
+    (out, weight), (before, old_weight) = new, old
+    share = torch.sigmoid(weight - old_weight)[..., None]
+    out = torch.lerp(before.to(share.dtype), out.to(share.dtype), share)
+    return out, torch.logaddexp(weight, old_weight)
 
 
 def with_sinks(out: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
@@ -119,23 +153,6 @@ def with_sinks(out: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
         return out
     share = torch.sigmoid(weight - sinks.reshape(1, -1, 1).to(weight.dtype))[..., None]
     return out.to(share.dtype) * share
-
-
-def _kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Attend by `_KERNEL`; return the output and log weights [B, heads, n], see `in_parts`."""
-    batch, heads, n, _ = query.shape
-    kernel = getattr(torch.ops.aten, _KERNEL)
-    query, key, value = _grouped(query, key, value)
-    mask = _for_groups(mask, batch, key.shape[0] // batch)
-    out, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,19 +186,6 @@ def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
     return out.reshape(*shape[:3], -1)
 
 
-def masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Attend by `_KERNEL` with a mask [B or 1, 1, n, S], without repeating keys."""
-    out, weight = _kernel(query, key, value, mask, False, scaling)
-    return with_sinks(out, weight, sinks).to(query.dtype)
-
-
 def explicit(
     query: Tensor,
     key: Tensor,
@@ -190,9 +194,8 @@ def explicit(
     causal: bool,
     scaling: float | None,
     softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attend by plain matrix products, for features that the fused kernels lack.
+) -> Weighted:
+    """Attend by plain matrix products, for features that the fused kernels lack; see `weighted`.
 
     Long prompts are computed in blocks of queries, so that at most `SCORES` weights are held.
 
@@ -209,8 +212,8 @@ def explicit(
             visible = slots - n + end if causal else slots
             rows = None if mask is None else mask[:, :, start:end]
             block = query[:, :, start:end], key[:, :, :visible], value[:, :, :visible]
-            parts.append(explicit(*block, rows, causal, scaling, softcap, sinks))
-        return torch.cat(parts, dim=2)
+            parts.append(explicit(*block, rows, causal, scaling, softcap))
+        return torch.cat([out for out, _ in parts], 2), torch.cat([each for _, each in parts], 2)
     scale = width**-0.5 if scaling is None else scaling
     folded = query.reshape(batch, groups, heads // groups * n, width)
     scores = (folded @ key.transpose(2, 3)).reshape(batch, heads, n, slots) * scale
@@ -221,10 +224,7 @@ def explicit(
         scores = scores.masked_fill(~triangle, float("-inf"))
     elif mask is not None:
         scores = scores + mask
-    if sinks is not None:
-        column = sinks.reshape(1, -1, 1, 1).expand(batch, -1, n, 1).to(scores.dtype)
-        scores = torch.cat([scores, column], dim=-1)
     work = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.softmax(scores, dim=-1, dtype=work)[..., :slots].to(value.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=work).to(value.dtype)
     out = weights.reshape(batch, groups, -1, slots) @ value
-    return out.reshape(batch, heads, n, -1)
+    return out.reshape(batch, heads, n, -1), scores.to(work).logsumexp(-1)

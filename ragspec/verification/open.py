@@ -116,6 +116,7 @@ def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] |
     """Return the shapes of keys and values of each layer, measured by one forward."""
     with target.open(1, 1) as session:
         session.verify([[0]], [DraftTree.empty()])
+        session.commit([()])
         layers = session.active_rows[0].cache.layers(1)
     if sorted(layers) != list(range(len(layers))):
         return None  # a layer without keys and values

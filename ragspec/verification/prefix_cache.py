@@ -9,22 +9,27 @@ other lengths.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ragspec.verification.sequence_cache import Layers, SequenceCache
+from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
 
 MAX_BYTES = 256 << 20
 BLOCK = 16  # shorter common prefixes are read again
 
 
-class Running(Protocol):
-    """A text that is being generated, as far as others may copy from it."""
+class Row:
+    """A text, running or ended: its tokens and their keys and values.
 
-    cache: SequenceCache
-    tokens: list[int]
-    tenant: str
+    Attributes:
+        cached: First tokens that came from the prefix cache.
+    """
+
+    def __init__(self, cache: SequenceCache, tokens: Sequence[int] = (), tenant: str = "") -> None:
+        self.cache = cache
+        self.tokens = list(tokens)
+        self.cached = len(self.tokens)
+        self.tenant = tenant
 
 
 class Pin:
@@ -38,15 +43,6 @@ class Pin:
     def close(self) -> None:
         """Let the text be evicted like any other."""
         self._cache.unpin(self)
-
-
-class _Entry:
-    """The keys and values of one text."""
-
-    def __init__(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
-        self.tokens = list(tokens)
-        self.tenant = tenant
-        self.cache = cache
 
 
 class PrefixCache:
@@ -65,21 +61,19 @@ class PrefixCache:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.lookups = self.hits = self.cached_tokens = 0
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
-        self._index: dict[tuple[str, tuple[int, ...]], set[int]] = {}  # by tenant and first block
+        self._rows: list[Row] = []  # the least recently used first
         self._pins: list[Pin] = []
-        self._number = 0
         self._weights: object = None
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._rows)
 
     @property
     def bytes(self) -> int:
         """Bytes of all keys and values."""
         with self._lock:
-            return sum(entry.cache.bytes for entry in self._entries.values())
+            return total_bytes(row.cache for row in self._rows)
 
     def check(self, model: Any) -> None:
         """Drop all texts if the model's weights are not those that they were read with."""
@@ -91,16 +85,17 @@ class PrefixCache:
                 self._weights = key
 
     def take(
-        self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Running]
+        self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Row], share: bool
     ) -> tuple[SequenceCache | None, int]:
         """Return the keys and values of the longest known prefix, for the caller to extend.
 
-        An entry is handed over if the prefix is the larger part of it; a pinned one if the prefix
-        covers the pinned part. Others, and running texts, are copied.
+        A text is handed over if the prefix is the larger part of it; a pinned one if the prefix
+        covers the pinned part. Others, and running texts, are shared.
 
         Args:
-            capacity: Slots that a copy has room for.
+            capacity: Slots that the cache has room for.
             running: Texts that are being generated.
+            share: False copies instead.
 
         Returns:
             The cache, and the length of the prefix; None and 0 if none is known.
@@ -108,43 +103,42 @@ class PrefixCache:
         tokens = list(tokens)
         with self._lock:
             self.lookups += 1
-            number, common = self._longest(tokens, tenant)
+            row, common = _longest(tokens, tenant, self._rows)
             source, shared = _longest(tokens, tenant, running)
-            if max(common, shared) < BLOCK:
+            if not max(common, shared):
                 return None, 0
             self.hits += 1
             self.cached_tokens += max(common, shared)
-            if source is not None and shared >= common:
-                return source.cache.copy(shared, capacity - shared), shared
-            entry = self._entries[number]
-            pinned = self._pinned(entry)
-            if common >= (pinned or len(entry.tokens) // 2):
-                self._drop(number)
-                entry.cache.truncate(common)
-                return entry.cache, common
-            self._entries.move_to_end(number)
-            return entry.cache.copy(common, capacity - common), common
+            if row is None or (source is not None and shared >= common):
+                assert source is not None
+                return source.cache.prefix(shared, capacity - shared, share), shared
+            self._rows.remove(row)
+            if common >= (self._pinned(row) or len(row.tokens) // 2):
+                row.cache.truncate(common)
+                return row.cache, common
+            self._rows.append(row)
+            return row.cache.prefix(common, capacity - common, share), common
 
     def keep(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
         """Keep the keys and values of a text that has ended, as far as there is room."""
         if len(tokens) < BLOCK:
             return
         cache.compact()
-        entry = _Entry(tokens, tenant, cache)
+        row = Row(cache, tokens, tenant)
         with self._lock:
-            if self.max_bytes <= 0 and not self._pinned(entry):
+            if self.max_bytes <= 0 and not self._pinned(row):
                 return
-            known, common = self._longest(entry.tokens, tenant)
-            if common == len(entry.tokens):
-                self._entries.move_to_end(known)
+            known, common = _longest(row.tokens, tenant, self._rows)
+            if known is not None and common == len(row.tokens):
+                self._rows.remove(known)
+                self._rows.append(known)
                 return
-            for number in list(self._index.get(_key(entry.tokens, tenant), ())):
-                other = self._entries[number]
-                if other.tokens == entry.tokens[: len(other.tokens)]:
-                    self._drop(number)
-            self._number += 1
-            self._entries[self._number] = entry
-            self._index.setdefault(_key(entry.tokens, tenant), set()).add(self._number)
+            self._rows = [
+                other
+                for other in self._rows
+                if other.tenant != tenant or other.tokens != row.tokens[: len(other.tokens)]
+            ]
+            self._rows.append(row)
             self._evict()
 
     def pin(self, tokens: Sequence[int], tenant: str = "") -> Pin:
@@ -163,10 +157,10 @@ class PrefixCache:
     def export(self, tokens: Sequence[int], tenant: str = "") -> Layers | None:
         """Return views of the keys and values of these tokens; None if they are not kept."""
         with self._lock:
-            number, common = self._longest(list(tokens), tenant)
-            if not tokens or common < len(tokens):
+            row, common = _longest(list(tokens), tenant, self._rows)
+            if row is None or common < len(tokens):
                 return None
-            return self._entries[number].cache.layers(common)
+            return row.cache.layers(common)
 
     def insert(self, tokens: Sequence[int], layers: Layers, tenant: str = "") -> None:
         """Keep keys and values from elsewhere, such as a file; they are not copied."""
@@ -175,47 +169,29 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all texts, pinned ones too, and free their memory."""
         with self._lock:
-            self._entries.clear()
-            self._index.clear()
+            self._rows.clear()
 
-    def _longest(self, tokens: list[int], tenant: str) -> tuple[int, int]:
-        """Return the entry with the longest common prefix, and its length; (0, 0) for none."""
-        numbers = self._index.get(_key(tokens, tenant), ()) if len(tokens) >= BLOCK else ()
-        lengths = [(_common(self._entries[each].tokens, tokens), each) for each in numbers]
-        length, number = max(lengths, default=(0, 0))
-        return number, length
-
-    def _pinned(self, entry: _Entry) -> int:
-        """Return how many first tokens of an entry are pinned."""
+    def _pinned(self, row: Row) -> int:
+        """Return how many first tokens of a text are pinned."""
         lengths = [
             len(pin.tokens)
             for pin in self._pins
-            if pin.tenant == entry.tenant and list(pin.tokens) == entry.tokens[: len(pin.tokens)]
+            if pin.tenant == row.tenant and list(pin.tokens) == row.tokens[: len(pin.tokens)]
         ]
         return max(lengths, default=0)
 
     def _evict(self) -> None:
-        """Drop the least recently used entries beyond the limit; of pinned texts one stays."""
-        sizes = {number: entry.cache.bytes for number, entry in self._entries.items()}
-        held = set[int]()
+        """Drop the least recently used texts beyond the limit; of pinned texts one stays."""
+        held = list[Row]()
         for pin in self._pins:
-            number, common = self._longest(list(pin.tokens), pin.tenant)
-            if common == len(pin.tokens):
-                held.add(number)
-        total = sum(size for number, size in sizes.items() if number not in held)
-        for number, size in sizes.items():
-            if total <= self.max_bytes:
+            row, common = _longest(list(pin.tokens), pin.tenant, self._rows)
+            if row is not None and common == len(pin.tokens):
+                held.append(row)
+        limit = self.max_bytes + total_bytes(row.cache for row in held)
+        for row in [row for row in self._rows if row not in held]:
+            if self.bytes <= limit:
                 return
-            if number not in held:
-                self._drop(number)
-                total -= size
-
-    def _drop(self, number: int) -> None:
-        entry = self._entries.pop(number)
-        key = _key(entry.tokens, entry.tenant)
-        self._index[key].discard(number)
-        if not self._index[key]:
-            del self._index[key]
+            self._rows.remove(row)
 
 
 def _version(weight: Any) -> tuple[int, int]:
@@ -225,18 +201,20 @@ def _version(weight: Any) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def _key(tokens: list[int], tenant: str) -> tuple[str, tuple[int, ...]]:
-    """Return the key of a text: its tenant and its first block of tokens."""
-    return tenant, tuple(tokens[:BLOCK])
+def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row | None, int]:
+    """Return the latest text with the longest common prefix, and its length."""
+    key, best, length = _key(tokens, tenant), None, 0
+    for row in rows:
+        if _key(row.tokens, row.tenant) == key:
+            common = _common(row.tokens, tokens)
+            if common >= max(length, BLOCK):
+                best, length = row, common
+    return best, length
 
 
-def _longest(
-    tokens: list[int], tenant: str, running: Iterable[Running]
-) -> tuple[Running | None, int]:
-    """Return the running text with the longest common prefix, and its length."""
-    lengths = [(_common(each.tokens, tokens), each) for each in running if each.tenant == tenant]
-    length, source = max(lengths, key=lambda pair: pair[0], default=(0, None))
-    return source, length
+def _key(tokens: list[int], tenant: str) -> tuple[str, list[int]]:
+    """Return what texts that share a prefix have in common: tenant and first block of tokens."""
+    return tenant, tokens[:BLOCK]
 
 
 def _common(first: list[int], second: list[int]) -> int:

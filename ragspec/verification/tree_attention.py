@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
-from ragspec.verification.kernels import attend, behind, explicit, in_parts, joins, masked
-from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.batch_cache import BatchCache, SharedPart
+from ragspec.verification.kernels import (
+    attend,
+    behind,
+    by_weights,
+    joined,
+    joins,
+    weighted,
+    with_sinks,
+)
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
@@ -42,6 +50,8 @@ class TreeView:
             [B, n, m]. None if the rows are chains.
         hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
         start: Committed slots of the longest row, if the host knows them; -1 asks the device.
+        shared: First slots that the row attends to in shared parts, see `shared_parts`; None in a
+            forward without such parts.
     """
 
     lengths: Tensor
@@ -50,6 +60,7 @@ class TreeView:
     related: Tensor | None
     hidden: Tensor | None = None
     start: int = -1
+    shared: int | None = None
 
 
 class PackedView:
@@ -61,6 +72,9 @@ class PackedView:
     """
 
     def __init__(self, rows: Sequence[TreeView], cache: BatchCache) -> None:
+        if cache.shared:
+            starts = zip(rows, cache.starts, strict=True)
+            rows = [replace(row, shared=start) for row, start in starts]
         self.rows = tuple(rows)
         self.cache = cache
         self._masks: dict[int, tuple[Tensor, list[Tensor | None]]] = {}
@@ -89,6 +103,11 @@ class PackedView:
 
 
 View = TreeView | PackedView
+
+
+def packed_view(rows: Sequence[TreeView], cache: BatchCache) -> View:
+    """Return the view of a forward over one or several sequences."""
+    return PackedView(rows, cache) if cache.packed else rows[0]
 
 
 def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
@@ -139,7 +158,7 @@ def tree_mask(
     """Return the additive mask [B, 1, n, S] of the current view, None if none is needed.
 
     None is needed for plain causality and for separate attention to committed slots, see
-    `in_parts`. The mask of a long chain under a window only covers the last slots, those visible.
+    `by_weights`. The mask of a long chain under a window only covers the last slots, those visible.
 
     Without a view, and for masks over something other than the cache (cross attention), the full
     mask is returned, as for eager attention: a lease can end between another thread's mask and its
@@ -187,12 +206,14 @@ def _row_mask(
     if not windowed and not required and _needs_none(view, kv_length):
         return None
     first = 0
-    if local_size is not None and local and not required and not bidirectional:
+    alone = view.shared is None
+    if local_size is not None and local and alone and not required and not bidirectional:
         first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length, first)
     else:
-        allowed = _tree_allowed(view, view.related, kv_length)
+        whole = windowed or required or view.hidden is not None
+        allowed = _tree_allowed(view, view.related, kv_length - ((not whole and view.shared) or 0))
         if windowed:
             allowed &= _model_allows(view, mask_function, kv_length)
     return _additive(allowed, dtype)
@@ -227,6 +248,9 @@ def tree_attention(
             query, key, value, attention_mask, view, causal, dropout, scaling, softcap, sinks
         )
         return out.transpose(1, 2).contiguous(), None
+    if view.cache.shared:
+        out = _attend_shared(query, key, attention_mask, view, causal, scaling, softcap, sinks)
+        return out.transpose(1, 2).contiguous(), None
     parts = zip(
         torch.split(query, view.cache.counts, 2),
         view.cache.parts(key),
@@ -239,6 +263,76 @@ def tree_attention(
         for one, pair, mask, row in parts
     ]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend_shared(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    view: PackedView,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return the attention of packed sequences, to shared slots once for all that share them.
+
+    The attention to the slots of each and to the shared parts is joined by their weights.
+    """
+    cache, masks = view.cache, view.masks(mask)
+    queries = torch.split(query, cache.counts, 2)
+    outs, weights = [], []
+    for one, (keys, values), each in zip(queries, cache.parts(key), masks, strict=True):
+        columns = None if each is None else each[..., -keys.shape[2] :]
+        chain = causal and each is None and one.shape[2] > 1
+        out, weight = weighted(one, keys, values, columns, chain, scaling, softcap)
+        outs.append(out)
+        weights.append(weight)
+    if len(outs) > 1:
+        out, weight = torch.cat(outs, 2), torch.cat(weights, 2)
+    out = out.to(weight.dtype)
+    for shared, index, pair in zip(cache.shared, cache.index, cache.shared_slots(key), strict=True):
+        columns, blank = _shared_columns(masks, shared, view)
+        index = index if index is None else index.to(query.device)
+        part = query if index is None else query[:, :, index]
+        old, old_weight = weighted(part, *pair, columns, False, scaling, softcap)
+        if blank is not None:
+            old_weight = old_weight.masked_fill(blank, float("-inf"))
+        if index is None:
+            out, weight = joined((out, weight), (old, old_weight))
+        else:
+            new = out[:, :, index], weight[:, :, index]
+            out[:, :, index], weight[:, :, index] = joined(new, (old, old_weight))
+    return with_sinks(out, weight, sinks).to(query.dtype)
+
+
+def _shared_columns(
+    masks: Sequence[Tensor | None], shared: SharedPart, view: PackedView
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the masks of a shared part [B, 1, n, S], and which queries they hide it from.
+
+    Only masks of windows and of padding reach so far back. A query from which all slots are hidden
+    has no mask, because its softmax would be undefined.
+    """
+    if not any(mask is not None for mask in masks):
+        return None, None
+    first, end = shared.first, shared.first + shared.part.end - shared.part.start
+    rows = [(masks[i], view.rows[i]) for i in shared.rows]
+    wide = [mask is not None and mask.shape[-1] == _slots(row) for mask, row in rows]
+    if not any(wide):
+        return None, None
+    columns = []
+    for (mask, row), far in zip(rows, wide, strict=True):
+        if mask is not None and far:
+            columns.append(mask[..., first:end])
+        else:
+            n, device = row.positions.shape[1], row.positions.device
+            columns.append(torch.zeros(1, 1, n, end - first, device=device))
+    dtype = next(mask.dtype for mask, _ in rows if mask is not None)
+    copies = max(map(len, columns))
+    whole = torch.cat([each.to(dtype).expand(copies, -1, -1, -1) for each in columns], 2)
+    blank = whole.isneginf().all(-1)
+    return whole.masked_fill(blank[..., None], 0.0), blank
 
 
 def _attend_row(
@@ -263,10 +357,8 @@ def _attend_row(
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
     elif softcap is None and sinks is None:
         out = attend(query, key, value, mask, causal, scaling, dropout)
-    elif softcap is None and mask is not None and mask.shape[1] == 1 and joins(query, value):
-        out = masked(query, key, value, mask, scaling, sinks)
     else:
-        out = explicit(query, key, value, mask, causal, scaling, softcap, sinks)
+        out = by_weights(query, key, value, mask, causal, scaling, softcap, sinks)
     return out
 
 
@@ -280,21 +372,17 @@ def _unmasked(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attend to the slots of a view whose full attention needs no mask, see `_needs_none`."""
-    n, slots, related = query.shape[2], key.shape[2], view.related
+    slots, related = key.shape[2], view.related
     plain = softcap is None and sinks is None
-    if related is None and slots == n and plain:
+    if plain and related is None and slots == query.shape[2]:
         return attend(query, key, value, None, True, scaling)
-    if softcap is None and joins(query, value):
+    if not plain or joins(query, value):
         mask = None if related is None else _additive(related, query.dtype).to(query.device)
-        return in_parts(query, key, value, mask, scaling, sinks)
+        return by_weights(query, key, value, mask, related is None, scaling, softcap, sinks)
     if related is None:
-        if plain:
-            return behind(query, key, value, scaling)
-        return explicit(query, key, value, None, True, scaling, softcap, sinks)
+        return behind(query, key, value, scaling)
     whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
-    if plain:
-        return attend(query, key, value, whole, False, scaling)
-    return explicit(query, key, value, whole, False, scaling, softcap, sinks)
+    return attend(query, key, value, whole, False, scaling)
 
 
 @dataclass(slots=True)
@@ -421,13 +509,13 @@ def _model_allows(
 
 
 def _pays_split(view: TreeView, slots: int) -> bool:
-    """Return whether `in_parts` is cheaper than a mask over all slots.
+    """Return whether `by_weights` is cheaper than a mask over all slots.
 
-    A mask is read entry by entry, while `in_parts` adds a fixed number of small operations. On a
+    A mask is read entry by entry, while `by_weights` adds a fixed number of small operations. On a
     CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
     n, m = view.positions.shape[1], view.slot_positions.shape[1]
-    if n == 1 or n * slots < LARGE_MASK or slots <= m:
+    if n == 1 or n * slots < LARGE_MASK or slots <= m or view.shared is not None:
         return False
     if view.lengths.device.type != "cpu":
         return False

@@ -14,17 +14,18 @@ from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, limit_depth
 from ragspec.verification.base import TargetSession
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.cpu_weights import Packed, pack
-from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.prefix_cache import PrefixCache, Row
 from ragspec.verification.reading import LONG, HeadInputs
-from ragspec.verification.sequence_cache import BatchCache, SequenceCache, commit_slots
+from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
 from ragspec.verification.tree_attention import (
     Configs,
-    PackedView,
     TreeView,
     View,
     lease,
     model_configs,
+    packed_view,
 )
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
@@ -57,20 +58,6 @@ class Model(Protocol):
 
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Run packed tokens and return the logits of some queries."""
-
-
-class Row:
-    """One sequence of a session: its cache and its committed tokens.
-
-    Attributes:
-        cached: First tokens that came from the prefix cache.
-    """
-
-    def __init__(self, cache: SequenceCache, tokens: Sequence[int] = (), tenant: str = "") -> None:
-        self.cache = cache
-        self.tokens = list(tokens)
-        self.cached = len(self.tokens)
-        self.tenant = tenant
 
 
 class TreeSession(TargetSession):
@@ -124,7 +111,7 @@ class TreeSession(TargetSession):
     @property
     def bytes(self) -> int:
         """Bytes of the keys and values of all rows."""
-        return sum(row.cache.bytes for row in self._rows.values())
+        return total_bytes(row.cache for row in self._rows.values())
 
     def keep_hidden(self) -> None:
         """Keep the hidden states of all later forwards."""
@@ -137,7 +124,8 @@ class TreeSession(TargetSession):
 
     def copy_row(self, row: Row) -> Row:
         """Return a copy of a row, as of the last commit."""
-        copied = row.cache.copy(row.cache.length, min(self._capacity, MOST_ROOM))
+        room = min(self._capacity, MOST_ROOM)
+        copied = row.cache.prefix(row.cache.length, room, self._shares)
         return Row(self._adopt(copied), row.tokens, row.tenant)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
@@ -145,7 +133,7 @@ class TreeSession(TargetSession):
         cache, cached, room = None, 0, min(room, MOST_ROOM)
         if self._prefix_cache is not None:
             cache, cached = self._prefix_cache.take(
-                tokens[:-1], tenant, len(tokens) + room, list(self._rows.values())
+                tokens[:-1], tenant, len(tokens) + room, self._rows.values(), self._shares
             )
         cache = self._adopt(cache) if cache else self._empty_cache(len(tokens) + room)
         return self._add(Row(cache, tokens[:cached], tenant)), cached
@@ -236,6 +224,11 @@ class TreeSession(TargetSession):
         pending = len(self._inputs[row][0])
         return [*range(pending), *(pending + node for node in path)]
 
+    @property
+    def _shares(self) -> bool:
+        """Whether rows may read the slots of others: the attention to packed rows can."""
+        return self.target.packs
+
     def _empty_cache(self, capacity: int) -> SequenceCache:
         return SequenceCache(capacity, self.target.copies)
 
@@ -301,7 +294,7 @@ class TreeSession(TargetSession):
         tokens, views = _layout(inputs, self.target.device, self.target.divisible)
         counts = [view.positions.shape[1] for view in views]
         cache = BatchCache(rows, counts)
-        view: View = views[0] if len(views) == 1 else PackedView(views, cache)
+        view = packed_view(views, cache)
         head, device = self._head_inputs, self.target.device
         starts = np.cumsum([0, *counts[:-1]]).tolist()
         ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]

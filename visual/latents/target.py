@@ -21,7 +21,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable

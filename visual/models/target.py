@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.sequence_cache import BatchCache
-from ragspec.verification.tree_attention import PackedView, TreeView, View, hide_padding, tree_view
+from ragspec.verification.tree_attention import TreeView, View, hide_padding, packed_view, tree_view
 from ragspec.visual.models.raster import Raster
 
 
@@ -205,7 +205,7 @@ class ImageTarget(CausalTarget):
             copies = max(len(each) for each in places)
             placed = torch.cat([each.expand(copies, -1) for each in places], 1)
             views = [row for row, _ in pairs]
-            with tree_view(views[0] if len(views) == 1 else PackedView(views, cache)):
+            with tree_view(packed_view(views, cache)):
                 logits = self.run(embedded, placed, cache, keep)
         cache.advance(tokens.shape[1])
         return self._guided(

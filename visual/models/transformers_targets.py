@@ -21,8 +21,8 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.sequence_cache import BatchCache
 from ragspec.verification.tree_session import TreeSession
 from ragspec.visual.checks import side_of, whole
 from ragspec.visual.models.raster import Raster

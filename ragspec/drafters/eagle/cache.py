@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
 from ragspec.drafters.model.cache import DraftCache
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.sequence_cache import BatchCache
 from ragspec.verification.tree_attention import View, tree_view
 
 

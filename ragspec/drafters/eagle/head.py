@@ -30,7 +30,7 @@ from ragspec.errors import (
 from ragspec.verification.causal import CausalTarget
 
 if TYPE_CHECKING:
-    from ragspec.verification.sequence_cache import BatchCache
+    from ragspec.verification.batch_cache import BatchCache
 
 
 def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> tuple[int, ...]:

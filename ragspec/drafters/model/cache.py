@@ -25,9 +25,10 @@ from ragspec.drafters.model.level_step import (
 )
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
+from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, pack
-from ragspec.verification.sequence_cache import BatchCache, SequenceCache
+from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
 from ragspec.verification.tree_attention import TreeView, lease, model_configs

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.sampling.batch_distribution import BatchDistribution
-from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.sequence_cache import Buffers, SequenceCache
 from ragspec.verification.static.distributions import RequestDistributions
 from ragspec.verification.static.layout import MOST_QUERIES
 
@@ -124,10 +124,10 @@ class StackedRow(SequenceCache):
 
         The arena is not kept, so that its memory is free as soon as nothing else uses it.
         """
-        self.capacity, at = buffers[0].shape[3], slice(self.row, self.row + 1)
+        self.tail, at = Buffers(buffers[0].shape[3]), slice(self.row, self.row + 1)
         self._stacks = [buffer[:, self.row] for buffer in buffers]
-        self._keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
-        self._values = {i: values[at] for i, (_, values) in enumerate(pairs)}
+        self.tail.keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
+        self.tail.values = {i: values[at] for i, (_, values) in enumerate(pairs)}
 
     def fill(self, source: SequenceCache) -> None:
         """Replace the contents by the committed slots of another cache."""

@@ -212,15 +212,15 @@ def test_a_prefix_of_another_tenant_is_noticed(
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
-def stale(self: SequenceCache, length: int, room: int) -> SequenceCache:
+def stale(self: SequenceCache, length: int, room: int, share: bool) -> SequenceCache:
     """Leave the keys of another text."""
-    other = TRUE_COPY(self, length, room)
+    other = TRUE_PREFIX(self, length, room, False)
     for keys, values in other.layers(length).values():
         keys.zero_(), values.zero_()
     return other
 
 
-TRUE_COPY = SequenceCache.copy
+TRUE_PREFIX = SequenceCache.prefix
 TRUE_SELECT = TreeSession.select_rows
 
 
@@ -237,7 +237,7 @@ SHARED: dict[int, DraftSession] = {}
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (SequenceCache, "copy", stale),
+        (SequenceCache, "prefix", stale),
         (PrefillJob, "join", unread),
         (TreeSession, "select_rows", lambda self, rows: TRUE_SELECT(self, rows)[::-1]),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import ragspec.verification.kernels as kernels
 import ragspec.verification.tree_attention as attention_module
 import ragspec.verification.tree_session as session_module
 from ragspec.drafters.base import Drafter, SourceText
@@ -19,7 +20,8 @@ from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.probe import probe
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.drafters.model.test_drafter import alike
 from tests.ragspec.verification.test_kernels import Largest
 from tests.support.architectures import ARCHITECTURES, COMMON, HEAD, VOCAB, WINDOW, build
@@ -102,6 +104,52 @@ def test_the_probe_says_what_is_known(name: str) -> None:
     assert verdict.error < 5e-5, "the verified mode is this close"
     if expected != "tree":
         assert re.search("tree attention goes wrong|scaled by slot", verdict.reason)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sequences_that_share_slots_get_the_logits_of_each_alone(
+    name: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ARCHITECTURES[name].mode != "tree":
+        pytest.skip("its session shares nothing")
+    if kernel:
+        monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
+    else:
+        monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
+    verifier = probe_target(CausalTarget(build(name)))
+    begun = prompts(2)[1]
+    texts = [[*begun, 3], [*begun, 5, 6, 7], [*begun[:11], 8], [*begun, 5, 6, 7, 1], prompts(1)[0]]
+    trees = [
+        DraftTree.empty(),
+        DraftTree.chain([1, 2, 3], "test"),
+        DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test"),
+        DraftTree.build([9, 5, 4], [-1, 0, 0], "test"),
+        DraftTree.build([8, 5], [-1, -1], "test"),
+    ]
+    with verifier.open(prefix_cache=PrefixCache()) as session:
+        rows = []
+        for text in texts:
+            row, cached = session.join(text)
+            session.select_rows([row])
+            session.verify([text[cached:]], [DraftTree.empty()])
+            session.commit([()])
+            rows.append(row)
+        rows, texts = [*rows, session.fork(rows[1])], [*texts, list(texts[1])]
+        trees.append(trees[2])
+        while rows:
+            session.select_rows(rows)
+            assert verifier.packs is any(row.cache.parts for row in session.active_rows[-1:])
+            logits = session.verify([[2]] * len(rows), trees)
+            for text, tree, got in zip(texts, trees, logits, strict=True):
+                with verifier.open(1, 64) as alone:
+                    expected = alone.verify([[*text, 2]], [tree])[0]
+                torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+            session.commit([(0,) if len(tree) else () for tree in trees])
+            for text, tree in zip(texts, trees, strict=True):
+                text += [2, *tree.tokens[:1].tolist()]
+            session.leave(rows.pop(0))
+            texts, trees = texts[1:], trees[1:]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bloom"])

@@ -260,11 +260,11 @@ def test_parts_add_up_to_what_a_mask_gives(
     value = value[..., :6] if direction == "width" else value
     softcap = 1.5 if direction == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
-    joined = count_calls(monkeypatch, "in_parts")
+    joined = count_calls(monkeypatch, "by_weights")
     with tree_view(known):
         assert tree_mask(2, n, slots) is None
         got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
-    assert bool(joined) is (direction in ("joined", "sinks"))
+    assert bool(joined) is (direction in ("joined", "softcap", "sinks"))
     mask = whole_mask(known, slots, torch.float64)
     assert int((mask == 0).sum()) < mask.numel()
     expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
