@@ -24,7 +24,6 @@ from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import (
     Emission,
     InFlightStep,
-    Launcher,
     attempt,
     emit,
     finish,
@@ -54,7 +53,6 @@ class Loop:
         self._jobs: list[PrefillJob] = []
         self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
-        self._launcher = Launcher(session)
         self._ahead: InFlightStep | None = None  # the step that was launched ahead
         self._most = 0  # sequences for which there was memory when one was put back
 
@@ -124,7 +122,7 @@ class Loop:
             emissions += self._read(jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
-        if self._launcher.ahead and self._live and not (read_first and self._jobs):
+        if self.session.ahead and self._live and not (read_first and self._jobs):
             self._ahead = self._launch()  # before the tokens of this step are handed on
         return emissions
 
@@ -134,11 +132,12 @@ class Loop:
         step = InFlightStep(self._live.copy())
         try:
             step.rows, step.trees = self._drafts(self._live)
-            step.drafting = time.perf_counter() - began
-            if step.rows:
-                self._launcher.launch(step)
         except Exception as error:
             step.error = error
+            return step
+        step.drafting = time.perf_counter() - began
+        if step.rows:
+            step.launch(self.session)
         return step
 
     def _take(self, step: InFlightStep) -> list[Emission]:
@@ -247,14 +246,15 @@ class Loop:
     def _finish(self, step: InFlightStep) -> list[Emission]:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
         landing = time.perf_counter()
-        output = self._launcher.wait(step)
-        tops = top_tokens_of(step.rows, step.trees, output.logits)
-        hidden = hidden_of(self.session, step.rows)
-        judged = judge(step.rows, step.trees, output.logits, hidden, output.chosen)
+        session = self.session
+        logits = session.settle()
+        best = top_tokens_of(step.rows, step.trees, logits)
+        hidden = hidden_of(session, step.rows)
+        judged = judge(step.rows, step.trees, logits, hidden, session.chosen)
         verified = time.perf_counter()
-        waited = max(step.launching + verified - landing, output.seconds)
+        waited = max(step.launching + verified - landing, session.seconds)
         try:
-            self.session.commit([() if match is None else match[0].path for match in judged])
+            session.commit([() if match is None else match[0].path for match in judged])
         except Exception as error:
             return self._reread(step.rows, error)
         committed = time.perf_counter()
@@ -267,7 +267,7 @@ class Loop:
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
             states = hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            emitted = match and attempt(row, finish, row, tree, *match, spent, tops[i], states)
+            emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], states)
             if emitted is not None:
                 emissions.append(Emission(row, emitted))
         host = 1000 * (time.perf_counter() - committed)
@@ -304,10 +304,7 @@ class Loop:
             return []
         ordered = [pairs[slot] for slot in self.session.select_rows(list(pairs))]
         step = InFlightStep([row for row, _ in ordered], [tree for _, tree in ordered])
-        try:
-            self._launcher.launch(step)
-        except Exception as error:
-            step.error = error
+        step.launch(self.session)
         return self._take(step)
 
     def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:

@@ -221,52 +221,19 @@ class InFlightStep:
     launching: float = 0.0
     error: Exception | None = None
 
+    def launch(self, session: TargetSession) -> None:
+        """Start the forward; the step keeps an error until it is taken.
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """The output of a forward.
-
-    Attributes:
-        logits: The target's logits of each row [N + 1, V].
-        chosen: The target's own tokens, None if the session does not choose them.
-        seconds: Time of the device, 0 if it is not measured.
-    """
-
-    logits: abc.Sequence[Tensor]
-    chosen: list[list[int]] | None
-    seconds: float = 0.0
-
-
-class Launcher:
-    """Launches the forwards of a session and waits for them.
-
-    If the session supports it, a forward starts before the tokens of the last one are handed on.
-    Texts are decoded, reports written and callers served while the device computes. The drafts and
-    the distributions do not depend on any clock.
-    """
-
-    def __init__(self, session: TargetSession) -> None:
-        self.session = session
-
-    @property
-    def ahead(self) -> bool:
-        """Whether a forward may be running while the host does other things."""
-        return self.session.ahead
-
-    def launch(self, step: InFlightStep) -> None:
-        """Start a forward."""
-        session, rows = self.session, step.rows
-        if all(follows(row) for row in rows):
-            session.follow([row.distribution for row in rows], [row.context.tokens for row in rows])
-        began = time.perf_counter()
-        session.launch(_pending(rows), step.trees)
-        step.launching = time.perf_counter() - began
-
-    def wait(self, step: InFlightStep) -> StepOutput:
-        """Return the output of a launched forward."""
-        session = self.session
-        return StepOutput(session.settle(), session.chosen, session.seconds)
-
-
-def _pending(rows: abc.Sequence[Sequence]) -> list[abc.Sequence[int]]:
-    return [row.pending for row in rows]
+        If the session runs ahead, texts are decoded, reports written and callers served while the
+        device computes. The drafts and the distributions do not depend on any clock.
+        """
+        rows = self.rows
+        try:
+            if all(follows(row) for row in rows):
+                texts = [row.context.tokens for row in rows]
+                session.follow([row.distribution for row in rows], texts)
+            began = time.perf_counter()
+            session.launch([row.pending for row in rows], self.trees)
+            self.launching = time.perf_counter() - began
+        except Exception as error:
+            self.error = error
