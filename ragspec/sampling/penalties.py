@@ -145,8 +145,11 @@ class Penalties:
             scores.new_full((), self.presence, dtype=torch.float32),
             scores.new_ones(()),
         ]
-        where = torch.from_numpy(tokens).to(scores.device)
-        penalties = penalties_of(torch.from_numpy(counts).to(scores.device), self.shape, numbers)
+        # One copy to the device; float32 holds token ids below 2^24.
+        packed = np.concatenate([tokens[None], counts.reshape(-1, len(tokens))], dtype=np.float32)
+        moved = torch.from_numpy(packed).to(scores.device)
+        where = moved[0].long()
+        penalties = penalties_of(moved[1:].view(counts.shape), self.shape, numbers)
         return scores.index_copy(1, where, penalised(scores.index_select(1, where), penalties))
 
 
