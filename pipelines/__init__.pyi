@@ -1,4 +1,5 @@
 # The public names of this package, for type checkers and for lazy loading.
+from .chat.conversation import Conversation as Conversation
 from .docqa.citations import Citation as Citation
 from .docqa.docqa import Answer as Answer
 from .docqa.docqa import DocQA as DocQA
