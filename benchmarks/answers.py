@@ -34,8 +34,8 @@ import torch
 from harness.data import docqa_documents, gold_questions, holds, read_records
 
 from ragspec.engine.engine import Engine
+from ragspec.pipelines.answering.docqa import Answer, DocQA
 from ragspec.pipelines.console.options import silence_transformers
-from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 

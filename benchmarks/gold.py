@@ -23,7 +23,7 @@ from text import quote_tasks
 
 from ragspec.drafters.method import Sources
 from ragspec.models.load import load_model
-from ragspec.pipelines.docqa.prompt import render
+from ragspec.pipelines.answering.prompt import render
 from ragspec.pipelines.methods import build_method
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import split_document

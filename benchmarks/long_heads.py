@@ -24,7 +24,7 @@ from harness.data import long_documents
 
 from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.pipelines.long.document import LongDocument
+from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers import Document
 
 QUESTIONS = (

@@ -43,6 +43,7 @@ from rich.console import Console
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, by_category, choose_baseline
 from ragspec.pipelines.bench.prompts import (
     DOCQA,
@@ -56,7 +57,6 @@ from ragspec.pipelines.bench.prompts import (
 )
 from ragspec.pipelines.bench.results import make_table, write_json
 from ragspec.pipelines.bench.variants import build_variants
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.search.passage_index import PassageIndex
 

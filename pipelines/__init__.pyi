@@ -1,10 +1,10 @@
 # The public names of this package, for type checkers and for lazy loading.
-from .chat.conversation import Conversation as Conversation
-from .docqa.citations import Citation as Citation
-from .docqa.docqa import Answer as Answer
-from .docqa.docqa import DocQA as DocQA
-from .docqa.prompt import Prompt as Prompt
-from .docqa.prompt import build_prompt as build_prompt
-from .iterative.rag import IterativeRag as IterativeRag
+from .answering.citations import Citation as Citation
+from .answering.conversation import Conversation as Conversation
+from .answering.docqa import Answer as Answer
+from .answering.docqa import DocQA as DocQA
+from .answering.iterative import IterativeRag as IterativeRag
+from .answering.long_document import LongDocument as LongDocument
+from .answering.prompt import Prompt as Prompt
+from .answering.prompt import build_prompt as build_prompt
 from .knn.knn_lm import KnnLM as KnnLM
-from .long.document import LongDocument as LongDocument

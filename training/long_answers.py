@@ -24,7 +24,7 @@ from text_data import Document, read_documents, sentence_spans
 from text_questions import clean, heading_question, is_askable, is_content, make_question
 
 from ragspec import Engine
-from ragspec.pipelines.long.document import LongDocument
+from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers.search.documents import Document as ReadDocument
 
 PART = (7_000, 18_000)  # characters, 1,800 to 4,500 tokens

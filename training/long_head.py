@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.pipelines.long.document import LongDocument
+from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import agreement

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.long_tasks import DocumentTasks
     from harness.long_variants import Variant
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.long.document import LongDocument
+    from ragspec.pipelines.answering.long_document import LongDocument
 
 VARIANTS, KINDS = "auto,context", "questions,summaries,quotations"
 WARM_UP = 8  # tokens that every variant generates before the timed tasks
@@ -233,8 +233,8 @@ def measure(
 
 def _open_document(job: DocumentTasks, engine: Engine) -> LongDocument:
     """Read a document or the part that the plan names."""
-    from ragspec.pipelines.docqa.prompt import plain_ids
-    from ragspec.pipelines.long.document import LongDocument as AnyDocument
+    from ragspec.pipelines.answering.long_document import LongDocument as AnyDocument
+    from ragspec.pipelines.answering.prompt import plain_ids
 
     tokens = len(plain_ids(engine.tokenizer, job.document.text))
     return AnyDocument.open(job.document, engine, token_range=job.part(tokens))

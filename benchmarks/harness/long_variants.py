@@ -22,6 +22,9 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.pipelines.answering.docqa import Answer, DocQA
+from ragspec.pipelines.answering.long_document import LongDocument
+from ragspec.pipelines.answering.prompt import plain_ids
 from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import (
@@ -30,9 +33,6 @@ from ragspec.pipelines.bench.variants import (
     make_engine,
     needs_model,
 )
-from ragspec.pipelines.docqa.docqa import Answer, DocQA
-from ragspec.pipelines.docqa.prompt import plain_ids
-from ragspec.pipelines.long.document import LongDocument
 from ragspec.reports.generation import accepted_of
 from ragspec.reports.report import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter

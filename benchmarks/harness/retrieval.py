@@ -26,7 +26,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.console.options import checked_output, silence_transformers
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.iterative.rag import IterativeRag
+    from ragspec.pipelines.answering.iterative import IterativeRag
     from ragspec.retrievers.search.documents import Document
     from ragspec.retrievers.search.passage_index import PassageIndex
     from ragspec.retrievers.search.passages import Passage
@@ -175,7 +175,7 @@ def _build_rags(
     overlap: bool | None,
     flare: float | None,
 ) -> dict[str, IterativeRag]:
-    from ragspec.pipelines.iterative.rag import IterativeRag as AnyRag
+    from ragspec.pipelines.answering.iterative import IterativeRag as AnyRag
 
     build = partial(AnyRag, engine, retriever, stride=stride, search=search)
     rags = {"off": build(speculate="off"), "auto": build(overlap=overlap)}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragspec.pipelines.answering.prompt import Prompt, render
 from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, turn_ids
-from ragspec.pipelines.docqa.prompt import Prompt, render
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage, split_document

@@ -17,7 +17,7 @@ from ragspec.drafters.base import SourceText
 from ragspec.errors import DocumentError
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
 
 FIXED_NEW_TOKENS = 96
 FREE_TEMPERATURE = 0.8
@@ -61,7 +61,7 @@ def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]], top_k: int) -> 
 def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
     """Return the items that ship with the project: its guide's questions, and free text."""
     from ragspec.models.resolve import STARTER
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
 
     guide = STARTER / "guide"
     qa = DocQA.from_documents(guide, engine=engine)

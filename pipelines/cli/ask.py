@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.docqa.docqa import Answer, DocQA
+    from ragspec.pipelines.answering.docqa import Answer, DocQA
 
 WARM_UP_TOKENS = 8
 QuestionArgument = Annotated[str, typer.Argument(help="Question about the documents.")]
@@ -64,7 +64,7 @@ def ask(
     no_refusal: NoRefusalOption = False,
 ) -> None:
     """Answer a question from documents, with citations."""
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
 
     def answer(qa: DocQA, engine: Engine, plain: bool, *args: Any, **options: Any) -> Answer:
         qa_over = DocQA(qa.retriever, engine=engine, skipped=qa.skipped)
@@ -92,7 +92,7 @@ def ask_iterative(
     no_refusal: NoRefusalOption = False,
 ) -> None:
     """Answer a question and search again while the answer is written (RaLMSpec, Iter-RetGen)."""
-    from ragspec.pipelines.iterative.rag import IterativeRag
+    from ragspec.pipelines.answering.iterative import IterativeRag
 
     if documents.top_passages not in (None, 1):
         raise InputError(
@@ -127,8 +127,8 @@ def _answer(
     predicted: o.PredictionOptions,
     no_refusal: bool,
 ) -> None:
+    from ragspec.pipelines.answering.docqa import NEW_TOKENS
     from ragspec.pipelines.cli.show import OnRead, OnText, Result, answer_result, run_and_show
-    from ragspec.pipelines.docqa.docqa import NEW_TOKENS
 
     documents.expect_any()
     question = o.checked_text(question)

@@ -15,7 +15,7 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.long.document import LongDocument
+    from ragspec.pipelines.answering.long_document import LongDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def ask_long(
     predicted: o.PredictionOptions,
 ) -> None:
     """Answer a question over one long document; it is read once."""
+    from ragspec.pipelines.answering.docqa import NEW_TOKENS
     from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
-    from ragspec.pipelines.docqa.docqa import NEW_TOKENS
     from ragspec.retrievers.rapid.steering import eta_of
 
     question = o.checked_text(question)
@@ -126,7 +126,7 @@ def _load(
     A draft model reads the chunks in mode "steered" or with drafter "rapid", else the whole prompt.
     """
     from ragspec.models.load import load_model
-    from ragspec.pipelines.long.modes import RAPID
+    from ragspec.pipelines.answering.modes import RAPID
 
     modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
     parsed = o.parse_drafter(options.drafter or "auto")
@@ -149,7 +149,7 @@ def _open_document(
     engine: Engine, long: LongOptions, modes: dict[str, Any], terminal: Terminal
 ) -> LongDocument:
     """Open a saved document, or read one and save it if --save-cache names a folder."""
-    from ragspec.pipelines.long.document import LongDocument
+    from ragspec.pipelines.answering.long_document import LongDocument
 
     if long.saved:
         assert long.save_cache is not None

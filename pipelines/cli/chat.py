@@ -15,7 +15,7 @@ from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.chat.conversation import Conversation, Reply
+    from ragspec.pipelines.answering.conversation import Conversation, Reply
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 256
@@ -45,7 +45,7 @@ def chat(
     ] = None,
 ) -> None:
     """Talk with a chat model, over documents or without; each turn is read once."""
-    from ragspec.pipelines.chat.conversation import Conversation
+    from ragspec.pipelines.answering.conversation import Conversation
 
     terminal = Terminal()
     with terminal.working("loading the model and reading the documents"):
@@ -93,7 +93,7 @@ class ChatSession:
 
     def answer(self, text: str) -> None:
         """Answer one turn, and show its text as it is written and then its sources."""
-        from ragspec.pipelines.docqa.docqa import REFUSED
+        from ragspec.pipelines.answering.docqa import REFUSED
 
         terminal = self.terminal
         with terminal.prefill_progress() as on_read:

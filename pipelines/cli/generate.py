@@ -90,8 +90,8 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text, or with --chat answer it, without documents."""
+    from ragspec.pipelines.answering.docqa import drain
     from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
-    from ragspec.pipelines.docqa.docqa import drain
 
     if system is not None and not as_chat:
         raise InputError("Expected --system with --chat, got it alone. Add --chat or leave it out.")

@@ -52,7 +52,7 @@ def build(
     ] = False,
 ) -> None:
     """Read documents into a new index; `ragspec index PATHS --out INDEX` is the same."""
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
     from ragspec.storage.store import is_store
 

@@ -13,8 +13,8 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.pipelines.answering.docqa import Answer
     from ragspec.pipelines.cli.compare import Comparison
-    from ragspec.pipelines.docqa.docqa import Answer
     from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import Sampling
 

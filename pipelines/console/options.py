@@ -15,8 +15,8 @@ from ragspec.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.console.terminal import Terminal
-    from ragspec.pipelines.docqa.docqa import DocQA
     from ragspec.sampling.settings import Sampling
 
 HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
@@ -250,7 +250,7 @@ class SearchOptions:
         """Return the pipeline over the documents, None if none are named."""
         if not self.docs and self.index is None:
             return None
-        from ragspec.pipelines.docqa.docqa import DocQA
+        from ragspec.pipelines.answering.docqa import DocQA
         from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 
         if self.index is not None:
@@ -281,7 +281,7 @@ class DocumentOptions(SearchOptions):
     def __post_init__(self) -> None:
         SearchOptions.__post_init__(self)
         if self.prompt is not None:
-            from ragspec.pipelines.docqa.template import find_template
+            from ragspec.pipelines.answering.template import find_template
 
             find_template(self.prompt, self.system)
 

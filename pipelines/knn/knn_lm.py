@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import refuse_unknown, stop_strings
 from ragspec.errors import InputError
-from ragspec.pipelines.iterative.writers import FinalText
+from ragspec.pipelines.answering.strides import FinalText
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.prompt import decoder
+from ragspec.pipelines.answering.citations import Citation, cite
+from ragspec.pipelines.answering.prompt import decoder
 from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.docqa.prompt import Prompt
+    from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import TokenLogprob
 

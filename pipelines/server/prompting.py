@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, passages_of, placed
-from ragspec.pipelines.docqa.template import find_template, is_chat, passages_for, suited, templated
+from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
+from ragspec.pipelines.answering.template import (
+    find_template,
+    is_chat,
+    passages_for,
+    suited,
+    templated,
+)
 from ragspec.pipelines.server.drafting import ALL
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.retrievers.search.documents import Document
@@ -20,7 +26,7 @@ from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.schema import (
         ChatRequest,
         CompletionRequest,

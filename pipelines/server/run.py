@@ -20,7 +20,7 @@ from ragspec.pipelines.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
 
 
 MARGIN = 4  # seconds after the drain to send the last answers

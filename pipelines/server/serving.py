@@ -23,7 +23,7 @@ from ragspec.pipelines.server.prompting import EngineRequest
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.reports.generation import Generation
 
 

@@ -21,14 +21,14 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT
+from ragspec.pipelines.answering.docqa import NO_ANSWER_TEXT
 from ragspec.pipelines.server.answers import OpenAIReply, Placed, metrics, place_tokens, usage
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
-    from ragspec.pipelines.docqa.prompt import Prompt
+    from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.pipelines.server.prompting import EngineRequest
     from ragspec.pipelines.server.schema import TextRequest
     from ragspec.reports.generation import Generation

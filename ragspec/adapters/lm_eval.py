@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.template import is_chat
+from ragspec.pipelines.answering.template import is_chat
 from ragspec.registry import for_extra, unknown
 from ragspec.sampling.settings import Sampling
 

@@ -15,7 +15,7 @@ from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import EngineError, InputError, QueueFullError, RagspecError
-from ragspec.pipelines.docqa.docqa import Answer, DocQA
+from ragspec.pipelines.answering.docqa import Answer, DocQA
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling, seeded
 

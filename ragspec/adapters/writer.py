@@ -22,9 +22,9 @@ from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.prompt import Prompt, decoder, placed
-from ragspec.pipelines.docqa.template import is_chat, templated
+from ragspec.pipelines.answering.citations import cite
+from ragspec.pipelines.answering.prompt import Prompt, decoder, placed
+from ragspec.pipelines.answering.template import is_chat, templated
 from ragspec.pipelines.server.answers import OpenAIReply, place_tokens, usage
 from ragspec.registry import unknown
 from ragspec.reports.generation import Generation

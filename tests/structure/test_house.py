@@ -221,7 +221,11 @@ def test_every_part_has_a_layer() -> None:
         ("ragspec.trees.operations", "from ragspec.engine.engine import Engine", 1),
         ("ragspec.trees.operations", "def f():\n    import ragspec.sampling.noise", 1),
         ("ragspec.retrievers.methods.rasd", "from ragspec.visual import VQTokenizer", 1),
-        ("ragspec.retrievers.methods.rasd", "from ragspec.pipelines.docqa.docqa import DocQA", 1),
+        (
+            "ragspec.retrievers.methods.rasd",
+            "from ragspec.pipelines.answering.docqa import DocQA",
+            1,
+        ),
         ("ragspec.visual.checks", "from ragspec.retrievers import Hit", 1),
         ("ragspec.trees.operations", "from ragspec.errors import InputError", 0),
         ("ragspec.pipelines.methods", "from ragspec.visual import VQTokenizer", 0),

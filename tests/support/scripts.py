@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 SLOW_IMPORTS = (
     "ragspec.bridge",
-    "ragspec.pipelines.docqa.docqa",
+    "ragspec.pipelines.answering.docqa",
     "ragspec.retrievers.search.upkeep",
     "ragspec.pipelines.bench.variants",
     "ragspec.visual.pipeline.pipeline",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.verification import reading as target_reading
 from tests.support import tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.pipelines.chat.conversation import Conversation
+from ragspec.pipelines.answering.conversation import Conversation
 from ragspec.pipelines.cli.app import main
 from tests.pipelines.cli.test_ask import watched
 from tests.support import tiny

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex

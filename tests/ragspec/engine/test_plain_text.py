@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.pipelines.docqa.prompt import build_prompt
+from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage

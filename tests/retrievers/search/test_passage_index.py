@@ -197,7 +197,7 @@ def test_titles_are_searched_once(index: PassageIndex) -> None:
 def test_importing_the_room_is_light() -> None:
     code = (
         "import sys, ragspec.retrievers, ragspec.pipelines\n"
-        "import ragspec.retrievers.search.passage_index, ragspec.pipelines.docqa.docqa\n"
+        "import ragspec.retrievers.search.passage_index, ragspec.pipelines.answering.docqa\n"
         "heavy = {'bm25s', 'pypdf', 'sentence_transformers', 'transformers', 'faiss', 'datasets'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ragspec.errors import DocumentError, InputError, StoreError
-from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.retrievers.search.dense import StaticEmbedder
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.nearest import Floats

@@ -10,8 +10,8 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.pipelines.chat.conversation import Conversation
-from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.pipelines.answering.conversation import Conversation
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling

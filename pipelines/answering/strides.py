@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
-from ragspec.pipelines.docqa.prompt import Span, laid_out, led_by, placed
-from ragspec.pipelines.docqa.template import PromptTemplate
+from ragspec.pipelines.answering.prompt import Span, laid_out, led_by, placed
+from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import RetrievedPassage

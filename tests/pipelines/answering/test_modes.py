@@ -24,8 +24,8 @@ from ragspec.errors import (
     UnknownNameError,
 )
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.long.chunks import Chunks, ChunkSearch
-from ragspec.pipelines.long.saved import STATES
+from ragspec.pipelines.answering.chunks import Chunks, ChunkSearch
+from ragspec.pipelines.answering.saved_document import STATES
 from ragspec.retrievers import Document
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
-from ragspec.pipelines.docqa.prompt import Prompt, decoder, passages_of, placed
-from ragspec.pipelines.docqa.template import (
+from ragspec.pipelines.answering.citations import cite
+from ragspec.pipelines.answering.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
+from ragspec.pipelines.answering.prompt import Prompt, decoder, passages_of, placed
+from ragspec.pipelines.answering.template import (
     PromptTemplate,
     find_template,
     is_chat,

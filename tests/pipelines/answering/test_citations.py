@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.pipelines.docqa.citations import Citation, accepted_runs, cite, cuts_word
-from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.pipelines.answering.citations import Citation, accepted_runs, cite, cuts_word
+from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import StoreError
-from ragspec.pipelines.docqa.template import PromptTemplate
+from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document

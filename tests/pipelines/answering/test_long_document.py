@@ -15,8 +15,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
+from ragspec.pipelines.answering.chunks import room_of
 from ragspec.pipelines.cli.compare import plain_engine
-from ragspec.pipelines.long.chunks import room_of
 from ragspec.retrievers import Document, Rapid
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny

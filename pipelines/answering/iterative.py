@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.request import refuse_unknown, stop_strings
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA, answer_of
-from ragspec.pipelines.docqa.prompt import Prompt
-from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
-from ragspec.pipelines.iterative.writers import (
+from ragspec.pipelines.answering.docqa import NEW_TOKENS, Answer, DocQA, answer_of
+from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.pipelines.answering.strides import (
     FinalText,
     PassageWriter,
     RoundWriter,
@@ -27,6 +26,7 @@ from ragspec.pipelines.iterative.writers import (
     StridePrompts,
     tokens_of,
 )
+from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
 from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import Retriever, SearchFunction, SearchMode, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex

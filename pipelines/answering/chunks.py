@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.template import PromptTemplate
+from ragspec.pipelines.answering.prompt import Prompt, build_prompt
+from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ragspec.pipelines.docqa.prompt import Prompt
+from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.rules.base import Step
 

@@ -10,12 +10,12 @@ import pytest
 
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
-from ragspec.pipelines.docqa.template import WORDINGS
+from ragspec.pipelines.answering.template import WORDINGS
 from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
-from tests.pipelines.docqa.test_citations import check
+from tests.pipelines.answering.test_citations import check
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 from tests.support.toy_pdf import pdf_of

@@ -18,12 +18,17 @@ from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, generate_answer
-from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed
-from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
-from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
-from ragspec.pipelines.long.modes import AnswerWriter, writer_of
-from ragspec.pipelines.long.saved import SavedDocument, nbytes, open_document, save_document
+from ragspec.pipelines.answering.chunks import ChunkHits, Chunks, ChunkSearch
+from ragspec.pipelines.answering.docqa import NEW_TOKENS, Answer, answer_of, generate_answer
+from ragspec.pipelines.answering.modes import AnswerWriter, writer_of
+from ragspec.pipelines.answering.prompt import Prompt, laid_out, led_by, placed
+from ragspec.pipelines.answering.saved_document import (
+    SavedDocument,
+    nbytes,
+    open_document,
+    save_document,
+)
+from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage

@@ -14,7 +14,7 @@ from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import anchored
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate, is_chat
+from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 

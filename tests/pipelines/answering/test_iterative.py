@@ -15,9 +15,9 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
-from ragspec.pipelines.docqa.docqa import Answer
-from ragspec.pipelines.iterative.rag import IterativeRag
-from ragspec.pipelines.iterative.writers import PassageWriter, StridePrompts
+from ragspec.pipelines.answering.docqa import Answer
+from ragspec.pipelines.answering.iterative import IterativeRag
+from ragspec.pipelines.answering.strides import PassageWriter, StridePrompts
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, decoder
-from ragspec.pipelines.docqa.template import PromptTemplate, find_template, passages_for, suited
+from ragspec.pipelines.answering.citations import Citation, cite
+from ragspec.pipelines.answering.prompt import Prompt, build_prompt, decoder
+from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.generation import Generation, report_of
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents

@@ -1,0 +1,1 @@
+"""Questions: search, prompt, answer, citations, over passages, one document or a conversation."""

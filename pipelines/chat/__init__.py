@@ -1,1 +1,0 @@
-"""Conversations with chat models, with or without documents."""

@@ -1,1 +1,0 @@
-"""Questions over documents: search, prompt, answer, citations."""

@@ -1,1 +1,0 @@
-"""Answers whose passage is searched again every few tokens."""

@@ -1,1 +1,0 @@
-"""Questions over one long document that is read once."""
