@@ -34,7 +34,8 @@ import torch
 from harness.data import docqa_documents, gold_questions, holds, read_records
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.answering.docqa import Answer, DocQA
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -161,21 +162,19 @@ def main() -> None:
     kinds = options.sets.split(",")
     indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in kinds}
     for kind in kinds:
-        qa = DocQA(indexes[kind], engine=engine)
+        settings = {"engine": engine, "top_k": options.passages}
+        answerers = {
+            prompt: DocQA(indexes[kind], prompt=prompt, **settings)
+            for prompt in options.prompts.split(",")
+        }
         all_questions = questions(options.data, kind, options.split, options.questions)
         for over in kinds:
             share = refused_share(indexes[over], questions(options.data, kind, options.split, 999))
             print(f"questions of {kind} over {over}: {share:.1%} refused")
         for number, question in enumerate(all_questions, 1):
-            for prompt in options.prompts.split(","):
+            for prompt, qa in answerers.items():
                 began = time.perf_counter()
-                answer = qa.ask(
-                    question.text,
-                    prompt=prompt,
-                    max_new_tokens=options.tokens,
-                    top_k=options.passages,
-                    refuse=False,
-                )
+                answer = qa.ask(question.text, max_new_tokens=options.tokens, refuse=False)
                 seconds = time.perf_counter() - began
                 rows.append(make_row(Path(prompt).stem, kind, question, answer, seconds))
             print(f"{kind} {number}/{len(all_questions)}", flush=True)

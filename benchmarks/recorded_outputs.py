@@ -53,10 +53,11 @@ def main() -> None:
 def qa_cases(qa: DocQA) -> Iterator[Case]:
     """Yield the name, the function, the question and the options of the cases over passages."""
     for (n, question), prompt in product(enumerate(QUESTIONS), ("evidence", "quote", "answer")):
-        options = {"prompt": prompt, "top_k": n % 3 + 1, "sampling": SAMPLINGS[n % 2]}
-        yield f"qa {prompt}", qa.ask, question, options
+        over = DocQA(qa.retriever, engine=qa.engine, prompt=prompt, top_k=n % 3 + 1)
+        yield f"qa {prompt}", over.ask, question, {"sampling": SAMPLINGS[n % 2]}
     for top_k, sampling in product((1, 2, 3, 40), SAMPLINGS):
-        yield f"qa {top_k}", qa.ask, QUESTIONS[0], {"top_k": top_k, "sampling": sampling}
+        over = DocQA(qa.retriever, engine=qa.engine, top_k=top_k)
+        yield f"qa {top_k}", over.ask, QUESTIONS[0], {"sampling": sampling}
     for more in ({"stop": "a"}, {"prediction": QUESTIONS[1], "logprobs": 2}, {"refuse": False}):
         yield f"qa {list(more)}", qa.ask, UNCOVERED, {"refuse": False, **more}
     for texts in (("", "A walk is a rule."), ()):

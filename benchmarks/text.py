@@ -75,9 +75,9 @@ POOLED = {
 def docqa(data: Path, engine: Engine, top_k: int) -> list[BenchItem]:
     """Return the questions over documents outside the starter models' training data."""
     documents = docqa_documents(data)
-    qa = DocQA(PassageIndex.build(list(documents.values())), engine=engine)
+    qa = DocQA(PassageIndex.build(list(documents.values())), engine=engine, top_k=top_k)
     items = [r for r in read_records(data / "docqa" / "items.jsonl") if r["split"] == "valid"]
-    return docqa_items(qa, [(row["id"], row["question"]) for row in items], top_k)
+    return docqa_items(qa, [(row["id"], row["question"]) for row in items])
 
 
 def free(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:

@@ -1,7 +1,7 @@
 # The public names of this package, for type checkers and for lazy loading.
+from .answering.answer import Answer as Answer
 from .answering.citations import Citation as Citation
 from .answering.conversation import Conversation as Conversation
-from .answering.docqa import Answer as Answer
 from .answering.docqa import DocQA as DocQA
 from .answering.iterative import IterativeRag as IterativeRag
 from .answering.long_document import LongDocument as LongDocument

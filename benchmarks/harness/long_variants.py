@@ -22,7 +22,8 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.docqa import Answer, DocQA
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.pipelines.answering.prompt import plain_ids
 from ragspec.pipelines.bench.measure import Outcome

@@ -87,11 +87,11 @@ def cite(
     if short is not None:
         chosen = without_overlaps([*chosen, *short_quotes(answer, short, texts, chosen)])
     chosen.sort(key=lambda quote: quote.answer_start)
-    return [citation(quote, prompt.hits[quote.hit]) for quote in chosen]
+    return [citation(quote, prompt.hits[quote.hit], prompt.first + quote.hit) for quote in chosen]
 
 
-def citation(quote: Quote, hit: Hit) -> Citation:
-    """Turn a quotation of a passage into one of its document."""
+def citation(quote: Quote, hit: Hit, number: int) -> Citation:
+    """Turn a quotation of a passage of this number into one of its document."""
     start = hit.passage.start + quote.start
     return Citation(
         document=hit.document.name,
@@ -99,7 +99,7 @@ def citation(quote: Quote, hit: Hit) -> Citation:
         end=start + quote.length,
         answer_start=quote.answer_start,
         answer_end=quote.answer_end,
-        passage=quote.hit + 1,
+        passage=number,
         matched_by=quote.matched_by,
         page=hit.document.page_of(start),
     )

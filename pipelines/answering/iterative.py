@@ -9,26 +9,33 @@ searching every time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.request import refuse_unknown, stop_strings
+from ragspec.engine.request import stop_strings
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.docqa import NEW_TOKENS, Answer, DocQA, answer_of
-from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answerer import Answerer, OnText
 from ragspec.pipelines.answering.strides import (
     FinalText,
+    PassagePrompts,
     PassageWriter,
     RoundWriter,
     Stride,
-    StridePrompts,
     tokens_of,
 )
-from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
+from ragspec.pipelines.answering.template import PromptTemplate
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
-from ragspec.retrievers.search.fusion import Retriever, SearchFunction, SearchMode, as_retriever
+from ragspec.retrievers.search.fusion import (
+    Hit,
+    Retriever,
+    SearchFunction,
+    SearchMode,
+    as_retriever,
+)
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
 from ragspec.retrievers.speculation.passages import (
@@ -43,12 +50,14 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 STRIDE, QUERY_TOKENS, PREFETCH = 4, 32, 20
+Retrieval = SpeculativeRetrieval[Any, RetrievedPassage, Stride]
 
 
-class IterativeRag:
+class IterativeRag(Answerer):
     """Answers questions and searches for a new passage every few tokens.
 
-    Measured times and the success of guesses carry over to the next question.
+    `Answer.passages` has one for each stride, and `report.retrieval` the searches. Measured times
+    and the success of guesses carry over to the next question.
 
     Args:
         engine: Writes the answers.
@@ -66,7 +75,7 @@ class IterativeRag:
         rounds: Write the whole answer this many times in place of strides, each over the passage
             for the question and the answer before (Iter-RetGen, Shao et al. 2023,
             arXiv 2305.15294, section 3.1).
-        prompt, system: See `DocQA.ask`.
+        prompt, system: See `Answerer`.
 
     Raises:
         InputError: An argument is out of range, or the rule is not exact.
@@ -88,8 +97,6 @@ class IterativeRag:
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> None:
-        if engine.tokenizer is None:
-            raise InputError("The engine has no tokenizer; questions over documents need one.")
         for name, value in (("stride", stride), ("query_tokens", query_tokens)):
             if value < 1:
                 raise InputError(f"{name} is {value}; expected at least 1 token.")
@@ -99,11 +106,10 @@ class IterativeRag:
             raise InputError(f"rounds is {rounds}; expected at least 1, or None for strides.")
         if rounds is not None and flare is not None:
             raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
+        super().__init__(engine, as_retriever(retriever), top_k=1, prompt=prompt, system=system)
+        self.retriever: Retriever
         self.flare = flare
         self.rounds = rounds
-        self.engine = engine
-        self.retriever = as_retriever(retriever)
-        self._documents = DocQA(self.retriever, engine=engine)
         self.stride = stride
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
@@ -111,9 +117,6 @@ class IterativeRag:
             overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = StrideSchedule.named(speculate, overlap)
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
-        self.template = find_template(
-            suited(engine.tokenizer) if prompt is None else prompt, system
-        )
 
     def _mode(self, search: SearchMode | str | None) -> SearchMode:
         """Return the search mode; raise InputError if the retriever does not support it."""
@@ -130,53 +133,39 @@ class IterativeRag:
         self.retriever.check(mode)
         return mode
 
-    def ask(
+    def search(
+        self, question: str, top_k: int | None = None, *, refuse: bool = True
+    ) -> tuple[list[Hit], str | None]:
+        """Judge a question; the strides search for its passages."""
+        return super().search(question, top_k) if refuse and self.judges else ([], None)
+
+    def _write(
         self,
         question: str,
-        sampling: Sampling | None = None,
-        *,
-        max_new_tokens: int = NEW_TOKENS,
-        refuse: bool = True,
-        stream: Callable[[str], None] | None = None,
-        **options: Any,
+        hits: Sequence[Hit],
+        sampling: Sampling | None,
+        stream: OnText | None,
+        options: dict[str, Any],
     ) -> Answer:
-        """Answer a question; `passages` has one for each stride, `report.retrieval` the searches.
-
-        Args:
-            refuse: See `DocQA.ask`.
-            stream: Called with text that is final. An interrupt then ends the answer and keeps its
-                text.
-            options: Further arguments of `Engine.generate`.
-
-        Raises:
-            InputError: The question is empty, n is above 1, or the search finds nothing; also the
-                errors of the retriever.
-            PromptTooLongError: A passage does not fit the context.
-        """
-        refuse_unknown(options)
-        sampling = seeded(sampling or Sampling(), "ask()")
         began = time.perf_counter()
-        if not isinstance(question, str) or not question.strip():
-            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
-        if refuse and isinstance(self.retriever, PassageIndex) and self.retriever.sparse:
-            hits, why = self._documents.search(question, 1)
-            if why is not None:
-                return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
-        prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.template)
-        options = {"stop": self.template.stop, **options, "max_new_tokens": max_new_tokens}
-        stops = stop_strings(options["stop"], self.engine.tokenizer)
-        text = FinalText(stream, self.engine.tokenizer, stops)
+        tokenizer = self.engine.tokenizer
+        prompts = PassagePrompts(tokenizer, " ".join(question.split()), self.template)
+        stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
+        text = FinalText(stream, tokenizer, stops)
 
         def show(stride: Stride) -> None:
-            last = stride.generation
             if self.rounds is None:  # another round may change the text
-                text.push(last.prompt_tokens, stride.tokens, ends=last.finish_reason != "paused")
+                text.push(stride.generation.prompt_tokens, stride.tokens)
 
-        scored = self.flare is not None
         strides = PassageWriter(
-            self.engine.without_callbacks(), prompts, sampling, options, self.stride, scored
+            self.engine.without_callbacks(),
+            prompts.of,
+            lambda prompt, number: self._options_over(prompt, options, number),
+            seeded(sampling or Sampling(), "ask()"),
+            self.stride,
+            scored=self.flare is not None,
         )
-        loop = SpeculativeRetrieval(
+        loop: Retrieval = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),
             self._searcher(prompts),
             self.schedule,
@@ -191,14 +180,15 @@ class IterativeRag:
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
         last = loop.strides[-1]
-        if self.rounds is not None:
-            text.push(last.generation.prompt_tokens, last.tokens, ends=True)
-        text.end()
-        answer = self._answer(question, prompts, loop, time.perf_counter() - began)
+        rest = () if self.rounds is None else last.tokens
+        text.push(last.generation.prompt_tokens, rest, ends=True)
+        passages = tuple(passage.hit for passage in loop.answers)
+        prompt = replace(prompts.of(loop.answers[-1]), hits=passages, spans=(), chars=())
+        answer = self._answer(question, prompt, self._joined(loop, time.perf_counter() - began))
         self.engine.notify(answer.generation)
         return answer
 
-    def _searcher(self, prompts: StridePrompts) -> Searcher[Any, RetrievedPassage, Stride]:
+    def _searcher(self, prompts: PassagePrompts) -> Searcher[Any, RetrievedPassage, Stride]:
         def words(before: Sequence[Stride]) -> str | None:
             if self.rounds is not None:
                 return " ".join([prompts.question, *(each.generation.text for each in before[-1:])])
@@ -210,18 +200,10 @@ class IterativeRag:
             return IndexSearcher(self.retriever, words, self.mode)
         return RetrieverSearcher(self.retriever, words)
 
-    def _answer(
-        self,
-        question: str,
-        prompts: StridePrompts,
-        loop: SpeculativeRetrieval[Any, RetrievedPassage, Stride],
-        seconds: float,
-    ) -> Answer:
+    def _joined(self, loop: Retrieval, seconds: float) -> Generation:
+        """Return the whole text of strides, or the last round, as one generation."""
         strides, last = loop.strides, loop.strides[-1].generation
         text = strides if self.rounds is None else strides[-1:]
-        hits = tuple(passage.hit for passage in loop.answers)
-        final = prompts.of(loop.answers[-1])
-        prompt = Prompt(final.text, final.ids, hits, (), ())
         unique = list({id(each): each for each in strides}.values())  # rounds may share a stride
         report = joined([each.generation.report for each in unique], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
@@ -231,10 +213,8 @@ class IterativeRag:
             retrieval=loop.report,
             milliseconds={**report.milliseconds, "retrieve": searching},
         )
-        answer = answer_of(question, prompt, self.template, last, 0.0, self.engine)
         steps = [step for each in text for step in each.generation.steps]
         logprobs = None
         if text[0].generation.logprobs is not None:
             logprobs = [item for each in text for item in each.generation.logprobs or ()]
-        last = replace(last, report=report, steps=steps, logprobs=logprobs)
-        return replace(answer, report=report, generation=last)
+        return replace(last, report=report, steps=steps, logprobs=logprobs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragspec.drafters.base import SourceText
-from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.prompts import anchored
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, is_chat
@@ -28,13 +28,14 @@ class Prompt:
     """A prompt of T tokens and the position of its passages.
 
     Attributes:
-        hits: The passages of the prompt, passage k at k - 1.
+        hits: The passages of the prompt, in order.
         spans: (start, end, hit, 0) in tokens: prompt tokens start to end are passage text of
             `hits[hit]`, whose own token 0 is at start.
         chars: For every span, the characters of each of its tokens in the passage's text. Passages
             have no spans if the tokenizer returns no offsets.
         layout: The words around quotation and answer that the prompt asks for, to draft from.
         left_out: Passages of the search that did not fit.
+        first: Number of the first passage.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Prompt:
     chars: tuple[tuple[CharSpan, ...], ...]
     layout: tuple[SourceText, ...] = ()
     left_out: tuple[Hit, ...] = ()
+    first: int = 1
 
     def passage_chars(self, hit: int, first: int, last: int) -> CharSpan | None:
         """Return the characters, in the passage's text, of its tokens first to last (inclusive)."""
@@ -51,6 +53,12 @@ class Prompt:
             if number == hit and 0 <= first <= last < len(chars):
                 return chars[first][0], chars[last][1]
         return None
+
+
+def expect_question(question: Any) -> None:
+    """Raise InputError unless a question is a text that is not blank."""
+    if not isinstance(question, str) or not question.strip():
+        raise InputError(f"The question is empty or no text ({question!r}); ask something.")
 
 
 def build_prompt(
@@ -72,9 +80,8 @@ def build_prompt(
     """
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; questions over documents need one.")
+    expect_question(question)
     question = " ".join(question.split())
-    if not question:
-        raise InputError("The question is empty; ask something.")
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
     count = len(hits)
@@ -119,6 +126,26 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
     encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
     spans, chars = find_spans(encoded.text, encoded.offsets, hits)
     return Prompt(encoded.text, encoded.ids, tuple(hits), spans, chars)
+
+
+def passage_first(
+    tokenizer: Any, question: str, hit: Hit, template: PromptTemplate, prefix: Prompt | None = None
+) -> Prompt:
+    """Return a prompt over one passage, whose keys and values every question can reuse.
+
+    The part up to the passage's end does not depend on the question. It is tokenized separately.
+
+    Args:
+        prefix: That part, if it was tokenized before.
+    """
+    text, end = led_by(tokenizer, " ".join(question.split()), hit, template)
+    if prefix is None:
+        # At end 0 the template changed the passage, and no part can be shared.
+        prefix = placed(tokenizer, text[: end or len(text)], [hit])
+    rest = encode_text(tokenizer, text[end:]).ids if end else ()
+    ids = (*prefix.token_ids, *rest)
+    whole = replace(prefix, text=without_marks(text), token_ids=ids)
+    return laid_out(tokenizer, whole, template)
 
 
 def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) -> tuple[str, int]:

@@ -7,12 +7,10 @@ memory without reading them. They belong to one model, dtype and tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ragspec.errors import StoreError
@@ -28,28 +26,26 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 KIND = "saved document"
-LAYERS, DOCUMENT, STATES = "layers.bin", "document.json", "states.bin"
+CACHE, DOCUMENT = "cache.safetensors", "document.json"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedDocument:
-    """A prefilled document, with the template of its questions.
+    """A document, the template of its questions, and what a model made of it.
 
     Attributes:
+        token_range: The document's own tokens that are read, from and to; None for all.
         tokens: Tokens of the prompt up to the end of the document [T].
-        part: The document's own tokens that were read, from and to; None for all.
-        characters: The same part in characters of its text.
-        layers: Keys and values of `tokens`, by layer; none if they are in the prefix cache.
+        layers: Keys and values of `tokens`, by layer; none before it is read.
         states: Inputs of the output head at `tokens` [copies, T, H], for drafters that need hidden
             states; None if not requested.
     """
 
     document: Document
     template: PromptTemplate
-    tokens: tuple[int, ...]
-    part: tuple[int, int] | None
-    characters: tuple[int, int]
-    layers: Layers
+    token_range: tuple[int, int] | None = None
+    tokens: tuple[int, ...] = ()
+    layers: Layers = field(default_factory=dict)
     states: Tensor | None = None
 
 
@@ -61,45 +57,37 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
     """
 
     def fill(folder: Path) -> Contents:
-        layers = [part for number in sorted(saved.layers) for part in saved.layers[number]]
-        states = [] if saved.states is None else [saved.states]
+        from safetensors.torch import save_file
+
+        tensors = {
+            f"{n}.{i}": part for n, pair in saved.layers.items() for i, part in enumerate(pair)
+        }
+        tensors |= {} if saved.states is None else {"states": saved.states}
+        record = {
+            "document": asdict(saved.document),
+            "template": asdict(saved.template),
+            "token_range": saved.token_range,
+            "tokens": saved.tokens,
+        }
         try:
-            shapes = _write(folder / LAYERS, layers)
-            shape = _write(folder / STATES, states) if states else []
-            facts = {
-                "document": asdict(saved.document),
-                "template": asdict(saved.template),
-                "tokens": list(saved.tokens),
-                "part": saved.part,
-                "characters": saved.characters,
-            }
-            text = json.dumps(facts, ensure_ascii=False)
-            (folder / DOCUMENT).write_text(text, encoding="utf-8")
+            save_file(
+                {n: part.detach().cpu().contiguous() for n, part in tensors.items()}, folder / CACHE
+            )
+            (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be written ({error.strerror}); expected room for "
-                f"{sum(part.nbytes for part in [*layers, *states]):,} bytes. Name another "
-                "folder, or free some room."
+                f"{sum(part.nbytes for part in tensors.values()):,} bytes. Name another folder, or "
+                "free some room."
             ) from error
         parameters = {
             "dtype": str(engine.target.dtype),
-            "shapes": shapes,
-            "states": shape,
             "name": saved.document.name,
             "prompt_tokens": len(saved.tokens),
         }
         return Contents(parameters, prints_of(engine.model, engine.tokenizer))
 
     publish(Path(path), KIND, fill)
-
-
-def _write(path: Path, parts: Sequence[Tensor]) -> list[list[int]]:
-    """Write tensors one after the other; return their shapes."""
-    with path.open("wb") as file:
-        for part in parts:
-            raw = part.detach().cpu().contiguous()
-            file.write(raw.view(torch.uint8).numpy().tobytes())
-    return [list(part.shape) for part in parts]
 
 
 def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedDocument:
@@ -111,51 +99,32 @@ def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedD
     store = open_store(Path(path), KIND, verify=verify)
     what = f"the saved document {path}"
     check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
-    try:
-        return _read(store, engine, what)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} cannot be read ({error}); keep the document again.") from error
-
-
-def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
-    facts, dtype = store.manifest.parameters, engine.target.dtype
-    if facts["dtype"] != str(dtype):
+    dtype = engine.target.dtype
+    if store.manifest.parameters.get("dtype") != str(dtype):
         raise StoreError(
-            f"{what} holds numbers of {facts['dtype']}, the model works in {dtype}; load the model "
-            "in that type (dtype=), or keep the document again."
+            f"{what} holds numbers of {store.manifest.parameters.get('dtype')}, the model works in "
+            f"{dtype}; load the model in that type (dtype=), or save the document again."
         )
+    try:
+        return _read(store, engine)
+    except StoreError:
+        raise
+    except Exception as error:  # the file was written by something else
+        raise StoreError(f"{path} cannot be read ({error}); save the document again.") from error
+
+
+def _read(store: OpenStore, engine: Engine) -> SavedDocument:
+    from safetensors.torch import load_file
+
     record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
-    template = dict(record["template"])
-    template["stop"] = tuple(template["stop"])
-    part, (start, end) = record["part"], record["characters"]
-    layers = _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device)
-    if len(layers) % 2:
-        raise ValueError(f"{LAYERS} has {len(layers)} parts, which are no pairs")
-    shape = facts.get("states")  # missing in older stores and without a drafter that needs them
-    states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
+    template = record["template"]
+    tensors = load_file(store.file(CACHE), device=str(engine.target.device))
+    states = tensors.pop("states", None)
     return SavedDocument(
         parse_document(record["document"]),
-        PromptTemplate(**template),
-        tuple(int(token) for token in record["tokens"]),
-        None if part is None else (int(part[0]), int(part[1])),
-        (int(start), int(end)),
-        dict(enumerate(zip(layers[::2], layers[1::2], strict=True))),
-        states[0],
+        PromptTemplate(**template | {"stop": tuple(template["stop"])}),
+        record["token_range"] and tuple(record["token_range"]),
+        tuple(record["tokens"]),
+        {n: (tensors[f"{n}.0"], tensors[f"{n}.1"]) for n in range(len(tensors) // 2)},
+        states,
     )
-
-
-def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Map the tensors of a file that `_write` made."""
-    sizes = [int(torch.Size(shape).numel()) for shape in shapes]
-    if path.stat().st_size != sum(sizes) * dtype.itemsize:
-        raise ValueError(f"{path.name} has {path.stat().st_size} bytes for {len(sizes)} parts")
-    whole = torch.from_file(str(path), shared=False, size=sum(sizes), dtype=dtype)
-    flat = torch.split(whole, sizes)
-    return [part.view(*shape).to(device) for part, shape in zip(flat, shapes, strict=True)]
-
-
-def nbytes(layers: Layers) -> int:
-    """Return the bytes of keys and values."""
-    return sum(part.nbytes for pair in layers.values() for part in pair)

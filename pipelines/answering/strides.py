@@ -1,8 +1,4 @@
-"""Prompts of one question over one passage each, and the writers of its answer.
-
-The part before the question depends on the passage alone and is tokenized separately, so that
-every question over the passage can reuse its keys and values.
-"""
+"""The writers of an answer whose passage changes, and the prompts over each passage."""
 
 from __future__ import annotations
 
@@ -11,44 +7,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.drafters.base import SourceText
-from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
-from ragspec.pipelines.answering.prompt import Span, laid_out, led_by, placed
+from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.pipelines.answering.prompt import Prompt, passage_first
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import EndRepetition
 from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 
-@dataclass(frozen=True, slots=True)
-class StridePrompt:
-    """A question over a passage: token ids [T], the passage's first, whatever the question."""
-
-    text: str
-    ids: tuple[int, ...]
-    spans: tuple[Span, ...]
-    layout: tuple[SourceText, ...]
-
-
 @dataclass(slots=True)
-class StridePrompts:
+class PassagePrompts:
     """Writes the prompt of each passage once for a question, and keeps them by passage."""
 
     tokenizer: Any
     question: str
     template: PromptTemplate
-    prompts: dict[RetrievedPassage, StridePrompt] = field(default_factory=dict)
+    prompts: dict[RetrievedPassage, Prompt] = field(default_factory=dict)
 
-    def of(self, passage: RetrievedPassage) -> StridePrompt:
+    def of(self, passage: RetrievedPassage) -> Prompt:
         """Return the prompt over a passage."""
         if passage not in self.prompts:
-            self.prompts[passage] = self._write(passage.hit)
+            self.prompts[passage] = passage_first(
+                self.tokenizer, self.question, passage.hit, self.template
+            )
         return self.prompts[passage]
 
     def words(self, written: Sequence[int], count: int) -> str:
@@ -57,16 +42,6 @@ class StridePrompts:
         ids = [*encode_text(self.tokenizer, question).ids, *written][-count:]
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         return text if text.strip() else self.question
-
-    def _write(self, hit: Hit) -> StridePrompt:
-        text, end = led_by(self.tokenizer, self.question, hit, self.template)
-        # At end 0 the template changed the passage, and no part can be shared.
-        prefix = placed(self.tokenizer, text[: end or len(text)], [hit])
-        rest = encode_text(self.tokenizer, text[end:]).ids if end else ()
-        text = without_marks(text)
-        prompt = replace(prefix, text=text, token_ids=(*prefix.token_ids, *rest))
-        layout = laid_out(self.tokenizer, prompt, self.template).layout
-        return StridePrompt(text, prompt.token_ids, prompt.spans, layout)
 
 
 @dataclass(slots=True)
@@ -82,22 +57,16 @@ class FinalText:
     stops: Sequence[str]
     _output: TextOutput | None = None
 
-    def push(self, prompt: Sequence[int], tokens: Sequence[int], *, ends: bool) -> None:
+    def push(
+        self, prompt: Sequence[int], tokens: Sequence[int] = (), *, ends: bool = False
+    ) -> None:
         """Add tokens after a prompt; the first prompt counts."""
         if self.stream is None:
             return
         if self._output is None:
             self._output = TextOutput(self.tokenizer, prompt, self.stops)
         self._output.push(tokens)
-        self._give(self._output, ends)
-
-    def end(self) -> None:
-        """Stream the text that was held back."""
-        if self._output is not None:
-            self._give(self._output, True)
-
-    def _give(self, output: TextOutput, ends: bool) -> None:
-        if self.stream is not None and (piece := output.piece(ends=ends)):
+        if piece := self._output.piece(ends=ends):
             self.stream(piece)
 
 
@@ -128,39 +97,29 @@ class PassageWriter:
 
     Attributes:
         engine: An engine without callbacks.
+        prompt: Returns the prompt over a passage.
+        options: Returns the options over a prompt, of the stride of a number.
         stride: Tokens of a stride.
         scored: Whether to return the log-probabilities of its tokens.
     """
 
     engine: Engine
-    prompts: StridePrompts
+    prompt: Callable[[RetrievedPassage], Prompt]
+    options: Callable[[Prompt, int], dict[str, Any]]
     sampling: Sampling
-    options: dict[str, Any]
     stride: int
     scored: bool = False
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
-        written = tokens_of(before)
-        options = self.options_over(answer, len(before))
+        prompt, written = self.prompt(answer), tokens_of(before)
+        options = self.options(prompt, len(before))
         options |= {"resume_from": written, "stop_after": self.stride}
         if self.scored:
-            options["logprobs"] = self.options.get("logprobs") or 0
-        prompt = list(self.prompts.of(answer).ids)
-        generation = self.engine.generate(prompt, self.sampling, **options)
+            options["logprobs"] = options.get("logprobs") or 0
+        generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"
-
-    def options_over(self, answer: RetrievedPassage, number: int) -> dict[str, Any]:
-        """Return the options of stride `number` over a passage."""
-        prompt = self.prompts.of(answer)
-        return {
-            "stopping_criteria": [EndRepetition(len(prompt.ids))],
-            **self.options,
-            # The origin of a draft is the number of its passage in `Answer.passages`.
-            "spans": [(start, end, number, at) for start, end, _, at in prompt.spans],
-            "texts": (*prompt.layout, *self.options.get("texts", ())),
-        }
 
 
 @dataclass(slots=True)
@@ -179,11 +138,12 @@ class RoundWriter:
         """Return the answer over a passage, and whether it is the last one."""
         if answer not in self._answers:
             strides = self.strides
-            options = strides.options_over(answer, len(before))
+            prompt = strides.prompt(answer)
+            options = strides.options(prompt, len(before))
             if before and strides.engine.drafter is not None:
                 options.setdefault("prediction", before[-1].generation.tokens)
-            prompt = list(strides.prompts.of(answer).ids)
-            generation = strides.engine.generate(prompt, strides.sampling, **options)
+            ids = list(prompt.token_ids)
+            generation = strides.engine.generate(ids, strides.sampling, **options)
             self._answers[answer] = Stride(tuple(generation.tokens), generation)
         return self._answers[answer], len(before) + 1 >= self.rounds
 

@@ -49,9 +49,9 @@ class BenchItem:
     texts: tuple[SourceText, ...] = ()
 
 
-def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]], top_k: int) -> list[BenchItem]:
+def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchItem]:
     """Return items of (id, question) pairs, prompts built by DocQA's own retrieval."""
-    prompts = [(name, qa.prompt(question, top_k=top_k)) for name, question in questions]
+    prompts = [(name, qa.prompt(question)) for name, question in questions]
     return [
         BenchItem(name, DOCQA, each.token_ids, 160, spans=each.spans, texts=each.layout)
         for name, each in prompts
@@ -64,11 +64,11 @@ def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
     from ragspec.pipelines.answering.docqa import DocQA
 
     guide = STARTER / "guide"
-    qa = DocQA.from_documents(guide, engine=engine)
+    qa = DocQA.from_documents(guide, engine=engine, top_k=top_k)
     lines = (guide / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [(str(i), json.loads(line)["question"]) for i, line in enumerate(lines)]
     texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))]
-    return docqa_items(qa, questions, top_k) + free_items(engine.tokenizer, texts)
+    return docqa_items(qa, questions) + free_items(engine.tokenizer, texts)
 
 
 def free_items(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import Answer, DocQA
+    from ragspec.pipelines.answering.answer import Answer
+    from ragspec.pipelines.answering.docqa import DocQA
 
 WARM_UP_TOKENS = 8
 QuestionArgument = Annotated[str, typer.Argument(help="Question about the documents.")]
@@ -67,14 +68,14 @@ def ask(
     from ragspec.pipelines.answering.docqa import DocQA
 
     def answer(qa: DocQA, engine: Engine, plain: bool, *args: Any, **options: Any) -> Answer:
-        qa_over = DocQA(qa.retriever, engine=engine, skipped=qa.skipped)
-        return qa_over.ask(
-            *args,
+        over = DocQA(
+            qa.retriever,
+            engine=engine,
+            top_k=documents.top_passages,
             prompt=documents.prompt,
             system=documents.system,
-            top_k=documents.top_passages,
-            **options,
         )
+        return over.ask(*args, **options)
 
     _answer(answer, question, documents, engine, stores, sampling, output, predicted, no_refusal)
 
@@ -127,7 +128,7 @@ def _answer(
     predicted: o.PredictionOptions,
     no_refusal: bool,
 ) -> None:
-    from ragspec.pipelines.answering.docqa import NEW_TOKENS
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
     from ragspec.pipelines.cli.show import OnRead, OnText, Result, answer_result, run_and_show
 
     documents.expect_any()

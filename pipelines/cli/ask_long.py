@@ -94,14 +94,14 @@ def ask_long(
     predicted: o.PredictionOptions,
 ) -> None:
     """Answer a question over one long document; it is read once."""
-    from ragspec.pipelines.answering.docqa import NEW_TOKENS
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
     from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
     from ragspec.retrievers.rapid.steering import eta_of
 
     question = o.checked_text(question)
     eta_of(long.mode, long.eta)  # raises before anything is loaded
-    options = predicted.read(engine)
-    new_tokens = sampling.max_new_tokens or NEW_TOKENS
+    options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens or NEW_TOKENS}
+    options |= predicted.read(engine)
     terminal = Terminal(quiet=output.json)
     with terminal.working("loading the model"):
         loaded, modes = _load(engine, stores, long)
@@ -110,8 +110,7 @@ def ask_long(
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         over = document if engine is document.engine else document.over(engine)
-        answer = over.ask(question, sampling, max_new_tokens=new_tokens, stream=on_text, **options)
-        return answer_result(question, answer)
+        return answer_result(question, over.ask(question, sampling, stream=on_text, **options))
 
     if output.compare:  # warm up: the first question copies the keys
         document.ask(question, max_new_tokens=1, stream=discard)
@@ -126,7 +125,7 @@ def _load(
     A draft model reads the chunks in mode "steered" or with drafter "rapid", else the whole prompt.
     """
     from ragspec.models.load import load_model
-    from ragspec.pipelines.answering.modes import RAPID
+    from ragspec.pipelines.answering.chunks import RAPID
 
     modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
     parsed = o.parse_drafter(options.drafter or "auto")

@@ -15,7 +15,8 @@ from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.answering.conversation import Conversation, Reply
+    from ragspec.pipelines.answering.answer import Answer
+    from ragspec.pipelines.answering.conversation import Conversation
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 256
@@ -73,7 +74,7 @@ class ChatSession:
     sampling: Sampling
     max_new_tokens: int
     terminal: Terminal
-    last: Reply | None = None
+    last: Answer | None = None
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer lines until they end or a line is /exit; errors are shown."""
@@ -93,8 +94,6 @@ class ChatSession:
 
     def answer(self, text: str) -> None:
         """Answer one turn, and show its text as it is written and then its sources."""
-        from ragspec.pipelines.answering.docqa import REFUSED
-
         terminal = self.terminal
         with terminal.prefill_progress() as on_read:
             self.last = reply = self.conversation.ask(
@@ -104,16 +103,16 @@ class ChatSession:
                 stream=terminal.piece,
                 on_read=on_read,
             )
-        terminal.line(reply.text if reply.generation.finish_reason == REFUSED else "")
-        if reply.left:
-            turns = "turn" if reply.left == 1 else "turns"
-            terminal.note(f"the context was full: the oldest {reply.left} {turns} left", "bold")
+        terminal.line(reply.text if reply.refused else "")
+        if dropped := reply.dropped_turns:
+            turns = "turn" if dropped == 1 else "turns"
+            terminal.note(f"the context was full: the oldest {dropped} {turns} left", "bold")
         for citation in reply.citations:
             terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
-        documents = self.conversation.documents is not None
+        documents = self.conversation.retriever is not None
         if reply.refused is not None:
             terminal.note(f"the model was not called: {reply.refused}", "bold")
-        elif documents and not (reply.hits or reply.supported):
+        elif documents and not (reply.passages or reply.supported):
             terminal.note("no passage was found: the model had the conversation alone")
         elif documents and not reply.supported:
             terminal.note("nothing in your documents was quoted: check this answer", "bold")
@@ -161,7 +160,7 @@ def read_lines() -> Iterator[str]:
             return
 
 
-def describe_usage(conversation: Conversation, last: Reply) -> Iterator[str]:
+def describe_usage(conversation: Conversation, last: Answer) -> Iterator[str]:
     """Yield the figures of a conversation and of its last answer."""
     report, limit = last.report, conversation.engine.target.max_length
     used = report.prompt_tokens + report.tokens

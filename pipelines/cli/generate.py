@@ -90,7 +90,7 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text, or with --chat answer it, without documents."""
-    from ragspec.pipelines.answering.docqa import drain
+    from ragspec.pipelines.answering.answerer import drain
     from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
 
     if system is not None and not as_chat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -13,7 +13,7 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import Answer
+    from ragspec.pipelines.answering.answer import Answer
     from ragspec.pipelines.cli.compare import Comparison
     from ragspec.reports.generation import Generation
     from ragspec.sampling.settings import Sampling
@@ -110,9 +110,7 @@ def answer_result(question: str, answer: Answer) -> Result:
     names = tuple(
         f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
     )
-    # Only the report of the answer includes the search.
-    generation = replace(answer.generation, report=answer.report)
-    return Result(generation, fields, names, {"question": question, "citations": quotes})
+    return Result(answer.generation, fields, names, {"question": question, "citations": quotes})
 
 
 def _show(

@@ -21,7 +21,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from ragspec.pipelines.answering.docqa import NO_ANSWER_TEXT
+from ragspec.pipelines.answering.answer import NO_ANSWER_TEXT
 from ragspec.pipelines.server.answers import OpenAIReply, Placed, metrics, place_tokens, usage
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.sampling.text_output import TextOutput

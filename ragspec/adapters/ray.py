@@ -15,7 +15,8 @@ from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import EngineError, InputError, QueueFullError, RagspecError
-from ragspec.pipelines.answering.docqa import Answer, DocQA
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling, seeded
 

@@ -56,12 +56,12 @@ def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
 def test_questions_bring_passages_once_and_number_them_through(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=1)
     first = talk.ask("What does a tree of drafts hold?", max_new_tokens=8)
-    assert [hit.document.name for hit in first.hits] == ["trees.md"]
+    assert [hit.document.name for hit in first.passages] == ["trees.md"]
     again = talk.ask("How many continuations does the tree of drafts hold?", max_new_tokens=8)
-    assert again.hits == (), "the passage is in the conversation already"
+    assert again.passages == (), "the passage is in the conversation already"
     third = talk.ask("What does the cat eat?", max_new_tokens=8)
     text = talk.engine.tokenizer.decode(third.generation.prompt_tokens)
-    assert [hit.document.name for hit in third.hits] == ["pets.md"]
+    assert [hit.document.name for hit in third.passages] == ["pets.md"]
     assert "[1] Trees\nA tree of drafts" in text and "[2] Pets\nThe cat sleeps" in text
     assert text.count("several continuations of one text") == 1
 
@@ -99,7 +99,7 @@ def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) ->
     assert refused.refused is not None and not talk.turns
     talk.ask("What does the cat eat?", max_new_tokens=4)
     simple = talk.ask("Explain simpler please.", max_new_tokens=4)
-    assert simple.refused is None and simple.hits == ()
+    assert simple.refused is None and simple.passages == ()
     assert talk.turns[-1].prompt_text == "Explain simpler please."
 
 
@@ -108,7 +108,7 @@ def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: 
     talk.ask("What does the cat eat?", max_new_tokens=4)
     talk.turns[0] = type(talk.turns[0])("cat walk target", "x", "y")  # its passages forgotten
     result = talk.ask("Zebra?", max_new_tokens=4)
-    assert {hit.document.name for hit in result.hits} == {"pets.md", "rules.md"}
+    assert {hit.document.name for hit in result.passages} == {"pets.md", "rules.md"}
 
 
 def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
@@ -116,7 +116,7 @@ def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
     left, selected = [], []
     for number in range(9):
         reply = talk.ask(f"Turn {number} says some words.", max_new_tokens=24)
-        left.append(reply.left)
+        left.append(reply.dropped_turns)
         selected.append(reply.report.cached_tokens)
         assert reply.report.prompt_tokens + 24 <= 300
         assert talk.turns[-1].question.startswith(f"Turn {number}")
@@ -128,7 +128,7 @@ def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
 def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: DocQA) -> None:
     talk = Conversation(engine(length=300), documents, top_k=3)
     reply = talk.ask("Do the walk, the tree and the cat follow one text?", max_new_tokens=8)
-    assert len(reply.hits) == 1
+    assert len(reply.passages) == 1
     with pytest.raises(PromptTooLongError):
         talk.ask("word " * 200, max_new_tokens=8)
     assert len(talk.turns) == 1

@@ -133,9 +133,9 @@ def test_json_holds_everything_and_survives(folder: Path, embedder: Path) -> Non
 
 def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> None:
     engine: Any = ScriptedEngine("x")
-    qa = DocQA.from_documents([folder], engine=engine, embedder=embedder)
+    qa = DocQA.from_documents([folder], engine=engine, embedder=embedder, top_k=1)
     sampling = Sampling(temperature=0.5, seed=3)
-    qa.ask("draft?", sampling, max_new_tokens=7, top_k=1, stop_token_ids=(4,))
+    qa.ask("draft?", sampling, max_new_tokens=7, stop_token_ids=(4,))
     (call,) = engine.calls
     assert call["sampling"] is sampling
     assert call["max_new_tokens"] == 7
@@ -189,9 +189,10 @@ def test_bare_function_as_document_source(tmp_path: Path) -> None:
 
 
 def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) -> None:
-    for options in ({"sampling": Sampling(n=2)}, {"top_k": 0}):
-        with pytest.raises(InputError):
-            ask(folder, embedder, "x", **options)
+    with pytest.raises(InputError, match="one answer"):
+        ask(folder, embedder, "x", sampling=Sampling(n=2))
+    with pytest.raises(InputError, match="top_k is 0"):
+        DocQA(lambda question: [], top_k=0)
     with pytest.raises(DocumentError):
         DocQA.from_documents(tmp_path / "missing")
     engine: Any = ScriptedEngine("x")

@@ -15,9 +15,9 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
-from ragspec.pipelines.answering.docqa import Answer
+from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.iterative import IterativeRag
-from ragspec.pipelines.answering.strides import PassageWriter, StridePrompts
+from ragspec.pipelines.answering.strides import PassagePrompts, PassageWriter
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -359,7 +359,7 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
     rag = IterativeRag(engine(), index)
     with pytest.raises(InputError, match="question is empty"):
         rag.ask("  ")
-    with pytest.raises(InputError, match="gives one text"):
+    with pytest.raises(InputError, match="gives one answer"):
         rag.ask(QUESTION, Sampling(temperature=1.0, n=2))
     with pytest.raises(InputError, match="unknown option"):
         rag.ask(QUESTION, max_tokens=3)
@@ -412,8 +412,8 @@ def in_rounds(
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
         places.append(hit.passage.document)
-        prompts = StridePrompts(request.tokenizer, QUESTION, rag.template)
-        ids = list(prompts.of(RetrievedPassage(hit)).ids)
+        prompts = PassagePrompts(request.tokenizer, QUESTION, rag.template)
+        ids = list(prompts.of(RetrievedPassage(hit)).token_ids)
         result = request.generate(
             ids, sampling, max_new_tokens=30, stop=rag.template.stop,
             stopping_criteria=[EndRepetition(len(ids))],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from ragspec.errors import (
 )
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks, ChunkSearch
-from ragspec.pipelines.answering.saved_document import STATES
+from ragspec.pipelines.answering.saved_document import CACHE
 from ragspec.retrievers import Document
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling
@@ -253,12 +252,12 @@ def test_answers_are_those_of_the_target_alone(
 
 
 def test_states_are_those_of_the_target(opened: LongDocument) -> None:
-    states = opened._about.states
+    states = opened.states
     assert states is not None and states.shape[1] == opened.tokens
     expected = heads.states(opened.engine.target, opened.prefix.token_ids)
     torch.testing.assert_close(states, expected)
     without = LongDocument.open(document(), states_engine(head=False))
-    assert without._about.states is None
+    assert without.states is None
     assert opened.bytes == without.bytes + states.nbytes
 
 
@@ -295,12 +294,12 @@ def test_a_document_that_was_preserved_without_states_is_read_without(
     assert result[0] < 60
     # The other way round they are kept, though nobody asks for them.
     LongDocument.open(selected, states_engine(head=False)).save(tmp_path / "again")
-    assert LongDocument.open(tmp_path / "again", states_engine())._about.states is not None
+    assert LongDocument.open(tmp_path / "again", states_engine()).states is not None
 
 
 def test_damage_to_the_states_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
     sample, request = random.Random(5), states_engine()
-    (file,) = selected.rglob(STATES)
+    (file,) = selected.rglob(CACHE)
     hurt = 0
     for time in range(40):
         twin = tmp_path / f"twin{time}"
@@ -319,20 +318,3 @@ def test_damage_to_the_states_is_a_typed_error(selected: Path, tmp_path: Path) -
     (twin / file.relative_to(selected)).unlink()
     with pytest.raises(StoreError):
         LongDocument.open(twin, request)
-
-
-def test_stores_of_before_are_opened(selected: Path, tmp_path: Path) -> None:
-    """They say nothing of states; the manifest is written as it was, with its own hash."""
-    from ragspec.storage.manifest import sha256_file
-    from ragspec.storage.store import POINTER
-
-    plain = LongDocument.open(document(), states_engine(head=False))
-    plain.save(tmp_path / "old")
-    (manifest,) = (tmp_path / "old").rglob("manifest.json")
-    said = json.loads(manifest.read_text())
-    assert said["parameters"].pop("states") == []
-    manifest.write_text(json.dumps(said))
-    pointer = tmp_path / "old" / POINTER
-    current = json.loads(pointer.read_text()) | {"manifest_sha256": sha256_file(manifest)}
-    pointer.write_text(json.dumps(current))
-    assert LongDocument.open(tmp_path / "old", states_engine())._about.states is None

@@ -246,8 +246,8 @@ def test_an_answer_says_whether_it_is_supported_and_whether_it_was_cut(tmp_path:
     (tmp_path / "page.md").write_text(f"# Drafts\n\n{SENTENCE}\n")
     for script, supported in ((f" [1] {SENTENCE}", True), ("Nobody knows.", False)):
         engine: Any = ScriptedEngine(script)
-        qa = DocQA.from_documents(tmp_path, engine=engine, embedder=None)
-        answer = qa.ask("What does the draft model propose?", prompt="quote")
+        qa = DocQA.from_documents(tmp_path, engine=engine, embedder=None, prompt="quote")
+        answer = qa.ask("What does the draft model propose?")
         assert answer.supported is supported and not answer.cut
         assert answer.to_dict()["supported"] is supported
         assert engine.calls[0]["stop"] == WORDINGS["quote"].stop

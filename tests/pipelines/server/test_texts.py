@@ -13,7 +13,8 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
-from ragspec.pipelines.answering.docqa import NO_ANSWER_TEXT, DocQA
+from ragspec.pipelines.answering.answer import NO_ANSWER_TEXT
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings

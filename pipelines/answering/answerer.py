@@ -1,0 +1,242 @@
+"""One way to ask a question: check, search, write a prompt, generate, cite.
+
+A subclass says what the model reads: whole passages (`DocQA`), one long document (`LongDocument`),
+passages that are searched again (`IterativeRag`), or the turns before (`Conversation`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ragspec.engine.request import refuse_unknown
+from ragspec.errors import InputError
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.citations import cite
+from ragspec.pipelines.answering.prompt import Prompt, decoder, expect_question
+from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
+from ragspec.reports.generation import Generation
+from ragspec.retrievers.search.fusion import Hit, Retriever
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.sparse import LEAST_COVERAGE
+from ragspec.sampling.stopping import EndRepetition
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.sampling.settings import Sampling
+
+NEW_TOKENS = 160
+JUDGED = 5  # passages that decide whether the documents cover a question
+OnText = Callable[[str], None]
+
+
+class Answerer(ABC):
+    """Answers questions with an engine; a subclass says over what.
+
+    Args:
+        engine: Generates; None loads the bundled starter model on first use.
+        retriever: Finds the passages of a question; None for none.
+        top_k: Most passages of a question; None for the model's default, see `passages_for`.
+        prompt: "evidence", "quote", "answer", a Jinja file or a `PromptTemplate`; None for the
+            model's default, see `suited`.
+        system: System message of a chat model.
+
+    Raises:
+        InputError: The engine is none or has no tokenizer, or an argument is out of range.
+        UnknownNameError: The prompt's name is unknown.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        retriever: Retriever | None = None,
+        *,
+        top_k: int | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
+        system: str | None = None,
+    ) -> None:
+        if isinstance(engine, str):
+            raise InputError(
+                f"got the engine {engine!r}; expected an Engine, such as "
+                f"Engine.from_pretrained({engine!r})."
+            )
+        if engine is not None and engine.tokenizer is None:
+            raise InputError("The engine has no tokenizer; questions over documents need one.")
+        if top_k is not None and top_k < 1:
+            raise InputError(f"top_k is {top_k}, expected at least 1.")
+        self.retriever = retriever
+        self._engine = engine
+        self._top_k = top_k
+        self._system = system
+        self._template = None if prompt is None else find_template(prompt, system)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; by default that of the starter model, loaded on first use."""
+        if self._engine is None:
+            from ragspec.engine import engine
+
+            self._engine = engine.Engine.from_pretrained("starter")
+        return self._engine
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The template of the prompts."""
+        if self._template is None:
+            self._template = find_template(suited(self.engine.tokenizer), self._system)
+        return self._template
+
+    @property
+    def top_k(self) -> int:
+        """The most passages of a question."""
+        return passages_for(self.engine) if self._top_k is None else self._top_k
+
+    @property
+    def judges(self) -> bool:
+        """Whether the search can tell that no document covers a question."""
+        return isinstance(self.retriever, PassageIndex) and self.retriever.sparse is not None
+
+    def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        refuse: bool = True,
+        stream: OnText | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a question.
+
+        Args:
+            question: The question; it may not be empty.
+            sampling: How tokens are chosen; greedy by default.
+            max_new_tokens: Most tokens of the answer.
+            refuse: Refuse without calling the model if no document covers the question, see
+                `Answer.refused`.
+            stream: Called with each piece of text that is final. An interrupt then ends the answer
+                and keeps its text.
+            **options: Further arguments of `Engine.generate`, such as `prediction`.
+
+        Raises:
+            InputError: The question is empty, n > 1, the search finds nothing, or the prompt cannot
+                be written; also the errors of the retriever.
+            PromptTooLongError: The prompt does not fit the context, not even with one passage.
+        """
+        refuse_unknown(options)
+        if sampling is not None and sampling.n != 1:
+            raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
+        expect_question(question)
+        began = time.perf_counter()
+        hits, refused = self.search(question, refuse=refuse)
+        milliseconds = (time.perf_counter() - began) * 1000
+        if refused is not None:
+            answer = Answer.refusal(question, hits, refused)
+        else:
+            options["max_new_tokens"] = max_new_tokens
+            answer = self._write(question, hits, sampling, stream, options)
+        milliseconds += answer.report.milliseconds.get("retrieve", 0.0)
+        report = answer.report.with_retrieval(milliseconds)
+        return replace(answer, generation=replace(answer.generation, report=report))
+
+    def search(
+        self, question: str, top_k: int | None = None, *, refuse: bool = True
+    ) -> tuple[list[Hit], str | None]:
+        """Return the best passages, and the reason to refuse the question or None.
+
+        The question is judged by the best 5 passages, or by more if `top_k` is larger.
+
+        Args:
+            top_k: Most passages; None for those of the constructor.
+            refuse: Whether to judge the question.
+        """
+        if self.retriever is None:
+            return [], None
+        top_k = self.top_k if top_k is None else top_k
+        if not self.judges:
+            return self.retriever.search(question, top_k), None
+        index = cast(PassageIndex, self.retriever)
+        hits = index.search(question, max(top_k, JUDGED))
+        support = index.support(question, hits)
+        if support.covered or not refuse:
+            return hits[:top_k], None
+        return hits[:top_k], (
+            f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
+            f"(expected {LEAST_COVERAGE:.0%} or more)"
+        )
+
+    @abstractmethod
+    def _write(
+        self,
+        question: str,
+        hits: Sequence[Hit],
+        sampling: Sampling | None,
+        stream: OnText | None,
+        options: dict[str, Any],
+    ) -> Answer:
+        """Write the answer to a question over the passages of its search.
+
+        Args:
+            options: Further arguments of `Engine.generate`, `max_new_tokens` among them.
+        """
+
+    def _generate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None,
+        stream: OnText | None,
+        options: dict[str, Any],
+    ) -> Generation:
+        """Generate the text after a prompt; with `stream` an interrupt keeps it."""
+        ids, every = list(prompt.token_ids), self._options_over(prompt, options)
+        if stream is not None:
+            return cast(Generation, drain(self.engine.stream(ids, sampling, **every), stream))
+        return cast(Generation, self.engine.generate(ids, sampling, **every))
+
+    def _options_over(
+        self, prompt: Prompt, options: dict[str, Any], first: int = 0
+    ) -> dict[str, Any]:
+        """Return the arguments of `Engine.generate` over a prompt.
+
+        Args:
+            first: Number of the prompt's first passage among those of the answer, from 0.
+        """
+        return {
+            "stop": self.template.stop,
+            "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
+            **options,
+            "spans": [(start, end, first + hit, at) for start, end, hit, at in prompt.spans],
+            "texts": (*prompt.layout, *options.get("texts", ())),
+        }
+
+    def _answer(
+        self, question: str, prompt: Prompt, generation: Generation, **facts: Any
+    ) -> Answer:
+        """Return the answer of a generation, with its parts and its citations.
+
+        Args:
+            facts: Further fields of the answer.
+        """
+        text, decode = generation.text, decoder(self.engine.tokenizer)
+        evidence, short = self.template.parts(text)
+        fields: dict[str, Any] = {
+            "citations": tuple(cite(text, prompt, generation.steps, decode, short)),
+            "evidence": text[slice(*evidence)] if evidence else "",
+            "short": text[slice(*short)] if short else "",
+            "passages": prompt.hits,
+        }
+        return Answer(question=question, generation=generation, prompt=prompt, **fields | facts)
+
+
+def drain(chunks: Any, stream: OnText) -> Any:
+    """Pass each piece of a text to `stream`; return the generation, even after an interrupt."""
+    try:
+        for piece in chunks:
+            stream(piece)
+    except KeyboardInterrupt:
+        chunks.close()
+    return chunks.result
