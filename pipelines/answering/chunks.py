@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.drafters.build import model_drafter
@@ -21,7 +21,6 @@ from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.rapid.drafter import Rapid
 from ragspec.retrievers.rapid.steering import eta_of
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
-from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 
@@ -46,56 +45,34 @@ def room_of(tokens: int) -> int:
     return max(1, min(max(tokens // SHARE, min(MOST, tokens)), tokens // LARGEST_SHARE))
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSearch:
-    """Settings of the search for chunks.
-
-    Attributes:
-        embedder: See `PassageIndex.build`; None for the bundled one.
-        whole: Take chunks from the whole document, as in the paper, instead of the part that the
-            target reads.
-    """
-
-    embedder: str | Path | Embedder | None = None
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkHits:
-    """The chunks of a question in document order, and the prompt over them."""
-
-    chunks: tuple[Hit, ...]
-    prompt: tuple[int, ...]
-
-
 class Chunks:
-    """Searches the chunks of a document.
+    """Searches the chunks of the part of a document that the target reads.
 
     Args:
-        hit: The part that the target reads.
+        hit: That part.
         tokens: Length of its prompt.
+        embedder: See `PassageIndex.build`; None for the bundled one.
     """
 
-    def __init__(self, document: Document, hit: Hit, tokens: int, search: ChunkSearch) -> None:
-        self.document = document
+    def __init__(
+        self, hit: Hit, tokens: int, embedder: str | Path | Embedder | None = None
+    ) -> None:
         self.room = room_of(tokens)
-        self._read_from = hit.passage.start
-        self._start = 0 if search.whole else self._read_from
-        text = document.text if search.whole else hit.passage.text
+        self._hit = hit
+        self._floor = None if embedder is None else FLOOR
         words = WORDS_SHORT if tokens < SHORT else WORDS_LONG
-        read = replace(document, text=text, headings=(), pages=())
-        embedder = search.embedder or DEFAULT_EMBEDDER
-        self._floor = None if search.embedder is None else FLOOR
-        self._index = PassageIndex.build([read], words=words, embedder=embedder)
+        part = replace(hit.document, text=hit.passage.text, headings=(), pages=())
+        self._index = PassageIndex.build([part], words=words, embedder=embedder or DEFAULT_EMBEDDER)
 
-    def find(self, tokenizer: Any, question: str, template: PromptTemplate) -> ChunkHits:
-        """Return the best chunks that fit, and the prompt over them."""
-        prompt = build_prompt(
-            tokenizer, question, self._hits(question), room=self.room, template=template
-        )
+    def find(
+        self, tokenizer: Any, question: str, template: PromptTemplate
+    ) -> tuple[tuple[Hit, ...], tuple[int, ...]]:
+        """Return the best chunks that fit, in document order, and the prompt over them."""
+        hits = self._hits(question)
+        prompt = build_prompt(tokenizer, question, hits, room=self.room, template=template)
         ordered = sorted(prompt.hits, key=lambda hit: hit.passage.start)
         ids = build_prompt(tokenizer, question, ordered, template=template).token_ids
-        return ChunkHits(tuple(map(self._placed, ordered)), ids)
+        return tuple(map(self._placed, ordered)), ids
 
     def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
         """Return the tokens (start, end) of the chunks that fit in a prompt over the document.
@@ -108,13 +85,10 @@ class Chunks:
         first, starts = prompt.spans[0][0], [start for start, _ in prompt.chars[0]]
         spans, left = list[tuple[int, int]](), self.room
         for hit in self._hits(question):
-            chunk = self._placed(hit).passage
-            start, end = (
-                first + bisect_left(starts, place - self._read_from)
-                for place in (chunk.start, chunk.end)
-            )
+            places = (hit.passage.start, hit.passage.end)
+            start, end = (first + bisect_left(starts, place) for place in places)
             end = min(end, start + left)
-            if start < end:  # empty for a chunk that the target does not read
+            if start < end:
                 spans.append((start, end))
                 left -= end - start
         return sorted(spans)
@@ -132,9 +106,9 @@ class Chunks:
 
     def _placed(self, hit: Hit) -> Hit:
         """Return a chunk with its position in the document."""
-        passage, by = hit.passage, self._start
+        passage, by = hit.passage, self._hit.passage.start
         moved = replace(passage, start=passage.start + by, end=passage.end + by)
-        return replace(hit, document=self.document, passage=moved)
+        return replace(hit, document=self._hit.document, passage=moved)
 
 
 def with_modes(

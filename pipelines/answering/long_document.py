@@ -20,7 +20,7 @@ from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import Answerer, OnText
-from ragspec.pipelines.answering.chunks import ChunkHits, Chunks, ChunkSearch, with_modes
+from ragspec.pipelines.answering.chunks import Chunks, with_modes
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
     from ragspec.engine.request import OnRead
+    from ragspec.retrievers.search.dense import Embedder
     from ragspec.sampling.settings import Sampling
     from ragspec.sampling.transform import Transform
 
@@ -51,7 +52,7 @@ class LongDocument(Answerer):
     Args:
         saved: The document, whose keys and values go to the engine's prefix cache.
         transform: Changes the target's distribution, None for none.
-        chunks: Settings of the search for chunks.
+        embedder: Embeds the chunks that a drafter reads; None for the bundled one.
 
     Attributes:
         hit: The part of the document that is read.
@@ -63,7 +64,7 @@ class LongDocument(Answerer):
         engine: Engine,
         saved: SavedDocument,
         transform: Transform | None = None,
-        chunks: ChunkSearch | None = None,
+        embedder: str | Path | Embedder | None = None,
     ) -> None:
         super().__init__(engine, prompt=saved.template)
         self.document = saved.document
@@ -71,7 +72,7 @@ class LongDocument(Answerer):
         self.hit, self.prefix = _laid(engine, saved)
         self.states = saved.states
         self._transform = transform
-        self._search = chunks or ChunkSearch()
+        self._embedder = embedder
         self._chunks: Chunks | None = None
         if not saved.layers:
             _check_room(engine, self.prefix, saved.token_range)
@@ -104,7 +105,7 @@ class LongDocument(Answerer):
         draft_model: Any = None,
         mode: str = "exact",
         eta: float | None = None,
-        chunks: ChunkSearch | None = None,
+        embedder: str | Path | Embedder | None = None,
         on_read: OnRead | None = None,
     ) -> Self:
         """Read a document, or open one that `save` wrote.
@@ -118,7 +119,7 @@ class LongDocument(Answerer):
             drafter: Replaces the engine's drafter; "rapid" reads the chunks of each question.
             draft_model: The model that reads chunks, as for `Engine`; None for the target.
             mode, eta: See `Rapid`. In mode "steered" that model moves the answers' distribution.
-            chunks: Settings of the search for chunks.
+            embedder: Embeds the chunks, see `PassageIndex.build`; None for the bundled one.
             on_read: Called with the tokens read and their total.
 
         Raises:
@@ -135,10 +136,10 @@ class LongDocument(Answerer):
                     f"got token_range, prompt or system with {path}, which was saved with its own; "
                     "expected none of them, or the document itself."
                 )
-            return cls(writer, open_document(Path(path), engine), transform, chunks)
+            return cls(writer, open_document(Path(path), engine), transform, embedder)
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
-        opened = cls(writer, SavedDocument(document, template, token_range), transform, chunks)
+        opened = cls(writer, SavedDocument(document, template, token_range), transform, embedder)
         opened._read(on_read)
         return opened
 
@@ -226,9 +227,10 @@ class LongDocument(Answerer):
         stream: OnText | None,
         options: dict[str, Any],
     ) -> Answer:
-        prompt, chunks = self.prompt(question), self._matches(question)
-        if chunks is not None:
-            options.setdefault("draft_prompt", chunks.prompt)
+        prompt, chunks = self.prompt(question), tuple[Hit, ...]()
+        if self._transform is not None or self.engine.needs.draft_prompt:  # a model reads them
+            chunks, ids = self.chunks.find(self.engine.tokenizer, question, self.template)
+            options.setdefault("draft_prompt", ids)
         if self._transform is not None:
             options.setdefault("transform", self._transform)
         if self.states is not None and self.engine.needs.hidden_states:
@@ -238,20 +240,13 @@ class LongDocument(Answerer):
         generation = self._generate(prompt, sampling, stream, options)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
-        hits = () if chunks is None else chunks.chunks
-        return self._answer(question, prompt, generation, chunks=hits)
-
-    def _matches(self, question: str) -> ChunkHits | None:
-        """Return the chunks of a question if a model reads them, else None."""
-        if self._transform is None and not self.engine.needs.draft_prompt:
-            return None
-        return self.chunks.find(self.engine.tokenizer, question, self.template)
+        return self._answer(question, prompt, generation, chunks=chunks)
 
     @property
     def chunks(self) -> Chunks:
         """The search for chunks, built on first use."""
         if self._chunks is None:
-            self._chunks = Chunks(self.document, self.hit, self.tokens, self._search)
+            self._chunks = Chunks(self.hit, self.tokens, self._embedder)
         return self._chunks
 
 

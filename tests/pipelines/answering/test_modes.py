@@ -23,7 +23,7 @@ from ragspec.errors import (
     UnknownNameError,
 )
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.answering.chunks import Chunks, ChunkSearch
+from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.saved_document import CACHE
 from ragspec.retrievers import Document
 from ragspec.retrievers.rapid.steering import Steering
@@ -68,13 +68,13 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
         QUESTION, sampling, **INPUTS
     )
-    chunks = Chunks(opened.document, opened.hit, opened.tokens, ChunkSearch())
+    chunks = Chunks(opened.hit, opened.tokens)
     by_hand = plain.generate(
         list(result.prompt.token_ids),
         sampling,
         stop=opened.template.stop,
         transform=Steering(reader(), 20.0),
-        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.template).prompt,
+        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.template)[1],
         **INPUTS,
     )
     tokens = result.generation.tokens
@@ -120,21 +120,13 @@ def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
     assert result.report.to_dict()["draft_cost"] == result.report.draft_cost
 
 
-def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
-    for whole in (False, True):
-        opened = LongDocument.open(
-            parts(),
-            engine(),
-            token_range=(60, 260),
-            drafter="rapid",
-            chunks=ChunkSearch(whole=whole),
-        )
-        result = opened.ask(QUESTION, **INPUTS)
-        text = " ".join(chunk.passage.text for chunk in result.chunks)
-        assert result.chunks and ("The rule is kept" in text) == whole
-        for chunk in result.chunks:
-            place = slice(chunk.passage.start, chunk.passage.end)
-            assert chunk.passage.text == opened.document.text[place]
+def test_chunks_come_from_what_the_target_reads() -> None:
+    opened = LongDocument.open(parts(), engine(), token_range=(60, 260), drafter="rapid")
+    result = opened.ask(QUESTION, **INPUTS)
+    assert result.chunks and "The rule is kept" not in opened.text
+    for chunk in result.chunks:
+        assert chunk.passage.text == parts().text[chunk.passage.start : chunk.passage.end]
+        assert chunk.passage.text in opened.text
 
 
 class ByCosine:
@@ -153,9 +145,7 @@ class ByCosine:
 @pytest.mark.parametrize(("cosine", "beginning"), [(0.29, True), (0.31, False)])
 def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, beginning: bool) -> None:
     plain = engine(None)
-    opened = LongDocument.open(
-        parts(), plain, drafter="rapid", chunks=ChunkSearch(embedder=ByCosine(cosine))
-    )
+    opened = LongDocument.open(parts(), plain, drafter="rapid", embedder=ByCosine(cosine))
     result = opened.ask(QUESTION, **INPUTS)
     text = " ".join(chunk.passage.text for chunk in result.chunks)
     assert (result.chunks[0].passage.start == 0) >= beginning
