@@ -17,7 +17,7 @@ from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.citations import cite
-from ragspec.pipelines.answering.prompt import Prompt, decoder, expect_question
+from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever
@@ -221,10 +221,10 @@ class Answerer(ABC):
         Args:
             facts: Further fields of the answer.
         """
-        text, decode = generation.text, decoder(self.engine.tokenizer)
+        text = generation.text
         evidence, short = self.template.parts(text)
         fields: dict[str, Any] = {
-            "citations": tuple(cite(text, prompt, generation.steps, decode, short)),
+            "citations": tuple(cite(text, prompt, generation.steps, short)),
             "evidence": text[slice(*evidence)] if evidence else "",
             "short": text[slice(*short)] if short else "",
             "passages": prompt.hits,

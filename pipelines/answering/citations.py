@@ -1,23 +1,21 @@
 """Citations: pieces of an answer that stand word for word in a document.
 
-A span that was drafted from a passage and accepted is a verified quotation; it only has to be
-extended to whole words. Quotations that the model wrote without a draft are found by matching.
-Either way a citation is made only where the characters are equal. Drafts decide `matched_by` alone:
-the same text has the same citations at every budget.
+They are found by matching, so that the same text has the same citations at every budget. A citation
+is made only where the characters are equal. Accepted drafts from the passage decide `matched_by`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.reports.generation import accepted_of
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
-SLACK = 16  # characters by which the estimated position of a token in the answer may be off
 WORD = re.compile(r"\w+")
 APOSTROPHES = ("'", "’")
 NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
@@ -30,7 +28,7 @@ class Citation:
     Attributes:
         document: The document's name.
         page: Its page, from 1; None if it has none.
-        matched_by: "draft" (an accepted span of that passage) or "match" (equal text).
+        matched_by: "draft" (accepted drafts copied it from the passage) or "match" (equal text).
         passage: Number of the passage in the prompt, from 1.
     """
 
@@ -58,32 +56,35 @@ class Quote:
     hit: int
     start: int
     length: int
-    matched_by: str
+    matched_by: str = "match"
 
     @property
     def answer_end(self) -> int:
         """End of the quotation in the answer."""
         return self.answer_start + self.length
 
+    def overlaps(self, characters: Iterable[tuple[int, int]]) -> bool:
+        """Return whether it has one of these characters, each with its passage."""
+        ours = range(self.start, self.start + self.length)
+        return any(hit == self.hit and at in ours for hit, at in characters)
+
 
 def cite(
-    answer: str,
-    prompt: Prompt,
-    steps: Iterable[Step],
-    decode: Callable[[Sequence[int]], str],
-    short: tuple[int, int] | None = None,
+    answer: str, prompt: Prompt, steps: Iterable[Step], short: tuple[int, int] | None = None
 ) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps.
 
     Args:
         steps: The steps of the generation.
-        decode: Turns token ids into text.
         short: Characters (start, end) of the answer proper. It is cited at any length if a cited
             passage contains it.
     """
     texts = [hit.passage.text for hit in prompt.hits]
-    quotes = [*drafted_quotes(answer, prompt, steps, decode), *matched_quotes(answer, texts)]
-    chosen = without_overlaps(quotes)
+    copied = copied_characters(prompt, steps)
+    chosen = [
+        replace(quote, matched_by="draft") if quote.overlaps(copied) else quote
+        for quote in without_overlaps(matched_quotes(answer, texts))
+    ]
     if short is not None:
         chosen = without_overlaps([*chosen, *short_quotes(answer, short, texts, chosen)])
     chosen.sort(key=lambda quote: quote.answer_start)
@@ -105,45 +106,15 @@ def citation(quote: Quote, hit: Hit, number: int) -> Citation:
     )
 
 
-def accepted_runs(steps: Iterable[Step]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the runs of accepted tokens that continue one document.
-
-    Each is (index of the first generated token, document, token offset, tokens).
-    """
-    index = 0
+def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, int]]:
+    """Return the passage and the first character of every token that a draft copied from one."""
+    copied = set[tuple[int, int]]()
     for step in steps:
-        run: tuple[int, int, int, int] | None = None
-        for place, node in enumerate(step.path[: len(step.tokens)]):
-            document, offset = (int(value) for value in step.tree.origin[node])
-            if run and (document, offset) == (run[1], run[2] + run[3]):
-                run = (*run[:3], run[3] + 1)
-                continue
-            if run:
-                yield run
-            run = (index + place, document, offset, 1) if document >= 0 else None
-        if run:
-            yield run
-        index += len(step.tokens)
-
-
-def drafted_quotes(
-    answer: str, prompt: Prompt, steps: Iterable[Step], decode: Callable[[Sequence[int]], str]
-) -> Iterator[Quote]:
-    """Yield the quotations that begin with an accepted draft from a passage."""
-    steps = list(steps)
-    tokens = [token for step in steps for token in step.tokens]
-    for index, hit, offset, count in accepted_runs(steps):
-        chars = prompt.passage_chars(hit, offset, offset + count - 1)
-        if chars is None:
-            continue
-        text = prompt.hits[hit].passage.text
-        drafted = text[chars[0] : chars[1]]
-        near = max(0, len(decode(tokens[:index])) - SLACK)
-        place = answer.find(drafted, near, near + 2 * SLACK + len(drafted))
-        if place >= 0 and drafted.strip():
-            quote = grown(answer, text, Quote(place, hit, chars[0], len(drafted), "draft"))
-            if words_in(answer, quote) >= LEAST_WORDS:
-                yield quote
+        for node in accepted_of(step):
+            hit, offset = (int(value) for value in step.tree.origin[node])
+            if chars := prompt.passage_chars(hit, offset):
+                copied.add((hit, chars[0]))
+    return copied
 
 
 def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
@@ -158,7 +129,7 @@ def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
             # The window lies in a quotation of the same alignment that was found before.
             if start < covered.get((hit, place - start), 0):
                 continue
-            quote = grown(answer, texts[hit], Quote(start, hit, place, end - start, "match"))
+            quote = grown(answer, texts[hit], Quote(start, hit, place, end - start))
             covered[hit, place - start] = quote.answer_end
             if words_in(answer, quote) >= LEAST_WORDS:
                 yield quote
@@ -182,7 +153,7 @@ def short_quotes(
         match = pattern.search(text, quote.start, quote.start + quote.length)
         match = match or pattern.search(text)
         if match:
-            yield Quote(short[0], quote.hit, match.start(), len(quotation), "match")
+            yield Quote(short[0], quote.hit, match.start(), len(quotation))
             return
 
 
@@ -200,7 +171,7 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
         a += 1
     while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
         b -= 1
-    return Quote(a, quote.hit, a + shift, b - a, quote.matched_by)
+    return Quote(a, quote.hit, a + shift, b - a)
 
 
 def cuts_word(text: str, place: int) -> bool:
@@ -228,10 +199,7 @@ def words_in(answer: str, quote: Quote) -> int:
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     """Return the longest quotations that do not overlap in the answer."""
     separate: list[Quote] = []
-    order = sorted(
-        quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.matched_by != "draft")
-    )
-    for quote in order:
+    for quote in sorted(quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start)):
         clear = (
             quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start
             for k in separate

@@ -6,7 +6,7 @@ in the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,11 +47,11 @@ class Prompt:
     left_out: tuple[Hit, ...] = ()
     first: int = 1
 
-    def passage_chars(self, hit: int, first: int, last: int) -> CharSpan | None:
-        """Return the characters, in the passage's text, of its tokens first to last (inclusive)."""
+    def passage_chars(self, hit: int, token: int) -> CharSpan | None:
+        """Return the characters of a token of a passage in the passage's text."""
         for (_, _, number, _), chars in zip(self.spans, self.chars, strict=True):
-            if number == hit and 0 <= first <= last < len(chars):
-                return chars[first][0], chars[last][1]
+            if number == hit and 0 <= token < len(chars):
+                return chars[token]
         return None
 
 
@@ -180,11 +180,6 @@ def _layout(
     for ending in SENTENCE_ENDS:
         texts.append(SourceText(encode_text(tokenizer, f"{ending}\nAnswer:").ids, LAYOUT))
     return tuple(text for text in texts if text is not None)
-
-
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text, special tokens left out."""
-    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 def find_spans(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ragspec.pipelines.answering.citations import Citation, cite
-from ragspec.pipelines.answering.prompt import decoder
 from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class OpenAIReply:
         self.created = int(time.time())
         self.model = model
         self.tokenizer = tokenizer
-        self._decode = decoder(tokenizer)
 
     def whole(
         self, done: Sequence[tuple[Generation, Prompt | None]], prompts: Sequence[int]
@@ -123,7 +121,7 @@ class OpenAIReply:
 
     def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
         """Return the citations of a text."""
-        citations = cite(generation.text, cited, generation.steps, self._decode)
+        citations = cite(generation.text, cited, generation.steps)
         return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in citations]
 
     def logprobs(self, placed: Sequence[Placed]) -> dict[str, Any]:
@@ -168,6 +166,9 @@ class OpenAIReply:
             "annotations": [] if cited is None else self.annotations(generation, cited),
         }
         return {**record, "message": message}
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _scored(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._decode([token])

@@ -23,7 +23,7 @@ from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.citations import cite
-from ragspec.pipelines.answering.prompt import Prompt, decoder, placed
+from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.template import is_chat, templated
 from ragspec.pipelines.server.answers import OpenAIReply, place_tokens, usage
 from ragspec.registry import unknown
@@ -256,7 +256,7 @@ class HostWriter:
             "usage": usage([generation], [0]),
         }
         if job.prompt.hits:
-            citations = cite(generation.text, job.prompt, generation.steps, decoder(tokenizer))
+            citations = cite(generation.text, job.prompt, generation.steps)
             facts["citations"] = [asdict(citation) for citation in citations]
         if generation.logprobs is not None:
             reply = OpenAIReply("chat", self.name, tokenizer)

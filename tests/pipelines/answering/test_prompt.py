@@ -58,7 +58,7 @@ def test_spans_are_the_passages(chat: bool) -> None:
     prompt = build_prompt(tokenizer, "What  is\nit?", hits_of(TEXTS))
     check_spans(prompt, tokenizer)
     assert [span[2] for span in prompt.spans] == [0, 1, 2]
-    assert [prompt.passage_chars(n, 0, len(prompt.chars[n]) - 1) for n in range(3)] == [
+    assert [(prompt.chars[n][0][0], prompt.chars[n][-1][1]) for n in range(3)] == [
         (0, len(text)) for text in TEXTS
     ]
     assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
@@ -123,7 +123,7 @@ def test_tokenizer_without_offsets_gives_no_spans() -> None:
 
     prompt = build_prompt(Slow(), "q", hits_of(["One."]))
     assert prompt.spans == ()
-    assert prompt.passage_chars(0, 0, 0) is None
+    assert prompt.passage_chars(0, 0) is None
 
 
 def test_bad_requests_are_refused() -> None:
