@@ -25,6 +25,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.models.resolve import STARTER
 from ragspec.pipelines import Conversation, DocQA, IterativeRag, LongDocument
+from ragspec.retrievers import Rapid
 from ragspec.sampling.settings import Sampling
 
 GUIDE = STARTER / "guide"
@@ -75,10 +76,13 @@ def long_cases(engine: Engine, folder: Path) -> Iterator[Case]:
         book.save(folder / f"{file} {token_range}")
         again = LongDocument.open(folder / f"{file} {token_range}", engine)
         yield f"long {file} {token_range} saved", again.ask, QUESTIONS[4], {}
-    modes = ({"drafter": "rapid"}, {"mode": "steered"}, {"prompt": "quote"}, {"prompt": "answer"})
-    for mode, sampling in product(modes, SAMPLINGS):
-        book = LongDocument.open(GUIDE / "verification-rules.md", engine, **mode)
-        yield f"long {mode}", book.ask, QUESTIONS[8], {"sampling": sampling}
+    with_rapid = engine.with_drafter(Rapid(engine.target), 8)
+    steered = {"transform": Rapid(engine.target, mode="steered").transform}
+    modes = [(with_rapid, None, {}), (engine, None, steered)]
+    modes += [(engine, prompt, {}) for prompt in ("quote", "answer")]
+    for (over, prompt, more), sampling in product(modes, SAMPLINGS):
+        book = LongDocument.open(GUIDE / "verification-rules.md", over, prompt=prompt)
+        yield f"long {prompt} {list(more)}", book.ask, QUESTIONS[8], {"sampling": sampling, **more}
     yield from edges(book.ask)
 
 

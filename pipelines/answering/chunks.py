@@ -1,4 +1,4 @@
-"""The chunks of a long document that a drafter reads, the best for a question, and the drafter.
+"""The chunks of a long document that a drafter reads: the best for a question, in document order.
 
 RAPID (Chen et al. 2025, arXiv 2502.20330, section 3.1) retrieves chunks of 512 tokens up to a
 twenty-fourth of the document, and at least 4,096 tokens, of those whose cosine with the question
@@ -13,13 +13,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from ragspec.drafters.build import model_drafter
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.rapid.drafter import Rapid
-from ragspec.retrievers.rapid.steering import eta_of
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -27,12 +24,8 @@ from ragspec.retrievers.search.passage_index import PassageIndex
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ragspec.drafters.base import Drafter
-    from ragspec.engine.engine import Engine
     from ragspec.retrievers.search.dense import Embedder
-    from ragspec.sampling.transform import Transform
 
-RAPID = "rapid"
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks
 WORDS_SHORT, WORDS_LONG = 96, 384  # of a chunk: about 128 and 512 tokens
@@ -109,38 +102,3 @@ class Chunks:
         passage, by = hit.passage, self._hit.passage.start
         moved = replace(passage, start=passage.start + by, end=passage.end + by)
         return replace(hit, document=self._hit.document, passage=moved)
-
-
-def with_modes(
-    engine: Engine,
-    drafter: str | Drafter | Sequence[str | Drafter] | None,
-    draft_model: Any,
-    mode: str,
-    eta: float | None,
-) -> tuple[Engine, Transform | None]:
-    """Return the engine whose drafter or transform reads chunks; see `LongDocument.open`.
-
-    Raises:
-        InputError: An argument is out of range.
-        UnknownNameError: There is no such mode or drafter.
-        TokenizerMismatchError: The draft model has another tokenizer.
-    """
-    eta_of(mode, eta)  # checks both even if no model reads chunks
-    several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
-    requests: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
-    requests = [each for each in requests if each is not None]
-    if mode == "exact" and draft_model is None and not requests:
-        return engine, None
-    rapid = None  # reads the chunks
-    if mode != "exact" or draft_model is not None or RAPID in requests:
-        reader = engine.target
-        if draft_model is not None:
-            reader = model_drafter(draft_model, engine.tokenizer, engine.target).model
-        rapid = Rapid(reader, mode=mode, eta=eta)
-    sources = [rapid if each == RAPID else each for each in requests] or [engine.drafter]
-    if draft_model is not None and rapid not in sources:
-        sources.append(rapid)
-    if requests or draft_model is not None:
-        drafters = [each for each in sources if each is not None]
-        engine = engine.with_drafter(drafters, engine.budget)
-    return engine, None if rapid is None else rapid.transform

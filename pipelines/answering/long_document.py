@@ -20,7 +20,7 @@ from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import Answerer, OnText
-from ragspec.pipelines.answering.chunks import Chunks, with_modes
+from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
@@ -31,12 +31,10 @@ from ragspec.storage.store import is_store
 from ragspec.verification.sequence_cache import Layers, slot_bytes
 
 if TYPE_CHECKING:
-    from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
     from ragspec.engine.request import OnRead
     from ragspec.retrievers.search.dense import Embedder
     from ragspec.sampling.settings import Sampling
-    from ragspec.sampling.transform import Transform
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
 
@@ -47,11 +45,11 @@ class LongDocument(Answerer):
     """Answers questions over one document, which `open` prefills.
 
     Any number of threads may ask. The engine's prefix cache keeps the keys and values until
-    `close`; each question that runs beside others has a copy. `refuse` has no effect here.
+    `close`; each question that runs beside others has a copy. `refuse` has no effect here. The
+    option `transform` may be the `Steering` of a model that reads the chunks of a question.
 
     Args:
         saved: The document, whose keys and values go to the engine's prefix cache.
-        transform: Changes the target's distribution, None for none.
         embedder: Embeds the chunks that a drafter reads; None for the bundled one.
 
     Attributes:
@@ -60,18 +58,13 @@ class LongDocument(Answerer):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        saved: SavedDocument,
-        transform: Transform | None = None,
-        embedder: str | Path | Embedder | None = None,
+        self, engine: Engine, saved: SavedDocument, embedder: str | Path | Embedder | None = None
     ) -> None:
         super().__init__(engine, prompt=saved.template)
         self.document = saved.document
         self.token_range = saved.token_range
         self.hit, self.prefix = _laid(engine, saved)
         self.states = saved.states
-        self._transform = transform
         self._embedder = embedder
         self._chunks: Chunks | None = None
         if not saved.layers:
@@ -101,10 +94,6 @@ class LongDocument(Answerer):
         token_range: TokenRange | None = None,
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
-        drafter: str | Drafter | Sequence[str | Drafter] | None = None,
-        draft_model: Any = None,
-        mode: str = "exact",
-        eta: float | None = None,
         embedder: str | Path | Embedder | None = None,
         on_read: OnRead | None = None,
     ) -> Self:
@@ -113,12 +102,10 @@ class LongDocument(Answerer):
         Args:
             path: A file, a `Document`, or the folder of a saved one, which brings its own prompt
                 and token range.
-            engine: Reads the document and writes the answers.
+            engine: Reads the document and writes the answers. With the drafter `Rapid` a model
+                reads the chunks of each question.
             token_range: Tokens of the document to read, from and to; None for all.
             prompt, system: See `Answerer`.
-            drafter: Replaces the engine's drafter; "rapid" reads the chunks of each question.
-            draft_model: The model that reads chunks, as for `Engine`; None for the target.
-            mode, eta: See `Rapid`. In mode "steered" that model moves the answers' distribution.
             embedder: Embeds the chunks, see `PassageIndex.build`; None for the bundled one.
             on_read: Called with the tokens read and their total.
 
@@ -129,17 +116,16 @@ class LongDocument(Answerer):
             StoreError: The saved document is damaged, or of another model.
             UnsupportedModelError: The model's cache cannot be saved.
         """
-        writer, transform = with_modes(engine, drafter, draft_model, mode, eta)
         if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
             if token_range is not None or prompt is not None or system is not None:
                 raise InputError(
                     f"got token_range, prompt or system with {path}, which was saved with its own; "
                     "expected none of them, or the document itself."
                 )
-            return cls(writer, open_document(Path(path), engine), transform, embedder)
+            return cls(engine, open_document(Path(path), engine), embedder)
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
-        opened = cls(writer, SavedDocument(document, template, token_range), transform, embedder)
+        opened = cls(engine, SavedDocument(document, template, token_range), embedder)
         opened._read(on_read)
         return opened
 
@@ -184,7 +170,7 @@ class LongDocument(Answerer):
         save_document(Path(path), saved, self.engine)
 
     def over(self, engine: Engine) -> Self:
-        """Return the document with another engine over the same target, steered as before."""
+        """Return the document with another engine over the same target."""
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
         layers: Layers = {}
@@ -228,11 +214,9 @@ class LongDocument(Answerer):
         options: dict[str, Any],
     ) -> Answer:
         prompt, chunks = self.prompt(question), tuple[Hit, ...]()
-        if self._transform is not None or self.engine.needs.draft_prompt:  # a model reads them
+        if options.get("transform") is not None or self.engine.needs.draft_prompt:
             chunks, ids = self.chunks.find(self.engine.tokenizer, question, self.template)
             options.setdefault("draft_prompt", ids)
-        if self._transform is not None:
-            options.setdefault("transform", self._transform)
         if self.states is not None and self.engine.needs.hidden_states:
             spans = self.chunks.spans(question, self.prefix)
             states = [KnownStates(start, self.states[:, start:end]) for start, end in spans]

@@ -16,6 +16,9 @@ from ragspec.pipelines.console.terminal import Terminal
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.long_document import LongDocument
+    from ragspec.sampling.transform import Transform
+
+RAPID = "rapid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,56 +107,57 @@ def ask_long(
     options |= predicted.read(engine)
     terminal = Terminal(quiet=output.json)
     with terminal.working("loading the model"):
-        loaded, modes = _load(engine, stores, long)
+        loaded, transform = _load(engine, stores, long)
+    if transform is not None:
+        options["transform"] = transform
     settings = sampling.settings_for(loaded)
-    document = _open_document(loaded, long, modes, terminal)
+    document = _open_document(loaded, long, terminal)
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         over = document if engine is document.engine else document.over(engine)
         return answer_result(question, over.ask(question, sampling, stream=on_text, **options))
 
     if output.compare:  # warm up: the first question copies the keys
-        document.ask(question, max_new_tokens=1, stream=discard)
+        document.ask(question, stream=discard, **options | {"max_new_tokens": 1})
     run_and_show(write, document.engine, settings, output, engine.model, terminal)
 
 
 def _load(
     options: o.EngineOptions, stores: o.StoreOptions, long: LongOptions
-) -> tuple[Engine, dict[str, Any]]:
-    """Return the engine, and further arguments of `LongDocument.open`.
+) -> tuple[Engine, Transform | None]:
+    """Return the engine, and the transform that steers its answers or None.
 
     A draft model reads the chunks in mode "steered" or with drafter "rapid", else the whole prompt.
     """
+    from ragspec.drafters.build import model_drafter
     from ragspec.models.load import load_model
-    from ragspec.pipelines.answering.chunks import RAPID
+    from ragspec.retrievers.rapid.drafter import Rapid
 
-    modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
     parsed = o.parse_drafter(options.drafter or "auto")
     names = [parsed] if isinstance(parsed, str) else list(parsed or ())
     if long.mode == "exact" and RAPID not in names:
-        return options.load_engine(stores), modes
-    others = [name for name in names if name != RAPID]
-    plain_options = replace(options, draft_model=None, drafter=",".join(others) or "none")
-    if RAPID in names:
-        modes["drafter"] = RAPID
-    engine = plain_options.load_engine(stores)
-    if modes.get("drafter") == RAPID and engine.drafter is not None:
-        modes["drafter"] = [engine.drafter, RAPID]
+        return options.load_engine(stores), None
+    others = ",".join(name for name in names if name != RAPID) or "none"
+    engine = replace(options, draft_model=None, drafter=others).load_engine(stores)
+    reader: Any = engine.target
     if options.draft_model is not None:
-        modes["draft_model"] = load_model(options.draft_model, options.device, options.dtype)
-    return engine, modes
+        model = load_model(options.draft_model, options.device, options.dtype)
+        reader = model_drafter(model, engine.tokenizer, engine.target).model
+    rapid = Rapid(reader, mode=long.mode, eta=long.eta)
+    if RAPID in names or options.draft_model is not None:
+        drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]
+        engine = engine.with_drafter(drafters, engine.budget)
+    return engine, rapid.transform
 
 
-def _open_document(
-    engine: Engine, long: LongOptions, modes: dict[str, Any], terminal: Terminal
-) -> LongDocument:
+def _open_document(engine: Engine, long: LongOptions, terminal: Terminal) -> LongDocument:
     """Open a saved document, or read one and save it if --save-cache names a folder."""
     from ragspec.pipelines.answering.long_document import LongDocument
 
     if long.saved:
         assert long.save_cache is not None
         with terminal.working("opening the saved document"):
-            return LongDocument.open(long.save_cache, engine, **modes)
+            return LongDocument.open(long.save_cache, engine)
     assert long.doc is not None
     with terminal.prefill_progress() as on_read:
         document = LongDocument.open(
@@ -163,7 +167,6 @@ def _open_document(
             prompt=long.prompt,
             system=long.system,
             on_read=on_read,
-            **modes,
         )
     if long.save_cache is not None:
         with terminal.working("saving it"):

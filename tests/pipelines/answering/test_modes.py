@@ -15,17 +15,11 @@ import torch
 from ragspec.drafters.eagle.cache import HeadCache
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import (
-    InputError,
-    RagspecError,
-    StoreError,
-    TokenizerMismatchError,
-    UnknownNameError,
-)
+from ragspec.errors import RagspecError, StoreError
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.saved_document import CACHE
-from ragspec.retrievers import Document
+from ragspec.retrievers import Document, Rapid
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
@@ -56,17 +50,21 @@ def reader() -> Any:
     return tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=1024)
 
 
+def with_rapid() -> Engine:
+    """Return an engine whose target reads the chunks, too."""
+    plain = engine(None)
+    return plain.with_drafter(Rapid(plain.target), 4)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     sampling: Sampling, tmp_path: Path
 ) -> None:
-    plain = engine(None)
-    small = (reader(), tiny.tokenizer())
-    steered: dict[str, Any] = {"mode": "steered", "eta": 20.0, "draft_model": small}
-    opened = LongDocument.open(parts(), plain, **steered)
+    plain, rapid = engine(None), Rapid(reader(), mode="steered", eta=20.0)
+    opened = LongDocument.open(parts(), plain)
     opened.save(tmp_path / "prefix_cache")
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
-        QUESTION, sampling, **INPUTS
+        QUESTION, sampling, transform=rapid.transform, **INPUTS
     )
     chunks = Chunks(opened.hit, opened.tokens)
     by_hand = plain.generate(
@@ -80,39 +78,36 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     tokens = result.generation.tokens
     assert by_hand.tokens[: len(tokens)] == tokens
     assert result.label == "exact-for(RAPID, eta 20)" and (result.report.drift or 0.0) > 0.0
-    for drafter in ("context", "auto", "rapid", ["context", "rapid"]):
+    drafters: list[Any] = ["context", "auto", rapid, ["context", rapid]]
+    for drafter in drafters:
         for budget in (0, 4, "auto"):
-            request = Engine(plain.target, plain.tokenizer, "auto", budget=budget)
-            again = LongDocument.open(
-                tmp_path / "prefix_cache", request, drafter=drafter, **steered
-            )
-            other = again.ask(QUESTION, sampling, **INPUTS)
+            request = Engine(plain.target, plain.tokenizer, drafter, budget=budget)
+            again = LongDocument.open(tmp_path / "prefix_cache", request)
+            more: Any = {"transform": rapid.transform} if isinstance(drafter, str) else {}
+            other = again.ask(QUESTION, sampling, **more, **INPUTS)
             assert other.generation.tokens == tokens and other.label == result.label
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -> None:
+def test_a_drafter_of_chunks_and_eta_0_give_the_targets_text(sampling: Sampling) -> None:
     plain = engine(None)
     expected = LongDocument.open(parts(), plain).ask(QUESTION, sampling, **INPUTS)
     assert not expected.chunks
-    small = (reader(), tiny.tokenizer())
-    options: list[dict[str, Any]] = [
-        {"drafter": "rapid"},
-        {"drafter": ["context", "rapid"]},
-        {"draft_model": small},
-        {"drafter": "context", "draft_model": small},
-        {"mode": "steered", "eta": 0.0},
+    drafters: list[Any] = [
+        drafter
+        for rapid in (Rapid(plain.target), Rapid(reader()), Rapid(reader(), mode="steered", eta=0))
+        for drafter in (rapid, ["context", rapid])
     ]
-    for inputs in options:
-        current = Engine(plain.target, plain.tokenizer, None)
-        result = LongDocument.open(parts(), current, **inputs).ask(QUESTION, sampling, **INPUTS)
+    for drafter in drafters:
+        current = Engine(plain.target, plain.tokenizer, drafter)
+        result = LongDocument.open(parts(), current).ask(QUESTION, sampling, **INPUTS)
         assert result.generation.tokens == expected.generation.tokens and result.label == "exact"
-        assert bool(result.chunks) == ("mode" not in inputs)
+        assert result.chunks
     assert result.report.drift is None
 
 
 def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
-    opened = LongDocument.open(parts(), engine(), drafter="rapid")
+    opened = LongDocument.open(parts(), with_rapid())
     result = opened.ask(QUESTION, **INPUTS)
     length = len(result.prompt.token_ids) + len(result.generation.tokens)
     assert result.report.kv_bytes == opened.bytes // opened.tokens * length
@@ -121,7 +116,7 @@ def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
 
 
 def test_chunks_come_from_what_the_target_reads() -> None:
-    opened = LongDocument.open(parts(), engine(), token_range=(60, 260), drafter="rapid")
+    opened = LongDocument.open(parts(), with_rapid(), token_range=(60, 260))
     result = opened.ask(QUESTION, **INPUTS)
     assert result.chunks and "The rule is kept" not in opened.text
     for chunk in result.chunks:
@@ -144,34 +139,13 @@ class ByCosine:
 
 @pytest.mark.parametrize(("cosine", "beginning"), [(0.29, True), (0.31, False)])
 def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, beginning: bool) -> None:
-    plain = engine(None)
-    opened = LongDocument.open(parts(), plain, drafter="rapid", embedder=ByCosine(cosine))
+    opened = LongDocument.open(parts(), with_rapid(), embedder=ByCosine(cosine))
     result = opened.ask(QUESTION, **INPUTS)
     text = " ".join(chunk.passage.text for chunk in result.chunks)
     assert (result.chunks[0].passage.start == 0) >= beginning
     assert ("The rule is kept" in text) != beginning
-    expected = LongDocument.open(parts(), plain).ask(QUESTION, **INPUTS)
+    expected = LongDocument.open(parts(), engine(None)).ask(QUESTION, **INPUTS)
     assert result.generation.tokens == expected.generation.tokens
-
-
-@pytest.mark.parametrize(
-    ("inputs", "error", "message"),
-    [
-        ({"mode": "stered"}, UnknownNameError, "Did you mean 'steered'"),
-        ({"eta": 5.0}, InputError, "mode='steered'"),
-        ({"mode": "steered", "eta": -2.0}, InputError, "eta of 0 or more"),
-        ({"mode": "steered", "draft_model": 50}, TokenizerMismatchError, "one vocabulary"),
-    ],
-)
-def test_bad_modes_are_refused_before_anything_is_read(
-    inputs: dict[str, Any], error: Any, message: str
-) -> None:
-    if "draft_model" in inputs:
-        inputs = {**inputs, "draft_model": tiny.model(seed=1, vocab_size=inputs["draft_model"])}
-    note: list[tuple[int, int]] = []
-    with pytest.raises(error, match=message):
-        LongDocument.open(parts(), engine(), on_read=lambda *done: note.append(done), **inputs)
-    assert not note
 
 
 STATES_INPUTS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
