@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
@@ -26,7 +26,9 @@ from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling, fresh_seed
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
-from ragspec.verification.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from ragspec.verification.causal import CausalTarget
 
 DEFAULT_NEW_TOKENS = 256
 OnRead = Callable[[int, int], None]

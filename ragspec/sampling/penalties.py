@@ -146,7 +146,8 @@ class Penalties:
             scores.new_ones(()),
         ]
         # One copy to the device; float32 holds token ids below 2^24.
-        packed = np.concatenate([tokens[None], counts.reshape(-1, len(tokens))], dtype=np.float32)
+        flat = counts.reshape(2 * len(paths), len(tokens))
+        packed = np.concatenate([tokens[None], flat], dtype=np.float32)
         moved = torch.from_numpy(packed).to(scores.device)
         where = moved[0].long()
         penalties = penalties_of(moved[1:].view(counts.shape), self.shape, numbers)

@@ -76,6 +76,11 @@ def test_a_processor_that_is_blind_to_the_path_would_be_caught() -> None:
     assert not torch.equal(blind, row_by_row(theirs, logits()))
 
 
+def test_nothing_is_penalised_before_the_first_generated_token() -> None:
+    penalty, values = Penalties(presence=2.0, prompt_length=len(CONTEXT)), logits(1)
+    assert torch.equal(penalty.apply(values, CONTEXT, [[]]), values)
+
+
 def test_counts_are_of_generated_tokens_only() -> None:
     penalty = Penalties(frequency=0.5, presence=2.0, prompt_length=2)
     result = penalty.apply(torch.zeros(2, V), CONTEXT, [[], [3, 3]])
