@@ -21,8 +21,9 @@ from ragspec.engine.sequence import Sequence as Row
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.sequence_cache import slot_bytes
+from ragspec.verification.sequence_cache import SequenceCache, slot_bytes
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
+from ragspec.verification.tree_session import TreeSession
 
 ACCEPTED = 2  # accepted nodes of a stub's tree
 ROOM = 512  # free slots of a session after the committed tokens
@@ -168,7 +169,13 @@ class CellSession:
     def _rewind(self, rows: Sequence[Any]) -> None:
         """Let the rows have the cell's length, whatever their keys and values are."""
         self.session.select_rows(rows)
+        config = self.target.model.config
+        shape = 1, config.num_key_value_heads, self.cell.length, config.head_dim
+        zeros = torch.zeros(shape, dtype=self.target.dtype, device=self.target.device)
         for row in self.session.active_rows:
+            if type(self.session) is TreeSession:  # new memory may hold NaN
+                layers = range(config.num_hidden_layers)
+                row.cache = SequenceCache.of({n: (zeros, zeros) for n in layers})
             row.cache.length = self.cell.length
             row.tokens = [ONLY_TOKEN] * self.cell.length
 

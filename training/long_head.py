@@ -106,11 +106,9 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     for chat in record["chats"]:
         prompt = opened.prompt(chat["question"]).token_ids
         text = [*prompt, *chat["answer"]]
-        assert opened._about.states is not None
-        parts = [
-            (part.start, part.states[0])
-            for part in opened._known_states(chat["question"], opened._about.states)
-        ]
+        assert opened.states is not None
+        spans = opened.chunks.spans(chat["question"], opened.prefix)
+        parts = [(start, opened.states[0, start:end]) for start, end in spans]
         states = engine.prefill(text, states=True)
         assert states is not None
         read = len(text) - states.shape[1]

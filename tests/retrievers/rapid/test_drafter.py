@@ -103,9 +103,9 @@ def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([5, 999], "draft_prompt has 999"),
-        (7, "draft_prompt is 7"),
-        ([None], "draft_prompt has None"),
+        ([5, 999], "draft_prompt has the token id 999"),
+        (7, "got int as draft_prompt"),
+        ([None], "draft_prompt has the token id None"),
     ],
 )
 def test_bad_draft_prompts_are_refused(inputs: Any, message: str) -> None:

@@ -99,8 +99,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
             )
             assert result.tokens == plain.tokens and result.label == plain.label
             assert result.report.drift == pytest.approx(plain.report.drift)
-        if drafter is noisy:
-            assert result.report.accepted > 5
+            assert drafter is not noisy or budget != 40 or result.report.accepted > 5
     for budget in (0, 4, "auto"):
         current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
         assert (
