@@ -29,7 +29,7 @@ import numpy as np
 from ragspec.budget.base import BudgetSession
 from ragspec.budget.calibration import Appraisal
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
-from ragspec.budget.gains import BUCKETS, Experience, Gain, faded
+from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
@@ -207,10 +207,13 @@ class GoodputSession(BudgetSession):
         """Learn from a step's milliseconds; the sequences that shared it are taken to be alike."""
         experience, spent = self.experience, step.milliseconds
         host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / rows
-        experience.host = faded(experience.host, host)
+        usual = experience.host
+        if gain is None or host < usual or not usual:
+            experience.host = faded(usual, host)
         if gain is not None:
-            if "draft" in spent:
-                gain.learn_cost(max(0.0, spent["draft"] / rows - extra))
+            if "draft" in spent:  # a draft also pays for what it adds to the host's time
+                late = max(0.0, min(host, OUTLIER * usual) - usual)
+                gain.learn_cost(max(0.0, spent["draft"] / rows - extra) + late)
             extra += gain.cost
         experience.learn_step(len(step.tokens), forward + rows * (experience.host + extra))
 
