@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
-from ragspec.budget.calibration import Calibration
+from ragspec.budget.calibration import Kind
 from ragspec.budget.forward_cost import SIZES
 
 BUCKETS = tuple(size - 1 for size in SIZES)  # nodes of drafts: the sizes whose costs are known
@@ -101,12 +101,13 @@ class Experience:
     """Everything that is learned while running.
 
     Attributes:
+        claims: Shifts of claims by kind, see `calibration`.
         gains: Those of sources by name and expected acceptance, and of whole drafts, named "".
         steps, tokens, time: The number of steps, and fading means of one step.
         host: Fading mean of a step's time outside drafter and target.
     """
 
-    calibration: Calibration = field(default_factory=Calibration)
+    claims: dict[Kind, float] = field(default_factory=dict)
     gains: dict[tuple[str, int], Gain] = field(default_factory=dict)
     steps: int = 0
     tokens: float = 0.0

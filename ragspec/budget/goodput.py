@@ -27,7 +27,7 @@ from itertools import accumulate
 import numpy as np
 
 from ragspec.budget.base import BudgetSession
-from ragspec.budget.calibration import Appraisal
+from ragspec.budget.calibration import Appraisal, Calibration
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
 from ragspec.rules.base import Step
@@ -58,6 +58,7 @@ class GoodputSession(BudgetSession):
         self._largest = bisect_right(BUCKETS, maximum) - 1
         super().__init__(BUCKETS[self._largest])
         self.experience, self.cost, self.forward, self.length = experience, cost, forward, 0
+        self.calibration = Calibration(experience.claims)
         self.gain = experience.gain("", None)
         self.extra = self._plain = 0.0
         self._open: list[Appraisal] = []
@@ -99,6 +100,8 @@ class GoodputSession(BudgetSession):
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to draft; 0 if no draft pays and no trial is due."""
+        if expected_acceptance is not None:
+            expected_acceptance = self.calibration.shifted(expected_acceptance)
         self.gain = self.experience.gain("", expected_acceptance)
         drafts = self.gain.allows(self.rate, self._plain)
         self._bucket = min(self._largest, round(self.gain.size)) if drafts else 0
@@ -118,7 +121,7 @@ class GoodputSession(BudgetSession):
 
     def appraise(self, tree: DraftTree) -> DraftTree:
         """Return a source's tree with corrected claims, and record it for `observe`."""
-        appraisal = self.experience.calibration.appraise(tree)
+        appraisal = self.calibration.appraise(tree)
         self._open.append(appraisal)
         return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
 
@@ -190,7 +193,8 @@ class GoodputSession(BudgetSession):
         Such a source is charged for the time that its nodes added to the forward. If a trial paid,
         the next one is due at once.
         """
-        followed, tree = [each.learn(step.tokens) for each in self._open], step.tree
+        learn, tree = self.calibration.learn, step.tree
+        followed = [learn(each, step.tokens) for each in self._open]
         self.gain.learn_outcome(max(followed, default=0), self.rate)
         for source, gain, before, after in self._tried:
             nodes = sum(tree.sources[each] == source for each in tree.source.tolist())
