@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 
-OPTION_OF_NEED = {"store": "--store or --history", "draft model": "--draft-model"}
+OPTION_OF_NEED = {"store": "--store or --set history=", "draft model": "--draft-model"}
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
@@ -120,7 +120,9 @@ def open_sources(
     from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
 
     if checked_scope(scope) != GLOBAL and corpus is None and history is None:
-        raise InputError(f"got scope {scope!r} and no store; expected --store or --history too.")
+        raise InputError(
+            f"got scope {scope!r} and no store; expected --store or --set history= too."
+        )
 
     def opened(path: Path | None) -> CorpusIndex | None:
         return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)

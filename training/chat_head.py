@@ -20,7 +20,8 @@ import torch
 from text_data import read_documents
 
 from ragspec.drafters.eagle.head import CONFIG, FeatureHead
-from ragspec.pipelines.cli.train_head import train_from_files
+from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
+from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.trainer import CHECKPOINT, HeadTraining
 
@@ -46,12 +47,15 @@ def stage(args: argparse.Namespace, data: Path, out: Path, settings: HeadTrainin
     if (out / CONFIG).is_file() and not (out / CHECKPOINT).is_file():
         return
     start = args.work / "first" if out.name != "first" else None
-    instance = train_from_files(
-        *(args.model, data, out, settings, Terminal()),
-        dtype=args.dtype,
+    options = HeadOptions(
+        data,
+        out,
+        PlaceOptions(dtype=args.dtype),
+        args.model,
         start=start,
         resume=(out / CHECKPOINT).is_file(),
     )
+    instance = train_from_files(options, settings, Terminal())
     print(json.dumps(instance), flush=True)
 
 

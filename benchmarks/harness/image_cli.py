@@ -31,7 +31,7 @@ def image(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Images to draw at once for the Frechet distance.")
     ] = 32,
-    budget: o.BudgetOption = "12",
+    budget: Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")] = "12",
     min_expected_gain: Annotated[
         float | None,
         typer.Option(
@@ -56,8 +56,10 @@ def image(
     prefill: Annotated[
         float, typer.Option(min=0.0, help="Share of masked latents to draw before drafting.")
     ] = 0.0,
-    device: o.DeviceOption = "auto",
-    dtype: o.DtypeOption = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, or an accelerator.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Data type: auto, float32, bfloat16, float16 or float64.")
+    ] = "auto",
     features: Annotated[
         Path | None,
         typer.Option(help="Saved feature network; default: the model's, else a new one."),

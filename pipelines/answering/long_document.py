@@ -283,6 +283,6 @@ def _check_room(engine: Engine, prefix: Prompt, token_range: TokenRange | None) 
         raise PromptTooLongError(
             f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
             f"which question and answer need; {fits:,} fit: read a part of it "
-            f"(token_range=({first}, {first + fits}), --token-range {first}:{first + fits}), "
+            f"(token_range=({first}, {first + fits}), --set token-range={first}:{first + fits}), "
             "or ask DocQA, which searches it."
         )

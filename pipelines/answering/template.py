@@ -82,7 +82,7 @@ class PromptTemplate:
             if self.system:
                 raise InputError(
                     "got a system text for a model without a chat template; expected none. Put it "
-                    "into a template of your own (--prompt FILE)."
+                    "into a template of your own (--set prompt=FILE)."
                 )
             return self.content(question, passages, chat=False)
         turns = [{"role": "system", "content": self.system}] if self.system else []
@@ -173,7 +173,7 @@ def templated(
         raise InputError(
             f"the model's chat template refuses the prompt ({error}); expected turns of "
             f"{' and '.join(roles)}. Leave the system text out, or put it into a template of your "
-            "own (--prompt FILE)."
+            "own (--set prompt=FILE)."
         ) from error
 
 

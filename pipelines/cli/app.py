@@ -25,6 +25,7 @@ from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import add_command
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import for_extra
 
@@ -73,7 +74,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(datastore_app, name="datastore")
 app.add_typer(models_app, name="models")
 for command in (ask, ask_long, ask_iterative, generate, chat, draw, serve, train_head):
-    app.command()(command)  # the name is that of the function
+    add_command(app, command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

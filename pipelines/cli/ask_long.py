@@ -10,7 +10,7 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -23,40 +23,41 @@ RAPID = "rapid"
 
 @dataclass(frozen=True, slots=True)
 class LongOptions:
-    """The document, the part of it that is read, and the mode of the answer."""
+    """A question over one long document."""
 
+    question: Annotated[str, typer.Argument(help="Question about the document.")]
+    text: o.TextOptions
     doc: Annotated[
         Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
     ] = None
-    token_range: Annotated[
-        str | None, typer.Option(help="FROM:TO, the tokens of the document to read.")
-    ] = None
+    token_range: Annotated[str | None, Setting("FROM:TO, the tokens of the document to read.")] = (
+        None
+    )
     save_cache: Annotated[
         Path | None,
         typer.Option(help="Folder for the document's KV cache: written first, then opened."),
     ] = None
-    prompt: Annotated[
-        str | None, typer.Option(help="Prompt template: evidence, quote, answer, or a Jinja file.")
-    ] = None
-    system: o.SystemOption = None
-    mode: Annotated[
-        str,
+    steer: Annotated[
+        float | None,
         typer.Option(
-            help="exact, or steered: move the answer's distribution by what the question finds."
+            help="Move the answer's distribution towards what the question finds, so strongly; "
+            "RAPID's value is 10. The answer is then not exact."
         ),
-    ] = "exact"
-    eta: Annotated[
-        float | None, typer.Option(help="With --mode: strength of the steering. Default: 10.")
     ] = None
+    prompt: o.PromptSetting = None
+    system: o.SystemSetting = None
 
     def __post_init__(self) -> None:
+        from ragspec.retrievers.rapid.steering import eta_of
         from ragspec.storage.store import check_writable
 
+        o.checked_text(self.question)
         self.tokens()
+        eta_of(self.mode, self.steer)
         if self.saved and (self.doc or self.token_range or self.prompt or self.system):
             raise InputError(
                 f"{self.save_cache} holds a saved document; expected it without --doc, "
-                "--token-range, --prompt and --system, or another folder to save this one in."
+                "token-range, prompt and system, or another folder to save this one in."
             )
         if not self.saved and self.doc is None:
             raise InputError(
@@ -64,6 +65,11 @@ class LongOptions:
             )
         if self.save_cache is not None and self.save_cache.exists():
             check_writable(self.save_cache)  # before the document is read, which takes long
+
+    @property
+    def mode(self) -> str:
+        """The mode of RAPID."""
+        return "exact" if self.steer is None else "steered"
 
     @property
     def saved(self) -> bool:
@@ -81,61 +87,50 @@ class LongOptions:
         first, colon, last = self.token_range.partition(":")
         if not (colon and first.isdecimal() and last.isdecimal()):
             raise InputError(
-                f"Expected --token-range FROM:TO, such as 0:7000, got {self.token_range!r}."
+                f"Expected token-range=FROM:TO, such as 0:7000, got {self.token_range!r}."
             )
         return int(first), int(last)
 
 
 @takes_records
-def ask_long(
-    question: Annotated[str, typer.Argument(help="Question about the document.")],
-    long: LongOptions,
-    engine: o.EngineOptions,
-    stores: o.StoreOptions,
-    sampling: o.SamplingOptions,
-    output: o.OutputOptions,
-    predicted: o.PredictionOptions,
-) -> None:
+def ask_long(options: LongOptions) -> None:
     """Answer a question over one long document; it is read once."""
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
     from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
-    from ragspec.retrievers.rapid.steering import eta_of
 
-    question = o.checked_text(question)
-    eta_of(long.mode, long.eta)  # raises before anything is loaded
-    options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens or NEW_TOKENS}
-    options |= predicted.read(engine)
-    terminal = Terminal(quiet=output.json)
+    text, question = options.text, options.question
+    arguments: dict[str, Any] = {"max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
+    arguments |= text.read_prediction()
+    terminal = Terminal(quiet=text.output.json)
     with terminal.working("loading the model"):
-        loaded, transform = _load(engine, stores, long)
+        engine, transform = _load(options)
     if transform is not None:
-        options["transform"] = transform
-    settings = sampling.settings_for(loaded)
-    document = _open_document(loaded, long, terminal)
+        arguments["transform"] = transform
+    sampling = text.sampling.settings_for(engine)
+    document = _open_document(engine, options, terminal)
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         over = document if engine is document.engine else document.over(engine)
-        return answer_result(question, over.ask(question, sampling, stream=on_text, **options))
+        return answer_result(question, over.ask(question, sampling, stream=on_text, **arguments))
 
-    if output.compare:  # warm up: the first question copies the keys
-        document.ask(question, stream=discard, **options | {"max_new_tokens": 1})
-    run_and_show(write, document.engine, settings, output, engine.model, terminal)
+    if text.output.compare:  # warm up: the first question copies the keys
+        document.ask(question, stream=discard, **arguments | {"max_new_tokens": 1})
+    run_and_show(write, document.engine, sampling, text.output, text.engine.model, terminal)
 
 
-def _load(
-    options: o.EngineOptions, stores: o.StoreOptions, long: LongOptions
-) -> tuple[Engine, Transform | None]:
+def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     """Return the engine, and the transform that steers its answers or None.
 
-    A draft model reads the chunks in mode "steered" or with drafter "rapid", else the whole prompt.
+    A draft model reads the chunks with --steer or drafter "rapid", else the whole prompt.
     """
     from ragspec.drafters.build import model_drafter
     from ragspec.models.load import load_model
     from ragspec.retrievers.rapid.drafter import Rapid
 
+    options, stores = long.text.engine, long.text.stores
     parsed = o.parse_drafter(options.drafter or "auto")
     names = [parsed] if isinstance(parsed, str) else list(parsed or ())
-    if long.mode == "exact" and RAPID not in names:
+    if long.steer is None and RAPID not in names:
         return options.load_engine(stores), None
     others = ",".join(name for name in names if name != RAPID) or "none"
     engine = replace(options, draft_model=None, drafter=others).load_engine(stores)
@@ -143,7 +138,7 @@ def _load(
     if options.draft_model is not None:
         model = load_model(options.draft_model, options.device, options.dtype)
         reader = model_drafter(model, engine.tokenizer, engine.target).model
-    rapid = Rapid(reader, mode=long.mode, eta=long.eta)
+    rapid = Rapid(reader, mode=long.mode, eta=long.steer)
     if RAPID in names or options.draft_model is not None:
         drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]
         engine = engine.with_drafter(drafters, engine.budget)

@@ -36,33 +36,42 @@ class ChatEngineOptions(o.EngineOptions):
     model: o.ModelOption = "smollm2"
 
 
-@takes_records
-def chat(
-    documents: o.DocumentOptions,
-    engine: ChatEngineOptions,
-    sampling: o.SamplingOptions,
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """A conversation."""
+
+    documents: o.DocumentOptions
+    engine: ChatEngineOptions
+    sampling: o.SamplingOptions
     question: Annotated[
         str | None, typer.Argument(help="First question; further ones are typed.")
-    ] = None,
-) -> None:
+    ] = None
+
+    def __post_init__(self) -> None:
+        o.checked_text(self.question or "")
+
+
+@takes_records
+def chat(options: ChatOptions) -> None:
     """Talk with a chat model, over documents or without; each turn is read once."""
     from ragspec.pipelines.answering.conversation import Conversation
 
+    documents = options.documents
     terminal = Terminal()
     with terminal.working("loading the model and reading the documents"):
         qa = documents.open(terminal)
-        loaded = engine.load_engine()
+        engine = options.engine.load_engine()
         conversation = Conversation(
-            loaded,
+            engine,
             qa,
             system=documents.system,
             top_k=documents.top_passages,
             prompt=documents.prompt,
         )
-    settings = sampling.settings_for(loaded)
-    session = ChatSession(conversation, settings, sampling.max_new_tokens or NEW_TOKENS, terminal)
-    if question is not None:
-        session.answer(o.checked_text(question))
+    sampling, limit = options.sampling.settings_for(engine), options.sampling.max_new_tokens
+    session = ChatSession(conversation, sampling, limit or NEW_TOKENS, terminal)
+    if options.question is not None:
+        session.answer(options.question)
     session.run(read_lines())
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragspec.errors import InputError
-from ragspec.pipelines.cli.store import FieldOption, count_of
+from ragspec.pipelines.cli.store import limit_of
 from ragspec.pipelines.cli.store_run import counting
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, read_texts
+from ragspec.pipelines.console.texts import read_texts
 
 if TYPE_CHECKING:
     from ragspec.retrievers.knn.datastore import DatastoreInfo
@@ -34,36 +35,39 @@ def datastore() -> None:
     """Datastores of a kNN language model: hidden states of texts, and the next tokens."""
 
 
-@app.command()
-def build(
+@dataclass(frozen=True, slots=True)
+class DatastoreBuildOptions:
+    """The text of a datastore."""
+
     texts: Annotated[
         list[str],
         typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")],
-    model: o.ModelOption = "starter",
-    field: FieldOption = None,
-    split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
-    max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M",
-    device: o.DeviceOption = "auto",
-    dtype: o.DtypeOption = "auto",
-    json: o.JsonOption = False,
-) -> None:
+    ]
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")]
+    columns: o.ColumnOptions
+    place: o.PlaceOptions
+    model: o.ModelOption = "starter"
+    max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M"
+    json: o.JsonOption = False
+
+
+@takes_records
+def build(options: DatastoreBuildOptions) -> None:
     """Read texts with a model and keep its state before every token."""
     from ragspec.retrievers.knn.datastore import Datastore
 
-    terminal = Terminal(quiet=json)
-    limit = count_of(max_tokens, "--max-tokens")
-    if limit < 1:
-        raise InputError("--max-tokens is 0; expected at least 1.")
-    rows = read_texts(texts, TextColumns(field, split, config, terminal.note_skipped))
+    terminal, place = Terminal(quiet=options.json), options.place
+    limit = limit_of(options.max_tokens)
+    assert limit is not None
+    rows = read_texts(options.texts, options.columns.columns(terminal.note_skipped))
     with terminal.working("loading the model"):
-        engine = o.EngineOptions(model, drafter="none", device=device, dtype=dtype).load_engine()
+        engine = o.EngineOptions(
+            place.device, place.dtype, model=options.model, drafter="none"
+        ).load_engine()
     began = time.perf_counter()
     with counting(terminal, "reading") as on_progress:
-        store = Datastore.build(rows, engine, out, max_tokens=limit, progress=on_progress)
-    _show(store.info(), terminal, json)
+        store = Datastore.build(rows, engine, options.out, max_tokens=limit, progress=on_progress)
+    _show(store.info(), terminal, options.json)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
 
@@ -89,3 +93,6 @@ def _show(info: DatastoreInfo, terminal: Terminal, json: bool) -> None:
         f"temperature {info.fit.temperature:.3g} of {info.fit.k} neighbours: {info.fit.mixed:.2f} "
         f"bits a token at weight 0.25, {info.fit.alone:.2f} of the model alone"
     )
+
+
+add_command(app, build)

@@ -44,8 +44,8 @@ def load_pipeline(options: DrawOptions) -> Any:
             options.source,
             drafter=options.drafters or None,
             rule=options.rule or "exact",
-            device=options.device,
-            dtype=options.dtype,
+            device=options.place.device,
+            dtype=options.place.dtype,
             budget=number_or_name(options.budget),
             **options.settings,
         )
@@ -62,8 +62,8 @@ def load_pipeline(options: DrawOptions) -> Any:
         options.source,
         options.drafters,
         options.rule or ("aligned" if latents else "exact"),
-        device=options.device,
-        dtype=options.dtype,
+        device=options.place.device,
+        dtype=options.place.dtype,
         budget=number_or_name(options.budget),
         **options.settings,
     )
@@ -85,8 +85,8 @@ def _load_masked(options: DrawOptions) -> Any:
         options.source,
         drafter=drafter or None,
         rule=options.rule or "aligned",
-        device=options.device,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
+        device=options.place.device,
+        dtype="float32" if options.place.dtype == "auto" else options.place.dtype,
         **settings,
     )
 

@@ -12,6 +12,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
+PLACE = ("device", "dtype")
 DENOISING = ("steps", "floor", "iterations")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
 
@@ -50,17 +51,18 @@ class DrawOptions:
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--setting",
+            "--set",
             "-s",
-            help="NAME=NUMBER of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s) or "
-            "of denoising (steps, floor, iterations); repeatable.",
+            metavar="NAME=VALUE",
+            help="A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
+            "denoising (steps, floor, iterations), device or dtype; repeatable.",
         ),
     ] = None
     drafter: Annotated[
         str,
         typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none."),
     ] = "auto"
-    budget: o.BudgetOption = "12"
+    budget: Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")] = "12"
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
     seed: Annotated[
         int | None,
@@ -72,8 +74,6 @@ class DrawOptions:
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
     ] = 1.0
-    device: o.DeviceOption = "auto"
-    dtype: o.DtypeOption = "auto"
 
     def __post_init__(self) -> None:
         for text in self.prompts:
@@ -124,8 +124,15 @@ class DrawOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings by name."""
-        return parse_settings(self.setting or ())
+        """The settings of rule and denoising by name."""
+        every = parse_settings(self.setting or ())
+        return {name: value for name, value in every.items() if name not in PLACE}
+
+    @property
+    def place(self) -> o.PlaceOptions:
+        """The device and the data type."""
+        every = parse_settings(self.setting or ())
+        return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
 
     @property
     def denoising(self) -> dict[str, Any]:
@@ -149,7 +156,7 @@ class DrawOptions:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of NAME=NUMBER texts by name.
+    """Return the settings of NAME=VALUE texts by name.
 
     Raises:
         InputError: A text has another form.
@@ -158,11 +165,14 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_").replace("lambda", "lam")
+        if name in PLACE and value:
+            settings[name] = value
+            continue
         try:
             settings[name] = NUMBERS.get(name, float)(value)
         except ValueError as error:
             kind = "whole number" if NUMBERS.get(name) is int else "number"
             raise InputError(
-                f"Expected --setting NAME=NUMBER, got {text!r}. Give a {kind}, such as delta=0.3."
+                f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}, such as delta=0.3."
             ) from error
     return settings

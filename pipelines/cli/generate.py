@@ -11,7 +11,7 @@ import typer
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -31,17 +31,15 @@ class KnnOptions:
         Path | None,
         typer.Option(help="Datastore to mix into the distribution of each token (kNN-LM)."),
     ] = None
-    knn: Annotated[int, typer.Option(min=1, help="With --datastore: neighbours of a token.")] = (
-        NEIGHBOURS
-    )
+    knn: Annotated[int, Setting("With --datastore: neighbours of a token.", least=1)] = NEIGHBOURS
     knn_weight: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --datastore: their weight.")
+        float, Setting("With --datastore: their weight.", least=0.0, most=1.0)
     ] = WEIGHT
     speculate: Annotated[
         str,
-        typer.Option(
-            help="With --datastore: tokens written on guesses before the search checks them: auto, "
-            "a number, or off. The text stays the same."
+        Setting(
+            "With --datastore: tokens written on guesses before the search checks them: auto, a "
+            "number, or off. The text stays the same."
         ),
     ] = "auto"
 
@@ -49,7 +47,7 @@ class KnnOptions:
         settings = (self.knn, self.knn_weight, self.speculate)
         if self.datastore is None and settings != (NEIGHBOURS, WEIGHT, "auto"):
             raise InputError(
-                "Expected --datastore with --knn, --knn-weight or --speculate, got none. Name one."
+                "Expected --datastore beside knn, knn-weight or speculate, got none. Name one."
             )
 
     def open(self) -> Datastore | None:
@@ -72,43 +70,48 @@ class KnnOptions:
         return KnnLM(engine, datastore, k=self.knn, weight=self.knn_weight, speculate=speculate)
 
 
-@takes_records
-def generate(
-    text: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
-    engine: o.EngineOptions,
-    stores: o.StoreOptions,
-    sampling: o.SamplingOptions,
-    output: o.OutputOptions,
-    predicted: o.PredictionOptions,
-    knn: KnnOptions,
-    as_chat: Annotated[
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """A text to continue."""
+
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")]
+    text: o.TextOptions
+    knn: KnnOptions
+    chat: Annotated[
         bool, typer.Option("--chat", help="Answer the text, in the model's chat template.")
-    ] = False,
-    system: o.SystemOption = None,
+    ] = False
+    system: o.SystemSetting = None
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; repeatable.")
-    ] = None,
-) -> None:
+    ] = None
+
+    def __post_init__(self) -> None:
+        o.checked_text(self.prompt)
+        if self.system is not None and not self.chat:
+            raise InputError("Expected --chat beside system, got none. Add it or leave system out.")
+
+
+@takes_records
+def generate(options: GenerateOptions) -> None:
     """Continue a text, or with --chat answer it, without documents."""
     from ragspec.pipelines.answering.answerer import drain
     from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
 
-    if system is not None and not as_chat:
-        raise InputError("Expected --system with --chat, got it alone. Add --chat or leave it out.")
-    text = _standard_input() if text == "-" else o.checked_text(text)
-    options: dict[str, Any] = {"stop": tuple(stop or ()), **predicted.read(engine)}
-    options["max_new_tokens"] = sampling.max_new_tokens
-    terminal = Terminal(quiet=output.json)
+    text, knn, content = options.text, options.knn, options.prompt
+    content = _standard_input() if content == "-" else content
+    arguments: dict[str, Any] = {"stop": tuple(options.stop or ()), **text.read_prediction()}
+    arguments["max_new_tokens"] = text.sampling.max_new_tokens
+    terminal = Terminal(quiet=text.output.json)
     datastore = knn.open()  # before the model, whose loading takes seconds
     with terminal.working("loading the model"):
-        loaded = engine.load_engine(stores)
-        prompt = _one_turn(loaded, text, system) if as_chat else text
-        if output.compare:
-            loaded.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
-            loaded.prefix_cache.clear()
+        engine = text.engine.load_engine(text.stores)
+        prompt = _one_turn(engine, content, options.system) if options.chat else content
+        if text.output.compare:
+            engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+            engine.prefix_cache.clear()
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
-        every = options | {"on_read": on_read}
+        every = arguments | {"on_read": on_read}
         if datastore is None:
             generation = drain(engine.stream(prompt, sampling, **every), on_text)
         else:
@@ -116,10 +119,10 @@ def generate(
                 model = knn.model(engine, datastore, plain=plain)
             generation = model.generate(prompt, sampling, stream=on_text, **every)
         fields = {"text": generation.text, "finish_reason": generation.finish_reason}
-        return Result(generation, fields, extra={"prompt": text})
+        return Result(generation, fields, extra={"prompt": content})
 
-    settings = sampling.settings_for(loaded)
-    run_and_show(write, loaded, settings, output, engine.model, terminal)
+    sampling = text.sampling.settings_for(engine)
+    run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
 
 
 def _one_turn(engine: Engine, text: str, system: str | None) -> list[dict[str, str]]:

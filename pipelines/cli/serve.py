@@ -11,17 +11,16 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """The address, API keys and limits of the server."""
+class ServeOptions:
+    """The model to serve, and the address, API keys and limits of the server."""
 
-    name: Annotated[
-        str | None, typer.Option(help="Model name in the API. Default: that of --model.")
-    ] = None
+    documents: o.SearchOptions
+    engine: o.EngineOptions
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine only with --key.")
     ] = "127.0.0.1"
@@ -35,46 +34,46 @@ class ServerOptions:
     admin_key: Annotated[
         str | None, typer.Option(help="API key for /admin.", envvar="RAGSPEC_ADMIN_KEY")
     ] = None
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Texts decoded in one batch.")] = 8
-    max_queue_size: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
-    ] = 32
-    drain: Annotated[
-        float, typer.Option(min=0, help="Seconds that running texts have at a stop.")
-    ] = 20.0
     store: Annotated[
         list[str] | None, typer.Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
     ] = None
     images: Annotated[
         list[str] | None, typer.Option(help="Image model to serve too; repeatable.")
     ] = None
+    name: Annotated[str | None, Setting("Model name in the API. Default: that of --model.")] = None
+    max_batch_size: Annotated[int, Setting("Texts decoded in one batch.", least=1)] = 8
+    max_queue_size: Annotated[
+        int, Setting("Requests that may wait; more get status 429.", least=0)
+    ] = 32
+    drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
 
 
 @takes_records
-def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOptions) -> None:
+def serve(options: ServeOptions) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/images/generations, /metrics."""
     from ragspec.pipelines.server.run import Served
     from ragspec.pipelines.server.run import serve as listen
     from ragspec.pipelines.server.settings import ServerSettings
 
+    engine = options.engine
     settings = ServerSettings(
-        host=server.host,
-        port=server.port,
-        keys=tuple(server.key or ()),
-        admin_key=server.admin_key,
-        max_batch_size=server.max_batch_size,
-        max_queue_size=server.max_queue_size,
-        drain=server.drain,
+        host=options.host,
+        port=options.port,
+        keys=tuple(options.key or ()),
+        admin_key=options.admin_key,
+        max_batch_size=options.max_batch_size,
+        max_queue_size=options.max_queue_size,
+        drain=options.drain,
     )
     terminal = Terminal()
     served = Served(
-        name=server.name or Path(engine.model).name,
+        name=options.name or Path(engine.model).name,
         engine=engine.load_engine,
         drafter=o.parse_drafter(engine.drafter or "auto"),
         budget=o.number_or_name(engine.budget),
-        documents=lambda: documents.open(terminal),
-        stores=stores_of(server.store or ()),
-        images=tuple(server.images or ()),
+        documents=lambda: options.documents.open(terminal),
+        stores=stores_of(options.store or ()),
+        images=tuple(options.images or ()),
     )
 
     def on_progress(line: str) -> None:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.store_run import build_store, show_info, store_answers, verify_store
+from ragspec.pipelines.cli.store_run import (
+    AnswerOptions,
+    OutOption,
+    build_store,
+    show_info,
+    store_answers,
+    verify_store,
+)
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A corpus on disk.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
-FieldOption = Annotated[
-    str | None, typer.Option(help="Column of the rows; the usual names are tried without it.")
-]
-TenantOption = Annotated[str, typer.Option(help="Who may see it: global, or the name of a tenant.")]
 
 
 @app.callback()
@@ -31,54 +34,38 @@ def store() -> None:
     """Corpora to draft from: build, fill, look after."""
 
 
-@app.command()
-def build(
+@dataclass(frozen=True, slots=True)
+class StoreBuildOptions:
+    """The text of a corpus."""
+
     sources: Annotated[
         list[str],
         typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
-    ],
-    out: OutOption,
-    model: o.ModelOption = "starter",
-    field: FieldOption = None,
-    split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    ]
+    out: OutOption
+    columns: o.ColumnOptions
+    model: o.ModelOption = "starter"
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
-    ] = None,
-    json: o.JsonOption = False,
-) -> None:
+    ] = None
+    json: o.JsonOption = False
+
+
+@takes_records
+def build(options: StoreBuildOptions) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
-    terminal = Terminal(quiet=json)
-    limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
-    if limit == 0:
-        raise InputError("--max-tokens is 0; expected at least 1.")
-    columns = TextColumns(field, split, config, terminal.note_skipped)
-    _show(build_store(sources, model, out, columns, terminal, limit), terminal, json)
+    terminal = Terminal(quiet=options.json)
+    limit = limit_of(options.max_tokens)
+    columns = options.columns.columns(terminal.note_skipped)
+    info = build_store(options.sources, options.model, options.out, columns, terminal, limit)
+    _show(info, terminal, options.json)
 
 
-@app.command("from-answers")
-def from_answers(
-    prompts: Annotated[Path, typer.Argument(help="A jsonl or parquet file of prompts.")],
-    out: OutOption,
-    model: o.ModelOption = "starter",
-    field: FieldOption = None,
-    tenant: TenantOption = "global",
-    drafter: o.DrafterOption = "auto",
-    budget: o.BudgetOption = "auto",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts answered side by side.")] = 16,
-    device: o.DeviceOption = "auto",
-    dtype: o.DtypeOption = "auto",
-    json: o.JsonOption = False,
-) -> None:
+@takes_records
+def from_answers(options: AnswerOptions) -> None:
     """Answer prompts greedily with a model and store the answers, to draft from for this model."""
-    terminal = Terminal(quiet=json)
-    engine = o.EngineOptions(model, None, drafter, budget, device, dtype)
-    info = store_answers(
-        prompts, field, engine, out, terminal,
-        max_new_tokens=max_new_tokens, scope=tenant, batch=batch,
-    )  # fmt: skip
-    _show(info, terminal, json)
+    terminal = Terminal(quiet=options.json)
+    _show(store_answers(options, terminal), terminal, options.json)
 
 
 @app.command()
@@ -139,6 +126,14 @@ def count_of(text: str, name: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
+def limit_of(text: str | None) -> int | None:
+    """Return the tokens of --max-tokens, None for all; raise InputError for none."""
+    limit = None if text is None else count_of(text, "--max-tokens")
+    if limit == 0:
+        raise InputError("--max-tokens is 0; expected at least 1.")
+    return limit
+
+
 def _check_held(corpus: Any, scope: str) -> None:
     """Raise InputError unless some text has the scope, so that a typo does not pass unnoticed."""
     from ragspec.retrievers.corpus.index import checked_scope
@@ -162,3 +157,7 @@ def _show(info: Any, terminal: Terminal, json: bool) -> None:
         terminal.json(info.as_dict())
     else:
         show_info(info, terminal)
+
+
+add_command(app, build)
+add_command(app, from_answers, "from-answers")

@@ -7,22 +7,45 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import Setting
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_texts
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.console.options import EngineOptions
     from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.catalogue import CorpusInfo, ProgressCallback
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 SUFFIX = ".answered"
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Prompts that a model answers into a corpus."""
+
+    prompts: Annotated[Path, typer.Argument(help="A jsonl or parquet file of prompts.")]
+    out: OutOption
+    engine: o.EngineOptions
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256
+    json: o.JsonOption = False
+    batch: Annotated[int, Setting("Prompts answered side by side.", least=1)] = 16
+    field: Annotated[
+        str | None, Setting("Column of the rows; the usual names are tried without it.")
+    ] = None
+    tenant: Annotated[str, Setting("Who may see the answers: global, or the name of a tenant.")] = (
+        "global"
+    )
 
 
 class Answered:
@@ -152,17 +175,7 @@ def _check_replaceable(out: Path) -> None:
         )
 
 
-def store_answers(
-    prompts: Path,
-    field: str | None,
-    options: EngineOptions,
-    out: Path,
-    terminal: Terminal,
-    *,
-    max_new_tokens: int,
-    scope: str,
-    batch: int,
-) -> CorpusInfo:
+def store_answers(options: AnswerOptions, terminal: Terminal) -> CorpusInfo:
     """Answer prompts greedily and add the answers to a new corpus or one of this model.
 
     Prompts that have an answer in it are skipped. An interrupt keeps all complete answers, a kill
@@ -173,20 +186,21 @@ def store_answers(
     """
     from ragspec.storage.store import POINTER
 
-    about = {"model": options.model, "tokens": max_new_tokens, "scope": scope}
+    out, most, scope = options.out, options.max_new_tokens, options.tenant
+    about = {"model": options.engine.model, "tokens": most, "scope": scope}
     answered = Answered(out, about, new=not (out / POINTER).exists())
-    rest = answered.left(read_prompts(prompts, field))
-    first = list(islice(rest, batch))  # before the model is loaded: the file may be wrong
+    rest = answered.left(read_prompts(options.prompts, options.field))
+    first = list(islice(rest, options.batch))  # before the model is loaded: the file may be wrong
     if not first and not answered.skipped:
-        raise InputError(f"{prompts} holds no prompt; expected one row for each.")
+        raise InputError(f"{options.prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
-        engine = options.load_engine()
+        engine = options.engine.load_engine()
     answers = tokens = 0
     with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as on_progress:
         store.record(engine, scope=scope)
         began, done = time.monotonic(), 0
         while first:
-            for generation in _answer(engine, first, max_new_tokens, terminal):
+            for generation in _answer(engine, first, most, terminal):
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
             on_progress(answers, tokens)
             done += len(first)
@@ -194,7 +208,7 @@ def store_answers(
                 store.flush()
                 answered.saved(done)
                 began, done = time.monotonic(), 0
-            first = list(islice(rest, batch))
+            first = list(islice(rest, options.batch))
         store.flush()
         answered.saved(done)
         if answered.skipped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.store import count_of
+from ragspec.pipelines.cli.store import limit_of
 from ragspec.pipelines.cli.store_run import at_most, counting
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 
@@ -23,79 +24,81 @@ if TYPE_CHECKING:
     from ragspec.verification.causal import CausalTarget
 
 
-def train_head(
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """The model of a feature head, the texts to learn from, and the training."""
+
     data: Annotated[
         Path,
         typer.Option(
             help="Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
             "a .npz with codes and labels or features."
         ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder that the head goes to.")],
-    model: o.ModelOption = "starter",
-    steps: Annotated[int, typer.Option(min=1, help="Most steps of the optimizer.")] = 2000,
-    minutes: Annotated[float | None, typer.Option(help="End the training after so long.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 8,
-    length: Annotated[
-        int, typer.Option(min=4, help="Tokens that texts are cut to; pictures stay whole.")
-    ] = 256,
-    rate: Annotated[
-        float | None, typer.Option(help="Learning rate at its height; by the width without it.")
-    ] = None,
-    depth: Annotated[
-        int, typer.Option(min=1, help="Rounds in which the head learns from its own guesses.")
-    ] = 1,
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(min=1, help="Draft only so many tokens, the most frequent; all without it."),
-    ] = None,
+    ]
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder that the head goes to.")]
+    place: o.PlaceOptions
+    model: o.ModelOption = "starter"
+    steps: Annotated[int, typer.Option(min=1, help="Most steps of the optimizer.")] = 2000
+    minutes: Annotated[float | None, typer.Option(help="End the training after so long.")] = None
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0,
+    ] = None
+    seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0
     start: Annotated[
         Path | None, typer.Option(help="Begin with this trained head, to learn from other texts.")
-    ] = None,
+    ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
-    ] = False,
-    device: o.DeviceOption = "auto",
-    dtype: o.DtypeOption = "auto",
-    json: o.JsonOption = False,
-) -> None:
+    ] = False
+    json: o.JsonOption = False
+    batch: Annotated[int, Setting("Texts of a step.", least=1)] = 8
+    length: Annotated[
+        int, Setting("Tokens that texts are cut to; pictures stay whole.", least=4)
+    ] = 256
+    rate: Annotated[
+        float | None, Setting("Learning rate at its height. Default: by the width.")
+    ] = None
+    depth: Annotated[
+        int, Setting("Rounds in which the head learns from its own guesses.", least=1)
+    ] = 1
+    vocabulary: Annotated[
+        int | None, Setting("Draft only so many tokens, the most frequent. Default: all.", least=1)
+    ] = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self.minutes, "--minutes")
+        _check_positive(self.rate, "rate")
+        limit_of(self.max_tokens)
+
+    def training(self) -> HeadTraining:
+        """Return the settings of the training."""
+        from ragspec.training.trainer import HeadTraining
+
+        return HeadTraining(
+            steps=self.steps,
+            seconds=None if self.minutes is None else 60.0 * self.minutes,
+            batch_size=self.batch,
+            length=self.length,
+            learning_rate=self.rate,
+            depth=self.depth,
+            draft_vocab_size=self.vocabulary,
+            seed=self.seed,
+        )
+
+
+@takes_records
+def train_head(options: HeadOptions) -> None:
     """Train a feature head (EAGLE) that drafts from a model's own hidden states.
 
     The head is written every minute. Ctrl-C keeps the best head so far, and --resume continues.
     """
-    from ragspec.training.trainer import HeadTraining
-
-    _check_positive(minutes, "--minutes")
-    _check_positive(rate, "--rate")
-    settings = HeadTraining(
-        steps=steps,
-        seconds=None if minutes is None else 60.0 * minutes,
-        batch_size=batch,
-        length=length,
-        learning_rate=rate,
-        depth=depth,
-        draft_vocab_size=vocabulary,
-        seed=seed,
-    )
-    terminal = Terminal(quiet=json)
-    limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
-    summary = train_from_files(
-        *(model, data, out, settings, terminal),
-        limit=limit,
-        device=device,
-        dtype=dtype,
-        start=start,
-        resume=resume,
-    )
-    if json:
+    terminal = Terminal(quiet=options.json)
+    summary = train_from_files(options, options.training(), terminal)
+    if options.json:
         terminal.json(summary)
         return
     terminal.line(
-        f"{out}: {summary['parameters']:,} weights after {summary['steps']} steps in "
+        f"{options.out}: {summary['parameters']:,} weights after {summary['steps']} steps in "
         f"{summary['seconds']:.0f} s; on held-out texts the head's best token is the model's in "
         f"{summary['agreement']:.0%} of places"
     )
@@ -108,22 +111,9 @@ def _check_positive(number: float | None, option: str) -> None:
 
 
 def train_from_files(
-    model: str,
-    data: Path,
-    out: Path,
-    settings: HeadTraining,
-    terminal: Terminal,
-    *,
-    limit: int | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    start: Path | None = None,
-    resume: bool = False,
+    options: HeadOptions, settings: HeadTraining, terminal: Terminal
 ) -> dict[str, Any]:
-    """Load a model and texts or pictures, and train a head; see `train_head`.
-
-    Args:
-        limit: About the most tokens to read; pictures are never cut.
+    """Load a model and texts or pictures, train a head, and return the figures.
 
     Raises:
         InputError, DocumentError, ModelError, StoreError: An argument or a file does not fit.
@@ -132,38 +122,41 @@ def train_from_files(
     from ragspec.training.run import check_out, load_pictures, train_head
 
     o.silence_transformers()
-    check_out(out, resume=resume)
-    if data.suffix == ".npz":
+    check_out(options.out, resume=options.resume)
+    place = options.place
+    if options.data.suffix == ".npz":
         if settings.draft_vocab_size is not None:
-            raise InputError("got --vocabulary for pictures; expected texts. Leave it out.")
-        target, texts = load_pictures(model, data, settings.seed, device, dtype)
+            raise InputError("got vocabulary for pictures; expected texts. Leave it out.")
+        target, texts = load_pictures(
+            options.model, options.data, settings.seed, place.device, place.dtype
+        )
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
-        target, texts = _load_texts(model, data, terminal, limit, device, dtype)
+        target, texts = _load_texts(options, terminal)
     with _progress(terminal) as on_step:
         return train_head(
-            *(target, texts, out, settings),
+            *(target, texts, options.out, settings),
             notify=terminal.note,
             on_step=on_step,
-            start=start,
-            resume=resume,
+            start=options.start,
+            resume=options.resume,
         )
 
 
-def _load_texts(
-    model: str, data: Path, terminal: Terminal, limit: int | None, device: str, dtype: str
-) -> tuple[CausalTarget, list[list[int]]]:
+def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget, list[list[int]]]:
     """Return a text model as a target, and documents as token ids."""
     from ragspec.models.load import load_model
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.verification.open import open_target
 
+    data = options.data
     if not data.exists():
         raise InputError(f"{data} is missing; check the path.")
-    loaded, tokenizer = load_model(model, device, dtype)
+    loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)
     columns = TextColumns(skipped=terminal.note_skipped)
+    limit = limit_of(options.max_tokens)
     with counting(terminal, "reading") as on_progress:
         rows: Iterator[Any] = tokenized(read_texts([str(data)], columns), tokenizer, on_progress)
         if limit is not None:

@@ -5,6 +5,7 @@ See `records.takes_records`. A check that needs no model runs when a record is m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,24 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError, ModelError
+from ragspec.pipelines.console.records import Setting
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.console.terminal import Terminal
+    from ragspec.pipelines.console.texts import TextColumns
     from ragspec.sampling.settings import Sampling
 
+OF_MODEL = "model"  # the temperature of the model's generation config
 HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
 
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Target model: path, bundled name or hub id.")
-]
-DrafterOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
-        "(`ragspec train-head`); or none for plain decoding. Default: auto."
-    ),
 ]
 EmbedderOption = Annotated[
     str | None,
@@ -38,41 +35,54 @@ EmbedderOption = Annotated[
         "index was built with."
     ),
 ]
-BudgetOption = Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")]
-DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, or an accelerator.")]
-DtypeOption = Annotated[
-    str, typer.Option(help="Data type: auto, float32, bfloat16, float16 or float64.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
-SystemOption = Annotated[str | None, typer.Option(help="System message of a chat model.")]
+SystemSetting = Annotated[str | None, Setting("System message of a chat model.")]
+PromptSetting = Annotated[
+    str | None,
+    Setting(
+        "Prompt template: evidence, quote, answer, or a Jinja file. Default: answer for chat "
+        "models, evidence for others."
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class PlaceOptions:
+    """The device of models and their data type."""
+
+    device: Annotated[str, Setting("Device: auto, cpu, or an accelerator such as cuda.")] = "auto"
+    dtype: Annotated[str, Setting("Data type: auto, float32, bfloat16, float16 or float64.")] = (
+        "auto"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions(PlaceOptions):
     """The model, its drafters, and the device of both."""
 
     model: ModelOption = "starter"
     draft_model: Annotated[
         str | None, typer.Option(help="Smaller model of the same vocabulary that drafts too.")
     ] = None
-    drafter: DrafterOption = None
-    budget: BudgetOption = "auto"
-    device: DeviceOption = "auto"
-    dtype: DtypeOption = "auto"
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
+            "(`ragspec train-head`); or none for plain decoding. Default: auto."
+        ),
+    ] = None
+    budget: Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")] = "auto"
     device_map: Annotated[
-        str | None, typer.Option(help="Spread the model over devices: auto or balanced.")
+        str | None, Setting("Spread the model over devices: auto or balanced.")
     ] = None
-    adapter: Annotated[
-        Path | None, typer.Option(help="Folder of an adapter saved by peft.", file_okay=False)
-    ] = None
+    adapter: Annotated[Path | None, Setting("Folder of an adapter saved by peft.")] = None
     quantize: Annotated[
-        str | None, typer.Option(help="Store the weights in fewer bits: int8 (weight-only).")
+        str | None, Setting("Store the weights in fewer bits: int8 (weight-only).")
     ] = None
     static: Annotated[
         str,
-        typer.Option(
-            help="Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, "
-            "off."
+        Setting(
+            "Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
         ),
     ] = "auto"
 
@@ -134,14 +144,28 @@ class StoreOptions:
         typer.Option(help="Corpus to draft from, made by `ragspec store build`.", file_okay=False),
     ] = None
     history: Annotated[
-        Path | None,
-        typer.Option(
-            help="Answers of this model, made by `ragspec store from-answers`.", file_okay=False
-        ),
+        Path | None, Setting("Answers of this model, made by `ragspec store from-answers`.")
     ] = None
     tenant: Annotated[
-        str, typer.Option(help="Tenant whose stored text may be used, in addition to shared text.")
+        str, Setting("Tenant whose stored text may be used, in addition to shared text.")
     ] = "global"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """The part of a data set that is read."""
+
+    field: Annotated[
+        str | None, Setting("Column of the rows; the usual names are tried without it.")
+    ] = None
+    split: Annotated[str | None, Setting("Part of a data set. Default: train.")] = None
+    config: Annotated[str | None, Setting("Configuration of a data set.")] = None
+
+    def columns(self, skipped: Callable[[str, str], None]) -> TextColumns:
+        """Return the columns to read; `skipped` is called with each file that is left out."""
+        from ragspec.pipelines.console.texts import TextColumns
+
+        return TextColumns(self.field, self.split, self.config, skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +173,14 @@ class SamplingOptions:
     """Sampling settings, and the most new tokens."""
 
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
-    ] = 0.0
-    top_p: Annotated[float, typer.Option(help="Keep the tokens that make up this probability.")] = (
-        1.0
-    )
-    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0
-    use_generation_config: Annotated[
-        bool,
+        str,
         typer.Option(
-            "--use-generation-config", help="Sample as the model's generation config says."
+            "--temperature",
+            "-t",
+            help="0 always takes the most probable token; model samples as the model's generation "
+            "config says.",
         ),
-    ] = False
+    ] = "0"
     seed: Annotated[
         int | None, typer.Option(help="Random seed. Chosen at random and reported if omitted.")
     ] = None
@@ -170,30 +190,42 @@ class SamplingOptions:
             min=1, help="Most new tokens. Default: 160 over documents, else 256 or what fits."
         ),
     ] = None
+    top_p: Annotated[float, Setting("Keep the tokens that make up this probability.")] = 1.0
+    top_k: Annotated[int, Setting("Keep this many tokens; 0 keeps all.")] = 0
 
     def __post_init__(self) -> None:
         self.settings()
 
-    def settings(self) -> Sampling:
-        """Return the sampling settings; raise SamplingError for values outside their range."""
+    def settings(self) -> Sampling | None:
+        """Return the sampling settings, None for those of the model.
+
+        Raises:
+            InputError: The temperature is neither a number nor "model".
+            SamplingError: A value is outside its range.
+        """
         from ragspec.sampling.settings import Sampling
 
-        return Sampling(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
-        )
+        if self.temperature == OF_MODEL:
+            if (self.top_p, self.top_k) != (1.0, 0):
+                raise InputError(
+                    "Expected --temperature model alone, got top-p or top-k beside it. Leave them "
+                    "out, or give a number."
+                )
+            return None
+        try:
+            temperature = float(self.temperature)
+        except ValueError as error:
+            raise InputError(
+                f"Expected a number or model as --temperature, got {self.temperature!r}."
+            ) from error
+        return Sampling(temperature=temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
 
     def settings_for(self, engine: Engine) -> Sampling:
         """Return the settings of the options, or of the model's generation config."""
         from ragspec.sampling.settings import Sampling
 
-        if not self.use_generation_config:
-            return self.settings()
-        if replace(self.settings(), seed=None) != Sampling():
-            raise InputError(
-                "Expected --use-generation-config alone, got it with --temperature, --top-p or "
-                "--top-k. Leave one out."
-            )
-        return Sampling.from_generation_config(engine.target.generation_config, seed=self.seed, n=1)
+        config = engine.target.generation_config
+        return self.settings() or Sampling.from_generation_config(config, seed=self.seed, n=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +241,9 @@ class OutputOptions:
         Path | None,
         typer.Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
     ] = None
-    no_stream: Annotated[
-        bool,
-        typer.Option("--no-stream", help="Show the whole text at its end, coloured by source."),
-    ] = False
+    stream: Annotated[
+        bool, Setting("Show text as it is written; with no at its end, coloured by source.")
+    ] = True
 
     def __post_init__(self) -> None:
         checked_output(self.trace)
@@ -220,7 +251,7 @@ class OutputOptions:
     @property
     def streams(self) -> bool:
         """Whether to show text as it is written; not with --compare, as showing takes time."""
-        return not (self.no_stream or self.json or self.compare)
+        return self.stream and not (self.json or self.compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,33 +260,44 @@ class SearchOptions:
 
     docs: Annotated[
         list[Path] | None,
-        typer.Option("--docs", "-d", help="Folder or file of documents; repeatable."),
+        typer.Option(
+            "--docs",
+            "-d",
+            help="Folder or file of documents, repeatable; or what `ragspec index` built.",
+        ),
     ] = None
-    index: Annotated[Path | None, typer.Option(help="Index built by `ragspec index`.")] = None
-    embedder: EmbedderOption = None
+    embedder: Annotated[
+        str | None,
+        Setting(
+            "Embedder: path, package or hub id. Default: the bundled one, or the one that the "
+            "index was built with."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.docs and self.index:
-            raise InputError("Expected one of --docs and --index, got both. Leave one out.")
-
-    def expect_any(self) -> None:
-        """Raise InputError unless documents are named."""
-        if not self.docs and self.index is None:
+        if self.index is not None and len(self.docs or ()) > 1:
             raise InputError(
-                "Expected one of --docs and --index, got neither: --docs FOLDER reads documents, "
-                "--index FOLDER opens what `ragspec index` built."
+                f"Expected documents, or one index alone, got the index {self.index} among "
+                f"{len(self.docs or ())} paths. `ragspec index add {self.index} PATHS` adds to it."
             )
+
+    @property
+    def index(self) -> Path | None:
+        """The index among the documents, None if there is none."""
+        from ragspec.storage.store import is_store
+
+        return next((path for path in self.docs or () if is_store(path)), None)
 
     def open(self, terminal: Terminal) -> DocQA | None:
         """Return the pipeline over the documents, None if none are named."""
-        if not self.docs and self.index is None:
+        if not self.docs:
             return None
         from ragspec.pipelines.answering.docqa import DocQA
         from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 
         if self.index is not None:
             return DocQA.from_index(self.index, embedder=self.embedder)
-        qa = DocQA.from_documents(self.docs or [], embedder=self.embedder or DEFAULT_EMBEDDER)
+        qa = DocQA.from_documents(self.docs, embedder=self.embedder or DEFAULT_EMBEDDER)
         for skipped in qa.skipped:
             terminal.note_skipped(skipped.path, skipped.reason)
         return qa
@@ -267,16 +309,10 @@ class DocumentOptions(SearchOptions):
 
     top_passages: Annotated[
         int | None,
-        typer.Option(min=1, help="Passages in the prompt. Default: 3, or 1 for small chat models."),
+        Setting("Passages in the prompt. Default: 3, or 1 for small chat models.", least=1),
     ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt template: evidence, quote, answer, or a Jinja file. Default: answer for "
-            "chat models, evidence for others."
-        ),
-    ] = None
-    system: SystemOption = None
+    prompt: PromptSetting = None
+    system: SystemSetting = None
 
     def __post_init__(self) -> None:
         SearchOptions.__post_init__(self)
@@ -287,27 +323,30 @@ class DocumentOptions(SearchOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionOptions:
-    """A text that the output will resemble."""
+class TextOptions:
+    """Everything that a command needs to write one text."""
 
+    engine: EngineOptions
+    stores: StoreOptions
+    sampling: SamplingOptions
+    output: OutputOptions
     prediction: Annotated[
-        str | None,
-        typer.Option(help="Text that the output will resemble, to copy from; @FILE reads it."),
+        str | None, Setting("Text that the output will resemble, to copy from; @FILE reads it.")
     ] = None
 
-    def read(self, engine: EngineOptions) -> dict[str, str]:
+    def read_prediction(self) -> dict[str, str]:
         """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.
 
         Raises:
             InputError: The file is unreadable, or there is no drafter to copy the text.
         """
-        text = self.prediction
+        text, engine = self.prediction, self.engine
         if text is None:
             return {}
         plain = engine.drafter and parse_drafter(engine.drafter) is None
         if plain and engine.draft_model is None:
             raise InputError(
-                f"Expected a drafter beside --prediction, got --drafter {engine.drafter}, which "
+                f"Expected a drafter beside a prediction, got --drafter {engine.drafter}, which "
                 "copies from no text. Leave one out."
             )
         if not text.startswith("@"):
@@ -316,7 +355,7 @@ class PredictionOptions:
             return {"prediction": Path(text[1:]).read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"Expected a text file in UTF-8 as --prediction, got {text[1:]} ({error})."
+                f"Expected a text file in UTF-8 as prediction, got {text[1:]} ({error})."
             ) from error
 
 

@@ -1,50 +1,175 @@
-"""Command-line options as frozen records: each field declares a default, a help text and a check.
+"""Command-line options as frozen records: each field declares a type, a default, a help text.
 
-A command takes records as arguments; `takes_records` shows their fields to typer as options.
+A command takes records as arguments, whose fields may be records again. `takes_records` shows a
+field with a `typer.Option` or `typer.Argument` as just that, and collects those with a `Setting`
+behind one option, --set NAME=VALUE. So a command has few options, and its rarer settings still have
+names, types and help texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.registry import did_you_mean
+
+SET = "set_"  # the parameter of --set
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The mark of a field that is set by --set NAME=VALUE.
+
+    Attributes:
+        help: A noun phrase or a sentence.
+        least, most: The limits of a number.
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A field of a record: its name, type with marks, default, and setting if it is one."""
+
+    name: str
+    type: Any
+    default: Any
+    setting: Setting | None
+
+    def read(self, text: str) -> Any:
+        """Return the value of a text; raise InputError for another type or beyond the limits."""
+        from pydantic import Field, TypeAdapter, ValidationError
+
+        assert self.setting is not None
+        limits = Field(ge=self.setting.least, le=self.setting.most)
+        kind: Any = Annotated[get_args(self.type)[0], limits]
+        try:
+            return TypeAdapter(kind).validate_python(text)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise InputError(f"got --set {label(self.name)}={text}: {reason}.") from error
 
 
 def takes_records(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose keyword arguments are the fields of the records it takes.
+    """Return a function of typer whose keyword arguments are the fields of records.
 
-    Args:
-        function: Takes dataclasses, whose fields carry `Annotated[..., typer.Option(...)]`, and
-            ordinary arguments of typer.
+    Its attribute `epilog` lists the settings; see `add_command`.
     """
     types = get_type_hints(function, include_extras=True)
-    records: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-    parameters = []
+    parameters: list[Parameter] = []
+    settings: dict[str, Declared] = {}
     for name, parameter in signature(function).parameters.items():
-        if name not in records:
+        if not is_dataclass(types[name]):
             parameters.append(
                 parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)
             )
             continue
-        field_types = get_type_hints(records[name], include_extras=True)
-        parameters += [
-            Parameter(
-                field.name,
-                Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=field_types[field.name],
+        for field in declared(types[name]):
+            if field.setting is not None:
+                settings[field.name] = field
+                continue
+            parameters.append(
+                Parameter(
+                    field.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=Parameter.empty if field.default is MISSING else field.default,
+                    annotation=field.type,
+                )
             )
-            for field in fields(records[name])
-        ]
+    if settings:
+        parameters.append(_set_parameter(settings))
 
     @wraps(function)
     def command(**values: Any) -> Any:
-        for name, kind in records.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        return function(**values)
+        values |= read_settings(values.pop(SET, None) or (), settings)
+        for name, kind in types.items():
+            if is_dataclass(kind):
+                values[name] = _record(kind, values)
+        return function(**{name: values[name] for name in types if name != "return"})
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
     command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.epilog = "\n\n".join(  # type: ignore[attr-defined] # one paragraph a line
+        ["Settings of --set:", *map(_described, settings.values())] if settings else []
+    )
     return command
+
+
+def add_command(app: typer.Typer, command: Callable[..., Any], name: str | None = None) -> None:
+    """Add a command to an application, by default under the function's name."""
+    app.command(name, epilog=getattr(command, "epilog", None))(command)
+
+
+def declared(record: Any) -> Iterator[Declared]:
+    """Yield the fields of a record, those of its records in their place."""
+    types = get_type_hints(record, include_extras=True)
+    for field in fields(record):
+        kind = types[field.name]
+        if is_dataclass(kind):
+            yield from declared(kind)
+            continue
+        marks = getattr(kind, "__metadata__", ())
+        setting = next((mark for mark in marks if isinstance(mark, Setting)), None)
+        yield Declared(field.name, kind, field.default, setting)
+
+
+def label(name: str) -> str:
+    """Return the name of a field as the command line writes it."""
+    return name.replace("_", "-")
+
+
+def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[str, Any]:
+    """Return the values of NAME=VALUE texts by name, and the defaults of the others.
+
+    Raises:
+        InputError: A text has another form, its name is unknown or its value does not fit.
+    """
+    values: dict[str, Any] = {name: field.default for name, field in settings.items()}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        key = name.strip().replace("-", "_")
+        if not sign or key not in settings:
+            known = sorted(map(label, settings))
+            raise InputError(
+                f"got --set {pair}; expected NAME=VALUE with one of {', '.join(known)}."
+                f"{did_you_mean(label(key), known)}"
+            )
+        values[key] = settings[key].read(text)
+    return values
+
+
+def _described(field: Declared) -> str:
+    """Return the line of a setting in a help text."""
+    assert field.setting is not None
+    words = {id(True): "yes", id(False): "no", id(None): ""}
+    default = words.get(id(field.default), field.default)
+    return f"  {label(field.name)}={default}  {field.setting.help}"
+
+
+def _record(kind: Any, values: dict[str, Any]) -> Any:
+    """Return a record of the values by name, and the records in it."""
+    types = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: _record(types[field.name], values)
+            if is_dataclass(types[field.name])
+            else values[field.name]
+            for field in fields(kind)
+        }
+    )
+
+
+def _set_parameter(settings: dict[str, Declared]) -> Parameter:
+    """Return the parameter of --set."""
+    option = typer.Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
+    kind = Annotated[list[str] | None, option]
+    return Parameter(SET, Parameter.KEYWORD_ONLY, default=None, annotation=kind)

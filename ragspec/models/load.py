@@ -80,7 +80,7 @@ def quantized(model: Any, how: str) -> Any:
     except (NotImplementedError, ValueError, RuntimeError, AssertionError) as error:
         raise ModelError(
             f"{type(model).__name__} cannot be quantised ({error}); expected linear weights in a "
-            "floating dtype. Leave --quantize out."
+            "floating dtype. Leave quantize out."
         ) from error
     return model
 

@@ -174,7 +174,7 @@ def refuse_causal(name: str, folder: Path) -> None:
     if any(str(kind).endswith("ForCausalLM") for kind in kinds):
         raise ModelError(
             f"{name} is a causal language model ({kinds[0]}), expected a model that embeds text, "
-            "with a modules.json beside its weights. Leave --embedder out for the bundled one."
+            "with a modules.json beside its weights. Leave embedder out for the bundled one."
         )
 
 

@@ -202,8 +202,8 @@ def _advice(folder: Path) -> str:
     with suppress(StoreError):  # a damaged one
         kind = read_current(folder)[1].kind
     if kind == KIND:
-        return "a store of text, expected documents; draft from it with --store or --history"
-    return "an index, expected documents; open it with `ragspec ask --index`"
+        return "a store of text, expected documents; draft from it with --store"
+    return "an index, expected documents; open it with `ragspec ask --docs`"
 
 
 def raise_unreadable(error: OSError) -> None:

@@ -6,15 +6,21 @@ The snippets of a page run in their order in one namespace, in a folder of their
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from ragspec.pipelines.bench.cli import app as bench
+from ragspec.pipelines.cli.app import app
 from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,20 +75,44 @@ def test_every_command_exists(command: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("command", ["draw", "bench image"])
-def test_every_option_of_docs_exists(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ragspec", *command.split(), "--help"],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    lines = [line for page in PAGES[1:] for line in text(page) if line.startswith(command)]
-    used = {name for line in lines for name in re.findall(r"--[a-z][a-z-]*", line)}
-    assert used, f"docs show no {command}"
-    assert used <= set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the commands that hold no others, by their words."""
+    below = getattr(command, "commands", {})
+    if not below or getattr(command, "invoke_without_command", False):
+        yield words, command
+    for word, each in below.items():
+        yield from leaves(each, (*words, word))
+
+
+def benches() -> Iterator[tuple[tuple[str, ...], Any]]:
+    for words, command in leaves(get_command(bench)):
+        yield ("bench", *words), command
+
+
+COMMANDS = dict((*leaves(get_command(app)), *benches()))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_has_fifteen_options_at_most(words: tuple[str, ...]) -> None:
+    options = [each for each in COMMANDS[words].params if each.param_type_name == "option"]
+    assert len(options) <= 15, [each.name for each in options]
+
+
+def test_every_option_of_docs_exists() -> None:
+    lines = [line for page in PAGES for line in text(page)]
+    assert len(lines) > 30
+    for line in lines:
+        parts = shlex.split(line, comments=True)
+        words = next(
+            (words for n in (2, 1) if (words := tuple(parts[:n])) in COMMANDS),
+            ("index", "build"),  # the word "build" may be left out
+        )
+        command = COMMANDS[words]
+        known = {flag for each in command.params for flag in each.opts}
+        assert {part for part in parts if re.match("--?[a-z]", part)} <= known, line
+        for flag, pair in itertools.pairwise(parts):
+            if flag in ("--set", "-s") and words != ("draw",):
+                assert f"{pair.partition('=')[0]}=" in command.epilog, line
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -71,7 +71,7 @@ class DraftVocabulary(nn.Module):
             raise UnsupportedModelError(
                 f"the output head of {type(target.model).__name__} is no single linear map "
                 f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
-                "reduced vocabulary. Train the head without --vocabulary."
+                "reduced vocabulary. Train the head without vocabulary."
             )
         tokens = tokens.to(output.weight.device)
         self.tokens, self.size = tokens, target.vocab_size

@@ -49,7 +49,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ask(
     capsys: Capture, index: str, model: str, *more: str, command: str = "ask"
 ) -> dict[str, Any]:
-    arguments = [command, "What does the walk follow?", "--index", index, "--model", model]
+    arguments = [command, "What does the walk follow?", "--docs", index, "--model", model]
     code = main([*arguments, "--max-new-tokens", "40", "--json", *more])
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -60,7 +60,7 @@ def ask(
 def test_answer_is_one_object_with_the_promised_fields(
     index: str, model: str, capsys: Capture
 ) -> None:
-    result = ask(capsys, index, model, "--top-passages", "1", "--seed", "3", "-t", "0.7")
+    result = ask(capsys, index, model, "-s", "top-passages=1", "--seed", "3", "-t", "0.7")
     assert {"answer", "citations", "passages", "label", "report"} <= result.keys()
     assert result["label"] == "exact" and result["report"]["seed"] == 3
     assert [passage["document"] for passage in result["passages"]] == ["rules.txt"]
@@ -72,7 +72,7 @@ def test_answer_is_one_object_with_the_promised_fields(
 def test_a_passage_that_is_looked_up_again_tells_its_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
-    options = ("--stride", "5", "--search", "sparse", "--speculate", speculate, "--compare")
+    options = ("--stride", "5", "-s", "search=sparse", "-s", f"speculate={speculate}", "--compare")
     result = ask(
         capsys, index, model, *options, "--seed", "3", "-t", "0.7", command="ask-iterative"
     )
@@ -86,13 +86,13 @@ def test_a_passage_that_is_looked_up_again_tells_its_searches(
 def test_strides_are_written_on_guesses_without_drafts_too(
     index: str, model: str, capsys: Capture
 ) -> None:
-    options = ("--search", "sparse", "--speculate", "4", "--drafter", "none")
+    options = ("-s", "search=sparse", "-s", "speculate=4", "--drafter", "none")
     searches = ask(capsys, index, model, *options, command="ask-iterative")["report"]["retrieval"]
     assert searches["calls"] < searches["strides"] or searches["rollbacks"] > 0
 
 
 def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
-    options = ("--rounds", "3", "--no-refusal")
+    options = ("-s", "rounds=3", "--no-refusal")
     result = ask(capsys, index, model, *options, command="ask-iterative")
     assert len(result["passages"]) == 3
     assert result["report"]["retrieval"]["strides"] == 3
@@ -102,7 +102,7 @@ def test_its_page_draws_what_was_written_and_searched(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
-    options = ("--speculate", "3", "--trace", trace)
+    options = ("-s", "speculate=3", "--trace", trace)
     ask(capsys, index, model, *options, command="ask-iterative")
     assert main(["report", trace, "-o", str(page)]) == 0
     sample = page.read_text()
@@ -115,15 +115,15 @@ def test_its_page_draws_what_was_written_and_searched(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--top-passages", "3"], "got --top-passages 3"),
-        (["--search", "dense"], "no dense part"),
-        (["--speculate", "much"], "speculate is 'much'"),
+        (["-s", "top-passages=3"], "got --set top-passages=3"),
+        (["-s", "search=dense"], "no dense part"),
+        (["-s", "speculate=much"], "speculate is 'much'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
     index: str, model: str, capsys: Capture, options: list[str], expected: str
 ) -> None:
-    assert main(["ask-iterative", "What?", "--index", index, "--model", model, *options]) != 0
+    assert main(["ask-iterative", "What?", "--docs", index, "--model", model, *options]) != 0
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
@@ -131,20 +131,20 @@ def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
-    result = ask(capsys, index, model, "--prompt", str(tmp_path / "own.jinja"))
+    result = ask(capsys, index, model, "-s", f"prompt={tmp_path / 'own.jinja'}")
     assert result["evidence"] == "" and result["supported"] is bool(result["citations"])
     assert result["cut"] is True
-    requests = ["ask", "What does the walk follow?", "--index", index, "--model", model]
-    assert main([*requests, "--prompt", "answer", "--max-new-tokens", "3"]) == 0
+    requests = ["ask", "What does the walk follow?", "--docs", index, "--model", model]
+    assert main([*requests, "-s", "prompt=answer", "--max-new-tokens", "3"]) == 0
     err = capsys.readouterr().err
     assert "nothing in your documents was quoted" in err and "cut at the limit" in err
-    assert main([*requests, "--prompt", "anser"]) == 2
+    assert main([*requests, "-s", "prompt=anser"]) == 2
     assert "answer" in capsys.readouterr().err
 
 
 def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
     result = ask(capsys, index, model, "--budget", "8")
-    again = ask(capsys, index, model, "--budget", "8", "--prediction", result["answer"])
+    again = ask(capsys, index, model, "--budget", "8", "-s", f"prediction={result['answer']}")
     assert again["answer"] == result["answer"]
     assert again["report"]["accepted_prediction_tokens"] > 0
 
@@ -176,17 +176,17 @@ def test_trace_names_the_passages_that_drafts_came_from(
 def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
     index: str, model: str, capsys: Capture
 ) -> None:
-    arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    arguments = ["ask", "What does the walk follow?", "--docs", index, "--model", model]
     assert main([*arguments, "--drafter", "none", "--json"]) == 130
     result = json.loads(capsys.readouterr().out)
     assert result["report"]["tokens"] == 4 and result["skipped"] == []
 
 
 def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: Capture) -> None:
-    arguments = ["ask", "What follows the tokens?", "--index", index, "--model", model]
+    arguments = ["ask", "What follows the tokens?", "--docs", index, "--model", model]
     assert main([*arguments, "--max-new-tokens", "12"]) == 0
     streamed = capsys.readouterr()
-    assert main([*arguments, "--max-new-tokens", "12", "--no-stream"]) == 0
+    assert main([*arguments, "--max-new-tokens", "12", "-s", "stream=no"]) == 0
     whole = capsys.readouterr()
     assert streamed.out.strip() == whole.out.strip() != ""
     assert "tokens in" in streamed.err and "label exact" in whole.err
@@ -195,9 +195,9 @@ def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: 
 def test_bad_input_has_its_code(index: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["ask", "why?", "--docs", str(tmp_path / "empty"), "--model", model]) == 7
-    assert main(["ask", "why?", "--index", str(tmp_path / "no.idx"), "--model", model]) == 8
-    assert main(["ask", " ", "--index", index, "--model", model]) == 2
-    long = ["ask", "What is a walk?", "--index", index, "--max-new-tokens", "4000"]
+    assert main(["ask", "why?", "--docs", str(tmp_path / "no.idx"), "--model", model]) == 7
+    assert main(["ask", " ", "--docs", index, "--model", model]) == 2
+    long = ["ask", "What is a walk?", "--docs", index, "--max-new-tokens", "4000"]
     assert main([*long, "-m", model]) == 3
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
@@ -221,12 +221,12 @@ def test_another_embedder_searches_where_it_is_named(
     capsys.readouterr()
     assert len(ask(capsys, instance, model)["passages"]) == 2
     requests = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
-    assert main([*requests, "--docs", str(folder), "--embedder", toy, "--json"]) == 0
+    assert main([*requests, "--docs", str(folder), "-s", f"embedder={toy}", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["passages"]) == 2
-    assert main([*requests, "--docs", str(folder), "--embedder", str(tmp_path / "absent")]) == 5
+    assert main([*requests, "--docs", str(folder), "-s", f"embedder={tmp_path / 'absent'}"]) == 5
     assert "absent" in capsys.readouterr().err
     other = str(make_embedder(tmp_path / "other", seed=1))
-    assert main([*requests, "--index", instance, "--embedder", other]) == 8
+    assert main([*requests, "--docs", instance, "-s", f"embedder={other}"]) == 8
     assert "another embedder" in capsys.readouterr().err
 
 
@@ -251,13 +251,13 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
 def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     index: str, model: str, capsys: Capture
 ) -> None:
-    requests = ["ask", "Which tree grows on the mountain?", "--index", index, "--model", model]
+    requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]
     assert main(requests) == 0
     out, err = capsys.readouterr()
     assert out == "The documents do not speak of this.\n"
     assert "the model was not called: the best passage has" in err
     assert "--no-refusal" in err and "passage 1" in err
-    assert main([*requests, "--json", "--compare", "--no-stream"]) == 0
+    assert main([*requests, "--json", "--compare", "-s", "stream=no"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "% of the question's words" in result["refused"] and not result["supported"]
     assert result["report"]["forward_passes"] == 0 and "compare" not in result
@@ -271,7 +271,7 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
 def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
     tiny.model(max_position_embeddings=256).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    requests = ["ask", "Does the walk follow a node?", "--index", index, "--model", str(tmp_path)]
+    requests = ["ask", "Does the walk follow a node?", "--docs", index, "--model", str(tmp_path)]
     assert main([*requests, "--max-new-tokens", "20"]) == 0
     assert "1 of 2 passages fit the model's context" in capsys.readouterr().err
 
@@ -281,7 +281,7 @@ def test_how_far_a_long_prompt_is_read_is_reported_to_the_terminal(
     command: str, index: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     message = watched(monkeypatch)
-    documents = ["--index", index] if command == "ask" else []
+    documents = ["--docs", index] if command == "ask" else []
     arguments = [command, "What does the walk follow?", *documents, "--model", model]
     # The plain run beside it has a spinner of its own and is not told of.
     assert main([*arguments, "--max-new-tokens", "2", "--compare"]) == 0
@@ -330,7 +330,7 @@ def test_a_document_is_read_preserved_and_not_read_again(
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
     assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
-    part = said(capsys, "--doc", report, "--token-range", "10:60", "--model", model)
+    part = said(capsys, "--doc", report, "-s", "token-range=10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
@@ -343,7 +343,7 @@ def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture
     exact = said(capsys, *inputs)
     assert exact["compare"]["equal"] and exact["label"] == "exact"
     assert bool(exact["chunks"]) == ("rapid" in drafter)
-    steered = said(capsys, *inputs, "--mode", "steered", "--eta", "30")
+    steered = said(capsys, *inputs, "--steer", "30")
     assert steered["compare"]["equal"] and steered["label"] == "exact-for(RAPID, eta 30)"
     assert steered["chunks"] and steered["report"]["drift"] > 0.0
     assert steered["answer"] != exact["answer"]
@@ -375,15 +375,13 @@ def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys:
     assert main([*base, "--doc", report, "--save-cache", keep, "--json"]) == 0
     capsys.readouterr()
     for more, message in (
-        (["--doc", report, "--mode", "steerd"], "Did you mean 'steered'"),
-        (["--doc", report, "--eta", "5"], "expected mode='steered'"),
-        (["--doc", report, "--mode", "steered", "--eta", "-1"], "eta of 0 or more"),
-        (["--doc", report, "--token-range", "five"], "Expected --token-range FROM:TO"),
+        (["--doc", report, "--steer", "-1"], "eta of 0 or more"),
+        (["--doc", report, "-s", "token-range=five"], "Expected token-range=FROM:TO"),
         (["--doc", str(tmp_path)], "Invalid value"),
         (["--doc", report, "--save-cache", str(tmp_path)], "holds other files"),
         ([], "Expected --doc FILE"),
         (["--doc", report, "--save-cache", keep], "holds a saved document"),
-        (["--doc", report, "--token-range", "0:5000000", "--save-cache", report], "is a file"),
+        (["--doc", report, "-s", "token-range=0:5000000", "--save-cache", report], "is a file"),
     ):
         assert main([*base, *more]) != 0
         assert message in capsys.readouterr().err.replace("\n", " "), more

@@ -121,13 +121,13 @@ def test_an_interrupt_ends_the_answer_alone(
 def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> None:
     run = ["generate", "Hello.", "--model", model, "--max-new-tokens", "5", "--json"]
     lengths = []
-    for extra in ([], ["--chat"], ["--chat", "--system", "Be brief."], ["--chat", "--compare"]):
+    for extra in ([], ["--chat"], ["--chat", "-s", "system=Be brief."], ["--chat", "--compare"]):
         assert main([*run, *extra]) == 0
         lengths.append(json.loads(capsys.readouterr().out)["report"]["prompt_tokens"])
     turn = len("<user> Hello.\n<assistant> ")
     assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
-    assert main([*run, "--system", "Be brief."]) == 2
-    assert "Expected --system with --chat" in capsys.readouterr().err
+    assert main([*run, "-s", "system=Be brief."]) == 2
+    assert "Expected --chat beside system" in capsys.readouterr().err
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -153,10 +153,10 @@ def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys:
     chosen = config | {"do_sample": True, "temperature": 0.7, "top_k": 9}
     (tmp_path / "generation_config.json").write_text(json.dumps(chosen))
     named = ("--model", str(tmp_path))
-    assert text(*named, "--use-generation-config") == text(*named, "-t", "0.7", "--top-k", "9")
-    assert text(*named, "--use-generation-config") != text(*named)
+    assert text(*named, "-t", "model") == text(*named, "-t", "0.7", "-s", "top-k=9")
+    assert text(*named, "-t", "model") != text(*named)
     greedy = ("--model", model)
-    assert text(*greedy, "--use-generation-config") == text(*greedy)
+    assert text(*greedy, "-t", "model") == text(*greedy)
 
 
 def test_a_line_that_is_no_text_does_not_end_the_conversation(
@@ -169,15 +169,15 @@ def test_a_line_that_is_no_text_does_not_end_the_conversation(
 
 
 def test_two_ways_of_sampling_are_refused(model: str, capsys: Capture) -> None:
-    run = ["generate", "Hello.", "--model", model, "--use-generation-config", "--seed", "3"]
-    assert main([*run, "--temperature", "0.5"]) == 2
-    assert "got it with --temperature, --top-p" in capsys.readouterr().err
+    run = ["generate", "Hello.", "--model", model, "-t", "model", "--seed", "3"]
+    assert main([*run, "-s", "top-p=0.5"]) == 2
+    assert "got top-p or top-k beside it" in capsys.readouterr().err
 
 
 def test_a_missing_index_is_named_before_a_model_is_loaded(tmp_path: Path, capsys: Capture) -> None:
     missing = str(tmp_path / "no.idx")
     for command in (["chat"], ["ask", "Why?"]):
-        assert main([*command, "--index", missing, "--model", "./nowhere"]) == 8
+        assert main([*command, "--docs", missing, "--model", "./nowhere"]) == 7
         assert "no.idx is missing; expected one, as `ragspec index" in capsys.readouterr().err
 
 

@@ -56,12 +56,12 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
 
 def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> None:
     inputs = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
-    mixed = (*inputs, "-t", "0.9", "--datastore", store, "--knn", "8", "--knn-weight", "0.5")
+    mixed = (*inputs, "-t", "0.9", "--datastore", store, "-s", "knn=8", "-s", "knn-weight=0.5")
     result = run(capsys, *mixed, "--compare")
     assert result["label"] == "exact-for(knn)" and result["compare"]["equal"]
     assert result["report"]["retrieval"]["strides"] == result["report"]["tokens"]
-    off = run(capsys, *mixed, "--speculate", "off")
-    guessed = run(capsys, *mixed, "--speculate", "3", "--drafter", "none")
+    off = run(capsys, *mixed, "-s", "speculate=off")
+    guessed = run(capsys, *mixed, "-s", "speculate=3", "--drafter", "none")
     assert off["text"] == guessed["text"] == result["text"]
     assert guessed["report"]["retrieval"]["hits"] > 0
     assert run(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
@@ -69,7 +69,7 @@ def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> N
 
 def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:
     capsys.readouterr()
-    inputs = ["generate", "The tree", "--model", model, "--datastore", store, "--knn", "8"]
+    inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s", "knn=8"]
     assert main([*inputs, "--max-new-tokens", "20"]) == 0
     out, err = capsys.readouterr()
     assert out.strip() and "Looked up" in err.replace("\n", " ")
@@ -78,11 +78,11 @@ def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> N
 def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     inputs = ["generate", "The tree", "--model", model]
     for more, code, message in (
-        (["--knn", "4"], 2, "Expected --datastore"),
-        (["--speculate", "off"], 2, "Expected --datastore"),
+        (["-s", "knn=4"], 2, "Expected --datastore"),
+        (["-s", "speculate=off"], 2, "Expected --datastore"),
         (["--datastore", str(tmp_path)], 8, "holds no store"),
-        (["--datastore", store, "--knn", "99999"], 2, "k is 99999"),
-        (["--datastore", store, "--speculate", "often"], 2, "speculate is 'often'"),
+        (["--datastore", store, "-s", "knn=99999"], 2, "k is 99999"),
+        (["--datastore", store, "-s", "speculate=often"], 2, "speculate is 'often'"),
     ):
         assert main([*inputs, *more]) == code
         assert message in capsys.readouterr().err.replace("\n", " ")

@@ -24,7 +24,7 @@ REQUESTS = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server; return it and its address once it is ready."""
-    command = [sys.executable, "-m", "ragspec", "serve", "--name", "tiny", "--port", "0"]
+    command = [sys.executable, "-m", "ragspec", "serve", "-s", "name=tiny", "--port", "0"]
     server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     address = server.stderr.readline().split()[2].rstrip(",")
@@ -76,7 +76,7 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
         port = str(taken.getsockname()[1])
         assert main(["serve", "--port", port]) == InputError.exit_code
     assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
-    assert main(["serve", "--docs", "x", "--index", "y"]) == InputError.exit_code
+    assert main(["serve", "--store", "x"]) == InputError.exit_code
     assert main(["serve", "--model", "nowhere-at-all", "--port", "0"]) == 5
     message = capsys.readouterr().err
     assert "cannot listen" in message and "--key" in message and "nowhere-at-all" in message

@@ -100,7 +100,7 @@ def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture)
     rows.write_text("".join(json.dumps({"body": "x" * 50}) + "\n" for _ in range(99)))
     out = str(tmp_path / "c.store")
     arguments = ["build", str(rows), "-m", model, "-o", out, "--max-tokens", "120"]
-    assert result(capsys, *arguments, "--field", "body")["tokens"] == 120
+    assert result(capsys, *arguments, "-s", "field=body")["tokens"] == 120
 
 
 def test_a_build_without_text_leaves_the_older_store(
@@ -120,7 +120,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab ab", "cat", "x")))
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
-    arguments += ["--max-new-tokens", "6", "--batch", "2", "--dtype", "float32"]
+    arguments += ["--max-new-tokens", "6", "-s", "batch=2", "-s", "dtype=float32"]
     first = result(capsys, *arguments)
     assert first["documents"] == 3
     assert first["model"] is not None
@@ -231,11 +231,11 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
     [
         (["build", "./absent", "-o", "{out}"], 7, "absent is missing"),
         (["build", "no/where", "-o", "{out}"], 2, "no data set"),
-        (["build", "{rows}", "-o", "{out}", "--field", "b"], 2, "no column 'b'; it has a"),
+        (["build", "{rows}", "-o", "{out}", "-s", "field=b"], 2, "no column 'b'; it has a"),
         (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
         (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),
-        (["build", "{rows}", "-o", "{out}", "--split", "test"], 2, "--split is 'test'"),
-        (["build", "{rows}", "-o", "{out}", "--field", "a", "--max-tokens", "0"], 2, "at least 1"),
+        (["build", "{rows}", "-o", "{out}", "-s", "split=test"], 2, "--split is 'test'"),
+        (["build", "{rows}", "-o", "{out}", "-s", "field=a", "--max-tokens", "0"], 2, "at least 1"),
         (["build", "{rows}", "-m", "./absent", "-o", "{out}"], 5, "./absent"),
         (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "'many'"),
         (["from-answers", "absent.jsonl", "-o", "{out}"], 7, "missing"),
@@ -289,7 +289,7 @@ def test_answers_are_on_disk_every_minute(
             raise MemoryError  # as good as a kill: nothing is tidied up on the way
         return answer(engine, first, *rest)
 
-    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "--batch", "1"]
+    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "-s", "batch=1"]
     with monkeypatch.context() as patch:
         patch.setattr(store_run, "_answer", killed)
         with pytest.raises(MemoryError):

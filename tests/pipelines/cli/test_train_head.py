@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.train_head import train_from_files
+from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
+from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.batches import StateReader
 from ragspec.training.run import check_out
@@ -45,9 +46,21 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     return code, out, err
 
 
+def train(
+    model: str | Path,
+    data: Path,
+    out: Path,
+    settings: HeadTraining,
+    terminal: Terminal,
+    **more: Any,
+) -> dict[str, Any]:
+    options = HeadOptions(data, out, PlaceOptions(), str(model), **more)
+    return train_from_files(options, settings, terminal)
+
+
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
     options = ["--data", str(data), "--out", str(out), "--model", str(model), "--steps", "4"]
-    return [*options, "--batch", "2", "--length", "32", *more]
+    return [*options, "-s", "batch=2", "-s", "length=32", *more]
 
 
 def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -138,14 +151,15 @@ def test_what_cannot_be_done_is_said(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--minutes", "0"), ("--minutes", "-1"), ("--rate", "-1"), ("--rate", "nan")],
+    [("--minutes", "0"), ("--minutes", "-1"), ("-s", "rate=-1"), ("-s", "rate=nan")],
 )
 def test_numbers_out_of_range_are_reported_by_their_option(
     option: str, value: str, model: str, texts: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     code, _, err = run(capsys, *small(model, texts, tmp_path / "head", option, value))
     assert code == 2
-    assert f"{option} is {value}; expected" in " ".join(err.split())
+    name, _, number = value.rpartition("=")
+    assert f"{name or option} is {number}; expected" in " ".join(err.split())
     assert "HeadTraining" not in err
 
 
@@ -167,7 +181,7 @@ def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
-    result = train_from_files(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    result = train(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 40)
 
 
@@ -175,14 +189,12 @@ def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, hasty = Terminal(quiet=True), replace(SETTINGS, seconds=1e-12)
-    assert train_from_files(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
+    assert train(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
     with monkeypatch.context() as patch:
         stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            train_from_files(*some, tmp_path / "parts", SETTINGS, quiet)
-    over = train_from_files(
-        *some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True
-    )
+            train(*some, tmp_path / "parts", SETTINGS, quiet)
+    over = train(*some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True)
     assert over["steps"] == 3
     assert over["loss"] is None
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
@@ -204,7 +216,7 @@ def test_pictures_are_read_whole_whatever_the_length(
 
     monkeypatch.setattr(StateReader, "read", spy)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
-    train_from_files(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    train(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert len(known) == 3 * 2 + 6
     assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
 
@@ -245,19 +257,19 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quiet = Terminal(quiet=True)
-    whole = train_from_files(*some, tmp_path / "whole", ENOUGH, quiet)
+    whole = train(*some, tmp_path / "whole", ENOUGH, quiet)
     with monkeypatch.context() as patch:
         stopped_at(5, patch, lambda: os.kill(os.getpid(), how))
         with pytest.raises(KeyboardInterrupt):
-            train_from_files(*some, tmp_path / "parts", ENOUGH, Terminal())
+            train(*some, tmp_path / "parts", ENOUGH, Terminal())
     assert "stopped after step 5" in capsys.readouterr().err
     FeatureHead.load(tmp_path / "parts")  # what was learned so far drafts already
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
-        train_from_files(*some, tmp_path / "parts", ENOUGH, quiet)
+        train(*some, tmp_path / "parts", ENOUGH, quiet)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
         other = replace(ENOUGH, batch_size=2, seed=4)
-        train_from_files(*some, tmp_path / "parts", other, quiet, resume=True)
-    parts = train_from_files(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
+        train(*some, tmp_path / "parts", other, quiet, resume=True)
+    parts = train(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
     assert parts["steps"] == whole["steps"] == 30
     assert parts["loss"] == whole["loss"]
     assert not (tmp_path / "parts" / CHECKPOINT).exists()
@@ -278,7 +290,7 @@ def test_the_best_head_on_held_out_texts_is_written(
 
     monkeypatch.setattr(train_head_run, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
-    train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
+    train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
     written = FeatureHead.load(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
@@ -298,7 +310,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
         patch.setattr(torch, "save", full)
-        result = train_from_files(*some, tmp_path / "head", SETTINGS, Terminal())
+        result = train(*some, tmp_path / "head", SETTINGS, Terminal())
         assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
 
     def torn(*_: Any, **__: Any) -> None:
@@ -307,23 +319,21 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", torn)
         with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
-            train_from_files(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
-    again = train_from_files(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
+            train(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
+    again = train(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
     assert again["steps"] == 12
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
     with pytest.raises(StoreError, match="Expected an interrupted training"):
-        train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
-        train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
 
 
 def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -> None:
     quiet, still = Terminal(quiet=True), replace(SETTINGS, steps=1, learning_rate=1e-9)
-    first = train_from_files(
-        *some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet
-    )
-    more = train_from_files(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
+    first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
+    more = train(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
     instance, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)

@@ -13,9 +13,10 @@ from ragspec.errors import InputError, ModelError, SamplingError
 from ragspec.pipelines.cli.app import main as cli_main
 from ragspec.pipelines.console.options import (
     EngineOptions,
-    PredictionOptions,
+    OutputOptions,
     SamplingOptions,
     StoreOptions,
+    TextOptions,
     checked_output,
     checked_text,
     number_or_name,
@@ -51,12 +52,12 @@ def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds no tokenizer"):
-        EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").load_engine()
+        EngineOptions("cpu", model=str(tmp_path), drafter="none").load_engine()
 
 
 def test_steps_of_fixed_shape_are_requested_by_name() -> None:
     def options(static: str) -> EngineOptions:
-        return EngineOptions("starter-draft", None, "none", "0", "cpu", "float32", static=static)
+        return EngineOptions("cpu", "float32", "starter-draft", drafter="none", static=static)
 
     assert options("eager").load_engine().target.static == "eager"
     assert options("auto").load_engine().target.static == "off"
@@ -65,10 +66,16 @@ def test_steps_of_fixed_shape_are_requested_by_name() -> None:
 
 
 def test_sampling_checks_its_values() -> None:
-    settings = SamplingOptions(temperature=0.5, top_p=0.9, top_k=20, seed=3).settings()
+    settings = SamplingOptions("0.5", top_p=0.9, top_k=20, seed=3).settings()
     assert settings == Sampling(temperature=0.5, top_p=0.9, top_k=20, seed=3)
     with pytest.raises(SamplingError, match="top_p"):
         SamplingOptions(top_p=0.0)
+
+
+def test_a_temperature_is_a_number_or_that_of_the_model() -> None:
+    assert SamplingOptions("model").settings() is None
+    with pytest.raises(InputError, match="got 'warm'"):
+        SamplingOptions("warm")
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
@@ -82,7 +89,8 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
     file.write_text("as before\n", encoding="utf-8")
 
     def read(text: str | None, **engine: Any) -> dict[str, str]:
-        return PredictionOptions(text).read(EngineOptions(**engine))
+        every = EngineOptions(**engine), StoreOptions(), SamplingOptions(), OutputOptions()
+        return TextOptions(*every, prediction=text).read_prediction()
 
     assert read(None) == {}
     assert read(f"@{file}") == {"prediction": "as before\n"}
@@ -105,12 +113,12 @@ def test_a_scope_is_drafted_from_and_needs_a_store(
     copy.deepcopy(tiny.model("llama")).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     CorpusIndex.build([], tiny.tokenizer(), store).close()
-    common = ["--model", str(folder), "--device", "cpu"]
+    common = ["--model", str(folder), "-s", "device=cpu"]
     (tmp_path / "a.txt").write_text("ab ab", encoding="utf-8")
     for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
-        assert cli_main([*command, *common, "--tenant", "tenant"]) == 2
+        assert cli_main([*command, *common, "-s", "tenant=tenant"]) == 2
         assert "got scope 'tenant' and no store" in capsys.readouterr().err
-    options = EngineOptions(str(folder), drafter="rest", budget="8", device="cpu")
+    options = EngineOptions("cpu", model=str(folder), drafter="rest", budget="8")
     drafter = options.load_engine(StoreOptions(store, tenant="tenant")).drafter
     assert drafter is not None
     _, rest = within(drafter)

@@ -39,7 +39,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None:
     model, head = folders(tmp_path)
     drafter = str(head) if beside is None else f"{head},{beside}"
-    chosen = EngineOptions(str(model), None, drafter, "4", "cpu", "float32")
+    chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
     result = load(
         Served(NAME, chosen.load_engine, parse_drafter(drafter), 4, documents=lambda: None),
         ServerSettings(),

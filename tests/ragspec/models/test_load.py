@@ -193,7 +193,7 @@ def test_the_command_line_works_in_eight_bits(saved: Path) -> None:
         pytest.skip("no torchao beside the environment: python3 dev.py setup brings it")
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "8", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "ragspec", *run, "--quantize", "int8", "--compare"],
+        [sys.executable, "-m", "ragspec", *run, "-s", "quantize=int8", "--compare"],
         env=os.environ | {"PYTHONPATH": str(beside)},
         capture_output=True,
         encoding="utf-8",
@@ -209,9 +209,9 @@ def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(InputError, match="expected one of them"):
         load_model(saved, "cpu", device_map="auto")
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]
-    assert main([*run, "--quantize", "int4"]) == 2
-    assert main([*run, "--device", "cpu", "--device-map", "auto"]) == 2
-    assert main([*run, "--device-map", "nonsense"]) == 2
+    assert main([*run, "-s", "quantize=int4"]) == 2
+    assert main([*run, "-s", "device=cpu", "-s", "device-map=auto"]) == 2
+    assert main([*run, "-s", "device-map=nonsense"]) == 2
     capsys.readouterr()
 
 
@@ -220,7 +220,7 @@ def test_a_spread_model_writes_the_same(saved: Path, capsys: pytest.CaptureFixtu
     plain, _ = load_model(saved, "cpu", "float32")
     assert drafted_equals_plain(spread) == drafted_equals_plain(plain)
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3", "--json"]
-    assert main([*run, "--device-map", "auto"]) == 0
+    assert main([*run, "-s", "device-map=auto"]) == 0
     assert json.loads(capsys.readouterr().out)["text"]
 
 
@@ -229,7 +229,7 @@ def test_the_command_line_takes_an_adapter(
 ) -> None:
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "12", "--json"]
     texts = []
-    for extra in ([], ["--adapter", str(adapter)]):
+    for extra in ([], ["-s", f"adapter={adapter}"]):
         assert main([*run, *extra]) == 0
         texts.append(json.loads(capsys.readouterr().out)["text"])
     assert texts[0] != texts[1]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console.records import Setting, add_command, declared, takes_records
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    device: Annotated[str, Setting("Device of the model.")] = "auto"
+    layers: Annotated[int | None, Setting("Layers on it.", least=1, most=9)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    text: Annotated[str, typer.Argument()]
+    place: Place
+    times: Annotated[int, typer.Option()] = 1
+    folder: Annotated[Path | None, Setting("Folder to write to.")] = None
+    loud: Annotated[bool, Setting("Whether to print.")] = True
+
+    def __post_init__(self) -> None:
+        if self.times == 0:
+            raise InputError("times is 0")
+
+
+def run(*words: str) -> Any:
+    app, seen = typer.Typer(), []
+
+    @takes_records
+    def command(options: Options) -> None:
+        """Note the options."""
+        seen.append(options)
+
+    add_command(app, command)
+    result = CliRunner().invoke(app, list(words))
+    return seen[0] if seen else result
+
+
+def test_fields_are_arguments_options_and_settings() -> None:
+    assert run("hi") == Options("hi", Place())
+    words = ("-s", "layers=3", "--set", "folder=a/b", "-s", "loud=no", "-s", "device=a=b")
+    result = run("hi", "--times", "2", *words)
+    assert result == Options("hi", Place("a=b", 3), 2, Path("a/b"), False)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("devise=cpu", "one of device, folder, layers, loud. Did you mean 'device'?"),
+        ("device", "expected NAME=VALUE"),
+        ("layers=x", "got --set layers=x: input should be a valid integer"),
+        ("layers=0", "greater than or equal to 1"),
+        ("layers=10", "less than or equal to 9"),
+        ("loud=perhaps", "got --set loud=perhaps"),
+    ],
+)
+def test_a_wrong_setting_is_named(pair: str, message: str) -> None:
+    error = run("hi", "-s", pair).exception
+    assert isinstance(error, InputError) and message in str(error)
+
+
+def test_a_record_checks_itself() -> None:
+    assert str(run("hi", "--times", "0").exception) == "times is 0"
+
+
+def test_the_help_lists_settings_with_their_defaults() -> None:
+    output = run("--help").output
+    for line in ("device=auto", "layers=", "loud=yes", "Folder to write to."):
+        assert line in output
+    assert "--device" not in output and "--times" in output
+
+
+def test_records_are_declared_in_their_place() -> None:
+    assert [field.name for field in declared(Options)] == [
+        "text", "device", "layers", "times", "folder", "loud",
+    ]  # fmt: skip
