@@ -6,21 +6,27 @@ The snippets of a page run in their order in one namespace, in a folder of their
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.main import get_command
 
 from ragspec.pipelines.bench.cli import app as bench
-from ragspec.pipelines.cli.app import app
+from ragspec.pipelines.cli.app import app, main
+from tests.support import tiny
 from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +119,75 @@ def test_every_option_of_docs_exists() -> None:
         for flag, pair in itertools.pairwise(parts):
             if flag in ("--set", "-s") and words != ("draw",):
                 assert f"{pair.partition('=')[0]}=" in command.epilog, line
+
+
+# Work of the same kind but less of it, as the figures are not read here.
+LESS = {"--items": "1", "--images": "1", "--port": "0"}
+CHAT = "chat-model"
+MORE = {
+    "train-head": ["--steps", "2", "-s", "batch=2", "-s", "length=32"],
+    "serve": ["--port", "0"],
+    "chat": ["--model", CHAT],
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a home folder with all that the commands of the docs read."""
+    folder = tmp_path / "home"
+    guide = sorted(GUIDE.glob("*.md"))
+    (folder / "manuals").mkdir(parents=True)
+    for path in guide[:4]:
+        shutil.copy(path, folder / "manuals")
+    book = "\n\n".join(path.read_text(encoding="utf-8") for path in guide)
+    (folder / "book.txt").write_text(book[:6000], encoding="utf-8")
+    (folder / "prompts.jsonl").write_text('{"prompt": "A generator is"}\n', encoding="utf-8")
+    tiny.model(max_position_embeddings=4096).save_pretrained(folder / CHAT)
+    tiny.tokenizer(chat=True).save_pretrained(folder / CHAT)
+    return folder
+
+
+def reduced(line: str, home: Path) -> list[str]:
+    """Return the words of a command of the docs, with a small model in place of SmolLM2."""
+    words = [word.replace("~", str(home)) for word in shlex.split(line, comments=True)]
+    words = [CHAT if word == "smollm2" else word for word in words]
+    for flag, value in LESS.items():
+        if flag in words and (flag, words[0]) != ("--images", "serve"):
+            words[words.index(flag) + 1] = value
+    return [*words, *MORE.get(words[0], ())]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if text(page)], ids=lambda page: page.stem)
+def test_every_command_runs(
+    page: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for line in text(page):
+        words = reduced(line, home)
+        if words[:2] == ["models", "get"]:
+            continue  # tests/ragspec/models downloads from a registry of its own
+        code, error = (
+            serve(words) if words[0] == "serve" else (main(words), capsys.readouterr().err)
+        )
+        assert code in (0, -signal.SIGTERM), f"{line}\n{error}"
+
+
+def serve(words: list[str]) -> tuple[int, str]:
+    """Start a server, end it once it is ready, and return its exit code and messages."""
+    command = [sys.executable, "-m", "ragspec", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        if address := re.search(r"http://\S+:\d+", first):
+            health = f"{address[0].replace('0.0.0.0', '127.0.0.1')}/health"
+            while process.poll() is None:
+                with suppress(httpx.TransportError):
+                    if httpx.get(health).status_code == httpx.codes.OK:
+                        break
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+        return process.wait(), first + process.stderr.read()
 
 
 def test_every_link_leads_somewhere() -> None:
