@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
-from ragspec.pipelines.console.options import HELP, checked_output, silence_transformers
+from ragspec.pipelines.console.options import (
+    HELP,
+    PlaceOptions,
+    checked_output,
+    silence_transformers,
+)
+from ragspec.pipelines.console.records import add_command, takes_records
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
 
 HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."
 app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
-
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the rows to this JSON file.")]
-PagePath = Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")]
-Dtype = Annotated[
-    str, typer.Option(help="Precision of the weights: float32, bfloat16, float16 or auto.")
-]
-Device = Annotated[str, typer.Option(help="Device of the model: cpu, an accelerator or auto.")]
 
 
 @app.callback()
@@ -28,40 +31,74 @@ def bench() -> None:
     """Measure variants in one batch in one run."""
 
 
-@app.command()
-def text(
-    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter",
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Where the rows of a measurement go."""
+
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
+    ] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        for path in (self.json, self.html):
+            checked_output(path)
+
+
+@dataclass(frozen=True, slots=True)
+class TextBenchOptions:
+    """The variants of text decoding to compare, and their prompts."""
+
+    place: PlaceOptions
+    rows: RowOptions
+    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter"
     draft_model: Annotated[
         str, typer.Option(help="Name or folder of the draft model; '' for none.")
-    ] = "starter-draft",
+    ] = "starter-draft"
     data: Annotated[
         Path | None,
         typer.Option(
             help="JSON lines of {id, category, prompt} or Spec-Bench rows. Default: bundled ones."
         ),
-    ] = None,
+    ] = None
     variants: Annotated[
         str,
         typer.Option(
             help=f"Comma-separated: {', '.join(PEERS)} (@N: N draft tokens a step), plain, names "
             "of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
         ),
-    ] = ",".join(DEFAULT_VARIANTS),
+    ] = ",".join(DEFAULT_VARIANTS)
     store: Annotated[
         Path | None, typer.Option(help="Store of text to draft from (`ragspec store build`).")
-    ] = None,
+    ] = None
     history: Annotated[
         Path | None,
         typer.Option(help="Store of the model's own answers (`ragspec store from-answers`)."),
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto",
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1,
-    json: JsonPath = None,
-    html: PagePath = None,
-) -> None:
+    ] = None
+    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
+    items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the variants."""
+        return _split(self.variants)
+
+    def facts(self, engine: Engine) -> dict[str, Any]:
+        """Return the settings of the measurement as JSON types."""
+        facts: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("model", "draft_model", "budget", "repeats", "items")
+        }
+        facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
+        stores = (("store", self.store), ("history", self.history))
+        return facts | {name: path.name for name, path in stores if path}
+
+
+@takes_records
+def text(options: TextBenchOptions) -> None:
     """Compare variants of text decoding, transformers' modes among them, on the same prompts."""
     from rich.console import Console
 
@@ -75,65 +112,66 @@ def text(
     from ragspec.pipelines.bench.variants import build_variants, check_variants, known_variants
     from ragspec.pipelines.methods import open_sources
 
-    names = _split(variants)
-    check_variants(names)
-    for path in (json, html):
-        checked_output(path)
+    check_variants(options.names)
     silence_transformers()
-    engine = Engine.from_pretrained(model, "context", None, budget, device, dtype)
+    place = options.place.device, options.place.dtype
+    engine = Engine.from_pretrained(options.model, "context", None, options.budget, *place)
     draft = None
-    if draft_model:
-        draft, draft_tokenizer = load_model(draft_model, device, dtype)
+    if options.draft_model:
+        draft, draft_tokenizer = load_model(options.draft_model, *place)
         check_draft_model(draft, draft_tokenizer, engine.tokenizer, engine.target.vocab_size)
-    if data is None:
+    if options.data is None:
         prompts = bundled_items(engine)
     else:
-        prompts = read_items(data, engine.tokenizer, engine.target.max_length)
-    prompts = [prompt for group in by_category(prompts).values() for prompt in group[:items]]
-    sources = open_sources(store, history, tokenizer=engine.tokenizer, model=engine.model)
-    built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
+        prompts = read_items(options.data, engine.tokenizer, engine.target.max_length)
+    prompts = [each for group in by_category(prompts).values() for each in group[: options.items]]
+    sources = open_sources(
+        options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
+    )
+    built = build_variants(
+        options.names, engine, draft, lambda: copy.deepcopy(engine.model), sources
+    )
     if not built:
         raise InputError(
-            f"Expected --variants among {', '.join(known_variants())}, got {variants!r}. Those "
-            "with a model need --draft-model."
+            f"Expected --variants among {', '.join(known_variants())}, got {options.variants!r}. "
+            "Those with a model need --draft-model."
         )
     with Console(stderr=True).status("measuring") as status:
-        rows = run_benchmark(prompts, built, repeats=repeats, on_progress=status.update)
-    facts = {
-        **{"model": model, "draft_model": draft_model, "budget": budget, "repeats": repeats},
-        **{"dtype": str(engine.model.dtype), "device": str(engine.model.device), "items": items},
-    }
-    facts |= {name: path.name for name, path in (("store", store), ("history", history)) if path}
-    show_results(rows, choose_baseline(built), facts, json, html)
+        rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=status.update)
+    files = options.rows.json, options.rows.html
+    show_results(rows, choose_baseline(built), options.facts(engine), *files)
 
 
-@app.command()
-def image(
+@dataclass(frozen=True, slots=True)
+class ImageBenchOptions:
+    """The variants of drawing to compare, and their pictures."""
+
+    place: PlaceOptions
+    rows: RowOptions
     model: Annotated[
         str, typer.Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
-    ] = "tiles",
+    ] = "tiles"
     variants: Annotated[
         str,
         typer.Option(
             help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
             "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
         ),
-    ] = "",
-    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16,
-    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12",
+    ] = ""
+    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16
+    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
     guidance: Annotated[float, typer.Option(min=0.0, help="Scale of classifier-free guidance.")] = (
         2.0
-    ),
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0,
+    )
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0
     steps: Annotated[
         int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
-    ] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    json: JsonPath = None,
-    html: PagePath = None,
-) -> None:
+    ] = None
+
+
+@takes_records
+def image(options: ImageBenchOptions) -> None:
     """Compare variants of drawing on the same seeds: seconds, forwards and relaxation."""
     from rich.console import Console
 
@@ -142,16 +180,22 @@ def image(
     from ragspec.pipelines.bench.results import show_results
     from ragspec.pipelines.console.options import number_or_name
 
-    for path in (json, html):
-        checked_output(path)
     silence_transformers()
-    options = ImageOptions(number_or_name(budget), guidance, temperature, steps, device, dtype)
-    items, built = build_images(model, _split(variants), images, seed, options)
+    shared = ImageOptions(
+        *(number_or_name(options.budget), options.guidance, options.temperature, options.steps),
+        *(options.place.device, options.place.dtype),
+    )
+    names, count, seed = _split(options.variants), options.images, options.seed
+    items, built = build_images(options.model, names, count, seed, shared)
     with Console(stderr=True).status("drawing") as status:
         rows = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
-    facts = {"model": model, "budget": budget, "images": images, "seed": seed}
-    facts |= {"guidance": guidance, "temperature": temperature, "steps": steps}
-    show_results(rows, "plain", facts, json, html)
+    kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
+    facts = {name: getattr(options, name) for name in kinds}
+    show_results(rows, "plain", facts, options.rows.json, options.rows.html)
+
+
+for command in (text, image):
+    add_command(app, command)
 
 
 def main(arguments: Sequence[str]) -> int:

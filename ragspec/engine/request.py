@@ -173,49 +173,68 @@ def read_requests(
     vocab_size = target.vocab_size
     defaults = None if options.get("ignore_defaults") else target.generation_config
     sampling = sampling.with_defaults(defaults)
-    longest = max(encoded.ids, key=len)
+    longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
     resume_from = expect_ids("resume_from", options.get("resume_from") or (), vocab_size)
-    rule = _stop_rule(options, len(longest), len(resume_from), target, tokenizer)
+    rule = _stop_rule(options, len(encoded.ids[longest]), len(resume_from), target, tokenizer)
     _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
     predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
-    logprobs = _alternatives(options.get("logprobs"), vocab_size)
     draft_prompt = options.get("draft_prompt")
     if draft_prompt is not None:
         draft_prompt = encode_value("draft_prompt", draft_prompt, tokenizer, vocab_size)
+    common = Request(
+        (),
+        sampling,
+        rule,
+        logprobs=_alternatives(options.get("logprobs"), vocab_size),
+        spans=tuple(options.get("spans") or ()),
+        texts=tuple(options.get("texts") or ()),
+        defaults=defaults,
+        resume_from=tuple(resume_from),
+        transform=options.get("transform"),
+        draft_prompt=draft_prompt,
+        tenant=options.get("tenant", ""),
+        priority=options.get("priority", 0),
+        on_step=options.get("on_step"),
+    )
     memo = {id(thing): thing for thing in (target.model, tokenizer)}  # copies share these
     requests: list[Request] = []
     for number, prompt in enumerate(encoded.ids):
-        seed = sampling.seed_of(number)
-        seed = fresh_seed() if seed is None and sampling.n > 1 else seed
-        predicted = predictions[number] if predictions else None
-        for sample in range(sampling.n):
-            row = number * sampling.n + sample
-            criteria = [_of_row(each, row) for each in options.get("stopping_criteria") or ()]
-            requests.append(
-                Request(
-                    tuple(prompt),
-                    sampling,
-                    replace(rule, criteria=tuple(criteria)),
-                    number=row,
-                    sample=sample,
-                    seed=seed,
-                    processors=_processors(options.get("logits_processor") or (), row, alone, memo),
-                    logprobs=logprobs,
-                    spans=tuple(options.get("spans") or ()),
-                    texts=(*(options.get("texts") or ()), *([predicted] if predicted else ())),
-                    predicted=predicted is not None,
-                    defaults=defaults,
-                    resume_from=tuple(resume_from),
-                    transform=options.get("transform"),
-                    draft_prompt=draft_prompt,
-                    known_states=_known_states(options.get("known_states", ()), prompt),
-                    tenant=options.get("tenant", ""),
-                    priority=options.get("priority", 0),
-                    on_read=options.get("on_read") if prompt is longest and not sample else None,
-                    on_step=options.get("on_step"),
-                )
-            )
+        known = _known_states(options.get("known_states", ()), prompt)
+        one = replace(common, prompt=tuple(prompt), known_states=known)
+        if predictions and (predicted := predictions[number]) is not None:
+            one = replace(one, texts=(*one.texts, predicted), predicted=True)
+        requests += _samples(one, number, options, alone, memo)
+    first = longest * sampling.n  # only the longest prompt shows how far it was read
+    requests[first] = replace(requests[first], on_read=options.get("on_read"))
     return requests, encoded.single
+
+
+def _samples(
+    request: Request, number: int, options: Options, alone: bool, memo: dict[int, Any]
+) -> list[Request]:
+    """Return the samples of a prompt by its number, each with processors and criteria of its own.
+
+    Args:
+        alone: Whether there is one sample of one prompt in all.
+        memo: Objects that copies share, by id.
+    """
+    seed, samples = request.sampling.seed_of(number), request.sampling.n
+    seed = fresh_seed() if seed is None and samples > 1 else seed
+    requests = []
+    for sample in range(samples):
+        row = number * samples + sample
+        criteria = tuple(_of_row(each, row) for each in options.get("stopping_criteria") or ())
+        requests.append(
+            replace(
+                request,
+                stop=replace(request.stop, criteria=criteria),
+                number=row,
+                sample=sample,
+                seed=seed,
+                processors=_processors(options.get("logits_processor") or (), row, alone, memo),
+            )
+        )
+    return requests
 
 
 def _stop_rule(

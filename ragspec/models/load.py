@@ -120,9 +120,6 @@ def load_model(
         MissingExtraError: An optional package is not installed.
         InputError: The device or dtype is unknown or unavailable.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     source = resolve_model(name)
     if device_map is not None and device != "auto":
         raise InputError(
@@ -131,50 +128,70 @@ def load_model(
     if isinstance(device_map, str) and device_map not in MAPS:
         pick_device(device_map)  # a device is a valid map too; raises for other words
     place = pick_device(device)
-    numbers = pick_dtype(dtype, place)
-    options: dict[str, Any] = {"local_files_only": True}
+    files: dict[str, Any] = {"local_files_only": True}
+    weights: dict[str, Any] = {"dtype": pick_dtype(dtype, place)}
     if source.file is not None:
         check_gguf(name)
-        options["gguf_file"] = source.file
-    spread = {} if device_map is None else {"device_map": device_map}
+        files["gguf_file"] = source.file
+        weights |= _dequantised()
+    if device_map is not None:
+        weights["device_map"] = device_map
+    where = f"{name} was found at {source.folder}"
+    model = _read_model(where, source.folder, files, weights)
+    tokenizer = _read_tokenizer(where, source.folder, files)
+    model = model.eval() if device_map is not None else model.to(place).eval()
+    if adapter is not None:
+        model = with_adapter(model, adapter)
+    return model if quantize is None else quantized(model, quantize), tokenizer
+
+
+def _read_model(
+    where: str, folder: Path, files: Mapping[str, Any], weights: Mapping[str, Any]
+) -> Any:
+    """Return the model of a folder.
+
+    Args:
+        where: Begins the messages of errors.
+        files, weights: Arguments of transformers for every file, and for the weights.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         with _without_bars():
-            check_config(AutoConfig.from_pretrained(source.folder, **options))
+            check_config(AutoConfig.from_pretrained(folder, **files))
             model, info = AutoModelForCausalLM.from_pretrained(
-                source.folder,
-                dtype=numbers,
-                output_loading_info=True,
-                **options,
-                **spread,
-                **(_dequantised() if source.file is not None else {}),
+                folder, output_loading_info=True, **files, **weights
             )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
-            f"{name} was found at {source.folder} but transformers cannot load it as a causal "
-            f"language model: {error}. Expected a folder written by save_pretrained, or a GGUF "
-            "file of an architecture that transformers reads."
+            f"{where} but transformers cannot load it as a causal language model: {error}. "
+            "Expected a folder written by save_pretrained, or a GGUF file of an architecture that "
+            "transformers reads."
         ) from error
     if info["missing_keys"]:  # transformers would initialize these at random
         raise ModelError(
-            f"{name} was found at {source.folder} but lacks the weights "
-            f"{', '.join(sorted(info['missing_keys'])[:3])}; expected all of them. Copy it again."
+            f"{where} but lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; "
+            "expected all of them. Copy it again."
         )
+    return model
+
+
+def _read_tokenizer(where: str, folder: Path, files: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of a folder, None if it has none; see `_read_model`."""
+    from transformers import AutoTokenizer
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
+        return AutoTokenizer.from_pretrained(folder, **files)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        exists = any((source.folder / file).exists() for file in _TOKENIZER_FILES)
-        if exists or source.file is not None:
+        if any((folder / file).exists() for file in _TOKENIZER_FILES) or "gguf_file" in files:
             raise ModelError(
-                f"{name} was found at {source.folder} but transformers cannot load its tokenizer: "
-                f"{error}. Expected the files that save_pretrained writes; copy them again."
+                f"{where} but transformers cannot load its tokenizer: {error}. Expected the files "
+                "that save_pretrained writes; copy them again."
             ) from error
-        tokenizer = None
-    model = model.eval() if spread else model.to(place).eval()
-    if adapter is not None:
-        model = with_adapter(model, adapter)
-    return model if quantize is None else quantized(model, quantize), tokenizer
+        return None
 
 
 @contextmanager

@@ -67,6 +67,13 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
     return drafted, accepted
 
 
+def _reason(drafted: int) -> str:
+    """Return why speculation did not pay, given how many tokens were drafted in vain."""
+    if drafted:
+        return f"none of the {drafted} drafted tokens was accepted"
+    return "nothing was drafted, so this was plain decoding"
+
+
 def report_of(
     steps: Sequence[Step],
     tokens: Sequence[int],
@@ -100,12 +107,6 @@ def report_of(
     accepted = tuple(len(accepted_of(step)) for step in steps)
     excess = [each for step in steps for each in step.excess]
     measured = bool(excess) or label.startswith("exact")
-    if any(accepted):
-        reason = None  # a policy's reason must agree with the counts
-    elif reason is None and any(drafted):
-        reason = f"none of the {sum(drafted)} drafted tokens was accepted"
-    elif reason is None:
-        reason = "nothing was drafted, so this was plain decoding"
     defaults: dict[str, Any] = {"prompt_tokens": 0, "seed": None}
     return Report(
         **(defaults | facts),
@@ -125,7 +126,7 @@ def report_of(
         distinct_4=distinct_share(tokens, 4),
         loop_share=loop_share(tokens),
         budget_sizes=dict(Counter(drafted)),
-        reason=reason,
+        reason=None if any(accepted) else reason or _reason(sum(drafted)),
         accepted_prediction_tokens=accepted_by["prediction"],
         rejected_prediction_tokens=drafted_by["prediction"] - accepted_by["prediction"],
         tv_excess=sum(excess) / max(1, len(tokens)) if measured else None,

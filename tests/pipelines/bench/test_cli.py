@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(folder: Path, *more: str) -> int:
-    common = ["--model", str(folder), "--draft-model", "", "--budget", "4", "--device", "cpu"]
+    common = ["--model", str(folder), "--draft-model", "", "--budget", "4", "-s", "device=cpu"]
     return main(["text", *common, "--data", str(folder / "data.jsonl"), *more])
 
 
