@@ -174,28 +174,12 @@ def read_requests(
     defaults = None if options.get("ignore_defaults") else target.generation_config
     sampling = sampling.with_defaults(defaults)
     longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
-    resume_from = expect_ids("resume_from", options.get("resume_from") or (), vocab_size)
+    resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
     rule = _stop_rule(options, len(encoded.ids[longest]), len(resume_from), target, tokenizer)
     _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
     predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
-    draft_prompt = options.get("draft_prompt")
-    if draft_prompt is not None:
-        draft_prompt = encode_value("draft_prompt", draft_prompt, tokenizer, vocab_size)
-    common = Request(
-        (),
-        sampling,
-        rule,
-        logprobs=_alternatives(options.get("logprobs"), vocab_size),
-        spans=tuple(options.get("spans") or ()),
-        texts=tuple(options.get("texts") or ()),
-        defaults=defaults,
-        resume_from=tuple(resume_from),
-        transform=options.get("transform"),
-        draft_prompt=draft_prompt,
-        tenant=options.get("tenant", ""),
-        priority=options.get("priority", 0),
-        on_step=options.get("on_step"),
-    )
+    shared = _shared(options, vocab_size, tokenizer)
+    common = Request((), sampling, rule, defaults=defaults, resume_from=resume_from, **shared)
     memo = {id(thing): thing for thing in (target.model, tokenizer)}  # copies share these
     requests: list[Request] = []
     for number, prompt in enumerate(encoded.ids):
@@ -207,6 +191,23 @@ def read_requests(
     first = longest * sampling.n  # only the longest prompt shows how far it was read
     requests[first] = replace(requests[first], on_read=options.get("on_read"))
     return requests, encoded.single
+
+
+def _shared(options: Options, vocab_size: int, tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of `Request` that all texts of a call share, as the options have them."""
+    draft_prompt = options.get("draft_prompt")
+    if draft_prompt is not None:
+        draft_prompt = encode_value("draft_prompt", draft_prompt, tokenizer, vocab_size)
+    return {
+        "logprobs": _alternatives(options.get("logprobs"), vocab_size),
+        "spans": tuple(options.get("spans") or ()),
+        "texts": tuple(options.get("texts") or ()),
+        "transform": options.get("transform"),
+        "draft_prompt": draft_prompt,
+        "tenant": options.get("tenant", ""),
+        "priority": options.get("priority", 0),
+        "on_step": options.get("on_step"),
+    }
 
 
 def _samples(
