@@ -98,9 +98,9 @@ def takes_records(function: Callable[..., Any]) -> Callable[..., Any]:
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
     command.__annotations__ = {each.name: each.annotation for each in parameters}
-    command.epilog = "\n\n".join(  # type: ignore[attr-defined] # one paragraph a line
-        ["Settings of --set:", *map(_described, settings.values())] if settings else []
-    )
+    if settings:
+        rows = "\n".join(map(_described, settings.values()))
+        command.epilog = f"Settings of --set\n\n{rows}"  # type: ignore[attr-defined]
     return command
 
 
@@ -152,7 +152,7 @@ def _described(field: Declared) -> str:
     assert field.setting is not None
     words = {id(True): "yes", id(False): "no", id(None): ""}
     default = words.get(id(field.default), field.default)
-    return f"  {label(field.name)}={default}  {field.setting.help}"
+    return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {field.setting.help}"
 
 
 def _record(kind: Any, values: dict[str, Any]) -> Any:
