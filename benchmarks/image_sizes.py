@@ -25,7 +25,7 @@ from ragspec.models.device import pick_device, pick_dtype
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.pipeline import ImagePipeline
 from ragspec.visual.rules.by_name import default_neighbours
 from ragspec.visual.rules.codebook import CodeNeighbours
 
@@ -136,8 +136,7 @@ def draw_figures(model: Any, tokenizer: VQTokenizer, k: int) -> list[dict[str, A
     for name, (drafter, rule, settings) in variants.items():
         pipe = ImagePipeline(model, tokenizer, drafter, rule, **settings)
         pipe.set_progress_bar_config(disable=True)
-        generator = torch.Generator().manual_seed(0)
-        out = pipe(class_labels=0, generator=generator, output_type="latent")
+        out = pipe(class_labels=0, seed=0, output_type="latent")
         plain = out.codes if plain is None else plain
         rows.append(
             {

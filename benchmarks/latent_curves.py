@@ -24,7 +24,7 @@ from harness.image_timing import ImageSeries, time_variants
 from harness.latent_table import make_latent_rows
 from harness.latent_variants import build_latent_variant, parse_latent_variants
 
-from ragspec.visual import LatentPipeline
+from ragspec.visual import ImagePipeline
 
 USUAL: dict[str, Any] = {"steps": 16, "floor": 0.1, "window": 12}
 VARIED: dict[str, tuple[Any, ...]] = {
@@ -49,10 +49,10 @@ def cells(only: list[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...
 
 
 def measure(
-    pipe: LatentPipeline, settings: dict[str, Any], rules: tuple[str, ...], images: int
+    pipe: ImagePipeline, settings: dict[str, Any], rules: tuple[str, ...], images: int
 ) -> list[dict[str, Any]]:
     """Return the figures of the rules with these settings."""
-    base = LatentPipeline(
+    base = ImagePipeline(
         pipe.model,
         pipe.tokenizer,
         None,
@@ -64,7 +64,7 @@ def measure(
         variant: build_latent_variant(variant, base, settings["window"], 1)
         for variant in parse_latent_variants(rules)
     }
-    classes = list(range(int(base.trunk.config.num_classes)))
+    classes = list(range(int(base.family.trunk.config.num_classes)))
     timed = time_variants(
         variants, ImageSeries(classes, True, 2.0, 1.0, 0, 0), images, lambda line: None
     )
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     inputs = parser.parse_args()
     torch.set_num_threads(1)
-    pipe = LatentPipeline.from_pretrained(inputs.model, None)
+    pipe = ImagePipeline.from_pretrained(inputs.model, None)
     records: list[dict[str, Any]] = []
     for varied, settings, rules in cells(inputs.only.split(",")):
         for row in measure(pipe, settings, rules, inputs.images):

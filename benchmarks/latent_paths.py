@@ -27,8 +27,7 @@ from harness.latent_paths import format_moments, path_moments
 from harness.latent_variants import parse_latent_variants
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual import LatentPipeline
-from ragspec.visual.pipeline.request import seeds_of
+from ragspec.visual import ImagePipeline
 
 VARIANTS = "aligned,horizon@4,path,near@0.1"
 
@@ -46,8 +45,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     inputs = parser.parse_args()
     torch.set_num_threads(1)
-    base = LatentPipeline.from_pretrained(inputs.model, None)
-    classes = list(range(int(base.trunk.config.num_classes)))
+    base = ImagePipeline.from_pretrained(inputs.model, None)
+    classes = list(range(int(base.family.trunk.config.num_classes)))
     image = ImageSeries(classes, True, inputs.guidance, 1.0, 0, inputs.seed)
     print("noise       ", *(f"{each:.4f}" for each in noise_squares(base, image, inputs.images)))
     rows: dict[str, dict[str, Any]] = {}
@@ -78,14 +77,14 @@ def main() -> None:
         )
 
 
-def noise_squares(base: LatentPipeline, image: ImageSeries, images: int) -> list[float]:
+def noise_squares(base: ImagePipeline, image: ImageSeries, images: int) -> list[float]:
     """Return the mean squares of the noise by denoising step, the last one first."""
-    steps, width = base.schedule.steps, int(base.model.config.latent_dim)
-    places = int(base.trunk.config.grid_size) ** 2
+    steps, width = base.family.schedule.steps, int(base.model.config.latent_dim)
+    places = int(base.family.trunk.config.grid_size) ** 2
     lanes = torch.arange((steps + 1) * width).expand(places, -1)
     squares = torch.zeros(steps + 1, dtype=torch.float64)
     for number in range(images):
-        seed = seeds_of(image.arguments([number])["generator"], 1)[0]
+        seed = image.seed + number
         noise = NoiseStream(seed).normal_rows(range(places), lanes)
         squares += noise.reshape(places, -1, width).square().mean((0, 2))
     return [float(each) for each in squares[:steps] / images]

@@ -25,18 +25,9 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
-from ragspec.visual import (
-    ChameleonPipeline,
-    Emu3Pipeline,
-    ImageGPTTarget,
-    ImagePipeline,
-    JanusPipeline,
-    LatentPipeline,
-    LlamaGenPipeline,
-    MaskedLatentPipeline,
-)
+from ragspec.visual import ImageGPTTarget, ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked, tiny_prompted
-from tests.visual.models import test_transformers_targets as tiny_targets
+from tests.visual.families import test_targets as tiny_targets
 from tests.visual.models.test_llamagen_checkpoint import published
 
 CODE_RULES: dict[str, dict[str, Any]] = {
@@ -64,6 +55,7 @@ CALLS: list[dict[str, Any]] = [
     {"num_images_per_prompt": 3},
     {"height": 4, "width": 2},
 ]
+MASKED: dict[str, Any] = {"steps": 6, "device": "cpu", "budget": 4}
 PROMPTS = ["a red bicycle", "tree", "a blue cat a blue tree"]
 Case = tuple[str, Callable[[], Any]]
 
@@ -113,7 +105,7 @@ def code_cases(folder: Path) -> Iterator[Case]:
     for (rule, settings), drafter in product(CODE_RULES.items(), drafters):
         yield f"codes {rule} {drafter}", drawn(drafter, rule, {}, **settings)
     yield "codes budgeted", drawn("auto", "lantern", {}, delta=0.5, tv_budget=0.3, neighbours=20)
-    yield "codes least gain", drawn("starter", "lantern", {}, delta=0.5, least_gain=0.4)
+    yield "codes least gain", drawn("model", "lantern", {}, delta=0.5, least_gain=0.4)
     yield "codes without drafts", drawn(None, "exact", {})
     for mode in ("deterministic", "sampled-without-replacement"):
         yield f"codes {mode}", drawn("model", "lantern", {}, draft_mode=mode)
@@ -137,27 +129,27 @@ def text_cases(folder: Path) -> Iterator[Case]:
     weights["freqs_cis"] = torch.zeros(1 + tiny_images.SIDE**2, 8, 2)
     torch.save({"model": weights}, folder / "c2i.pt")
     opening = {"grid_size": tiny_images.SIDE, "num_attention_heads": 2}
-    pipe = LlamaGenPipeline.from_pretrained(
-        folder / "c2i.pt", "jacobi", vq=folder / "texts/tokenizer", budget=6, **opening
+    pipe = ImagePipeline.from_pretrained(
+        folder / "c2i.pt",
+        "jacobi",
+        family="llamagen",
+        tokenizer=folder / "texts/tokenizer",
+        budget=6,
+        **opening,
     )
     yield "published file", lambda: quiet(pipe)(class_labels=[0, 2], generator=seeded())
 
 
 def prompt_cases(folder: Path) -> Iterator[Case]:
     """Yield the cases of models of transformers."""
-    pipelines: dict[str, Any] = {
-        "janus": JanusPipeline,
-        "emu3": Emu3Pipeline,
-        "chameleon": ChameleonPipeline,
-    }
-    for kind, pipeline in pipelines.items():
+    for kind in ("janus", "emu3", "chameleon"):
         saved = tiny_prompted.save(folder / kind, kind)
         if kind == "chameleon":
             tiny_prompted.chameleon_vq().save_pretrained(saved / "vq")
         size = {"height": 6, "width": 8} if kind == "emu3" else {}
         rules = (("exact", {}), ("rejection", {}), ("lantern", {"delta": 0.9, "neighbours": 9}))
         for (rule, settings), drafter in product(rules, (None, "jacobi", "model")):
-            pipe = quiet(pipeline.from_pretrained(saved, drafter, rule, budget=6, **settings))
+            pipe = quiet(ImagePipeline.from_pretrained(saved, drafter, rule, budget=6, **settings))
             request = {"generator": seeded(), **size}
             yield f"{kind} {rule} {drafter}", partial(pipe, PROMPTS, **request)
         if kind != "janus":
@@ -177,9 +169,9 @@ def latent_cases(folder: Path) -> Iterator[Case]:
     saved = tiny_latents.save(folder / "latents")
     requests = {"class_labels": [0, 1, 2, 0], "generator": seeded(4)}
     for (rule, settings), drafter in product(LATENT_RULES.items(), ("jacobi", "model", None)):
-        pipe = quiet(LatentPipeline.from_pretrained(saved, drafter, rule, **settings))
+        pipe = quiet(ImagePipeline.from_pretrained(saved, drafter, rule, **settings))
         yield f"latents {rule} {drafter}", lambda pipe=pipe: pipe(**fresh(requests))
-    other = quiet(LatentPipeline.from_pretrained(saved, steps=3, floor=0.2, batch_size=3, budget=5))
+    other = quiet(ImagePipeline.from_pretrained(saved, steps=3, floor=0.2, batch_size=3, budget=5))
     for scale in (1.0, 3.0):
         request = {**requests, "guidance_scale": scale}
         yield f"latents scale {scale}", lambda request=request: other(**fresh(request))
@@ -196,7 +188,7 @@ def masked_cases(folder: Path) -> Iterator[Case]:
     settings += [{**drafts, "prefill": 0.3, "rule": "near", "r": 9.0}]
     settings += [{**drafts, "batch_size": 3}]
     for setting in settings:
-        pipe = quiet(MaskedLatentPipeline.from_pretrained(saved, steps=6, device="cpu", **setting))
+        pipe = quiet(ImagePipeline.from_pretrained(saved, **MASKED | setting))
         yield f"masked {setting}", lambda pipe=pipe: pipe(**fresh(requests))
     for call in ({"guidance_scale": 1.0}, {"temperature": 0.5}):
         request = {**requests, **call}
@@ -204,9 +196,7 @@ def masked_cases(folder: Path) -> Iterator[Case]:
     file = tiny_masked.file(folder / "mar.pth")
     kl = tiny_masked.kl_file(folder / "kl.ckpt")
     opening: dict[str, Any] = {"num_attention_heads": 3, "allow_namespace": True, "iterations": 4}
-    mar = MaskedLatentPipeline.from_pretrained(
-        file, autoencoder=kl, steps=6, device="cpu", **opening
-    )
+    mar = ImagePipeline.from_pretrained(file, family="mar", tokenizer=kl, **MASKED | opening)
     yield "masked published", lambda: quiet(mar)(**fresh(requests))
 
 
@@ -216,12 +206,12 @@ def starter_cases() -> Iterator[Case]:
         pipe = quiet(ImagePipeline.from_pretrained("tiles", drafter, rule))
         request = {"class_labels": ["mon", 6, 3], "generator": seeded()}
         yield f"tiles {rule} {drafter}", partial(pipe, **request)
-    emoji = quiet(ImagePipeline.from_pretrained("emoji", "starter"))
+    emoji = quiet(ImagePipeline.from_pretrained("emoji", "model"))
     yield "emoji", lambda: emoji(["red heart", "sun"], generator=seeded())
-    latents = quiet(LatentPipeline.from_pretrained("latent-tiles", rule="near", r=0.02))
+    latents = quiet(ImagePipeline.from_pretrained("latent-tiles", rule="near", r=0.02))
     yield "latent-tiles", lambda: latents(class_labels=[24, 3], generator=seeded())
-    masked = quiet(MaskedLatentPipeline.from_pretrained("masked-tiles", iterations=16, steps=10))
-    yield "masked-tiles", lambda: masked(["mon", 5], generator=seeded())
+    masked = quiet(ImagePipeline.from_pretrained("masked-tiles", iterations=16, steps=10))
+    yield "masked-tiles", lambda: masked(class_labels=["mon", 5], generator=seeded())
 
 
 def fresh(request: dict[str, Any]) -> dict[str, Any]:
@@ -258,8 +248,8 @@ def record(draw: Callable[[], Any]) -> dict[str, Any]:
         "forwards": stats.forwards,
         "map": digest(out.acceptance_map),
         "seeds": list(stats.seeds),
-        "outcomes": digest(getattr(stats, "outcomes", np.zeros(0))),
-        "distances": digest(getattr(stats, "distances", np.zeros(0))),
+        "outcomes": digest(np.zeros(0) if latents is None else stats.outcomes),
+        "distances": digest(np.zeros(0) if latents is None else stats.distances),
         **{name: None if value is None else round(value, 9) for name, value in figures.items()},
         "codes_per_forward": round(stats.codes_per_forward, 9),
         "repeatable": stats.repeatable,

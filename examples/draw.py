@@ -6,17 +6,12 @@ import torch
 
 from ragspec.visual import ImagePipeline
 
-fast = ImagePipeline.from_pretrained("tiles", drafter="starter", rule="exact")
+fast = ImagePipeline.from_pretrained("tiles", drafter="model", rule="exact")
 plain = ImagePipeline(**fast.components)
 bold = ImagePipeline(**fast.components, drafter=fast.draft, rule="lantern", delta=0.05)
 
 one, two, three = (
-    pipe(
-        class_labels=[3, 7],
-        guidance_scale=2.0,
-        num_images_per_prompt=2,
-        generator=torch.Generator().manual_seed(1),
-    )
+    pipe(class_labels=[3, 7], guidance_scale=2.0, num_images_per_prompt=2, seed=1)
     for pipe in (fast, plain, bold)
 )
 

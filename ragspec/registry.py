@@ -82,13 +82,13 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "family": MappingProxyType(
             {
-                "codes": "ragspec.visual.pipeline.pipeline:ImagePipeline",
-                "latents": "ragspec.visual.pipeline.latents:LatentPipeline",
-                "masked": "ragspec.visual.pipeline.masked:MaskedLatentPipeline",
-                "llamagen": "ragspec.visual.pipeline.llamagen:LlamaGenPipeline",
-                "janus": "ragspec.visual.pipeline.janus:JanusPipeline",
-                "emu3": "ragspec.visual.pipeline.emu3:Emu3Pipeline",
-                "chameleon": "ragspec.visual.pipeline.chameleon:ChameleonPipeline",
+                "llamagen": "ragspec.visual.families.llamagen:LlamaGen",
+                "janus": "ragspec.visual.families.janus:Janus",
+                "emu3": "ragspec.visual.families.emu3:Emu3",
+                "chameleon": "ragspec.visual.families.chameleon:Chameleon",
+                "imagegpt": "ragspec.visual.families.imagegpt:ImageGPT",
+                "latents": "ragspec.visual.families.latents:Latents",
+                "mar": "ragspec.visual.families.mar:Mar",
             }
         ),
     }

@@ -18,8 +18,9 @@ from image_train import Rows
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.training.image_texts import code_texts
 from ragspec.training.trainer import HeadTraining, TrainingProgress, train_head
+from ragspec.visual.families.llamagen import LlamaGen
+from ragspec.visual.loading import find_folder
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.folder import find_folder, load_model
 
 BATCH = 16
 PICTURES = 8000
@@ -38,7 +39,7 @@ def notify(progress: TrainingProgress) -> None:
 def train(kind: str, args: argparse.Namespace) -> FeatureHead:
     """Train the head of a set on pictures drawn anew."""
     folder = find_folder(args.models / kind)
-    model = load_model(folder.target, dtype="float32")
+    model = LlamaGen.load_model(folder.target, dtype="float32")
     rng = torch.Generator().manual_seed(args.seed)
     tokenizer = VQTokenizer.from_pretrained(args.models / "tokenizer")
     rows = Rows(tokenizer, split(read_pictures(args.shared, kind))[0], args.embedder)

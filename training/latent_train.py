@@ -32,10 +32,10 @@ from masters import FAST, HALVES, save_whole
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ragspec.visual.families.latents import Latents
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.sampler import noised
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.folder import LATENTS, load_model
 
 BATCH, TIMES = 32, 4  # pictures of a step, and times of each latent
 TRUNK = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
@@ -251,7 +251,7 @@ def main() -> None:
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = read_pictures(args.shared, args.set)
-    teacher = None if args.draft is None else load_model(args.draft, "cpu", "float32", LATENTS)
+    teacher = None if args.draft is None else Latents.load_model(args.draft, "cpu", "float32")
     steps = args.steps if teacher is None else int(teacher.config.steps)
     tokenizer = VQTokenizer.from_pretrained(TOKENIZER)
     trainer = Trainer(pictures, tokenizer, steps, teacher=teacher, taken=args.trunk)

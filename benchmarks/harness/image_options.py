@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.image_timing import ImageSeries
     from harness.image_variants import Variant
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
 _SEEDS = 1 << 63  # torch takes twice as many, so that later images have valid seeds, too
 
@@ -22,7 +22,7 @@ class ImageBenchOptions:
     Attributes:
         steps: Denoising steps of a latent; None for the model's default.
         floor: Least noise of a denoising step; None for the model's default.
-        prefill: Share of masked latents to draw before drafting, see `MaskedLatentPipeline`.
+        prefill: Share of masked latents to draw before drafting, see `Mar`.
     """
 
     source: str

@@ -31,7 +31,7 @@ def write_images(
     out: Path,
 ) -> None:
     """Draw one picture in every variant and write the page of all figures."""
-    names = ready.base.class_names
+    names = ready.base.family.class_names
     first = ready.series.subjects[0]
     subject = names[first] if names and ready.series.by_class else first
     colours = colours_by_name(variant.series for variant in ready.variants if variant.name != PLAIN)

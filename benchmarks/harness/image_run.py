@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from harness.image_table import ImageRow
     from harness.image_timing import ImageSeries, Quality, TimedImages
     from harness.image_variants import Variant
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
 TABLE_WIDTH = 170
-MASKED_STEPS = 100  # denoising steps, as published
 # Names of the Unicode emoji list: the prompts of a text-conditional model, in turn.
 PROMPTS = (
     *("candle", "tulip", "red heart", "red apple", "sun", "star", "house", "rose"),
@@ -75,101 +74,78 @@ def run_image_bench(
 def prepare(options: ImageBenchOptions) -> Prepared:
     """Load the models; return them with the variants and the series of images."""
     from ragspec.errors import InputError
-    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
+    from ragspec.visual import ImagePipeline
+    from ragspec.visual.families.mar import Mar
 
-    target = find_folder(options.source).target
-    if kind_of(target) == MASKED:
-        return _prepare_masked(options)
-    if options.prefill:
+    o.silence_transformers()
+    denoising = {"steps": options.steps, "floor": options.floor}
+    base = ImagePipeline.from_pretrained(
+        options.source,
+        None,
+        device=options.device,
+        dtype=options.dtype,
+        **{name: value for name, value in denoising.items() if value is not None},
+    )
+    masked = isinstance(base.family, Mar)
+    if options.prefill and not masked:
         raise InputError(
             f"Expected a masked model with --prefill, got {options.source}. Leave --prefill out."
         )
-    if kind_of(target) == LATENTS:
-        return _prepare_latents(options)
-    if options.steps is not None or options.floor is not None:
-        raise InputError(
-            f"Expected a model of continuous latents with --steps and --floor, got "
-            f"{options.source}, which draws codes. Leave them out."
-        )
-    return _prepare_codes(options)
+    if options.min_expected_gain is not None and base.family.unit == "latents":
+        raise InputError("Expected no --min-expected-gain with continuous latents. Leave it out.")
+    series = _image_series(options, base)
+    if masked:
+        return _prepare_masked(options, base, series)
+    if base.family.unit == "latents":
+        return _prepare_latents(options, base, series)
+    return _prepare_codes(options, base, series)
 
 
-def _prepare_codes(options: ImageBenchOptions) -> Prepared:
+def _prepare_codes(
+    options: ImageBenchOptions, base: ImagePipeline, series: ImageSeries
+) -> Prepared:
     from harness.image_variants import build_variant, default_variants, parse_variants
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    variants = parse_variants(options.variants)
-    o.silence_transformers()
-    base = ImagePipeline.from_pretrained(
-        options.source, None, device=options.device, dtype=options.dtype
-    )
-    if not options.variants and base.folder is not None:
+    names = options.variants
+    if not names and base.folder is not None:
         parts, codes = base.folder, int(base.model.config.vocab_size)
-        variants = parse_variants(default_variants(codes, bool(parts.draft), bool(parts.head)))
+        names = default_variants(codes, bool(parts.draft), bool(parts.head))
     drafts: dict[str, Any] = {}
 
     def build(variant: Variant, budget: Any, batch_size: int) -> ImagePipeline:
         return build_variant(variant, base, drafts, budget, batch_size, options.min_expected_gain)
 
-    return Prepared(base, variants, _image_series(options, base), False, build)
+    return Prepared(base, parse_variants(names), series, False, build)
 
 
-def _prepare_latents(options: ImageBenchOptions) -> Prepared:
+def _prepare_latents(
+    options: ImageBenchOptions, base: ImagePipeline, series: ImageSeries
+) -> Prepared:
     from harness.latent_variants import USUAL, build_latent_variant, parse_latent_variants
-    from ragspec.errors import InputError
-    from ragspec.visual.pipeline.latents import LatentPipeline
-
-    if options.min_expected_gain is not None:
-        raise InputError("Expected no --min-expected-gain with continuous latents. Leave it out.")
-    variants = parse_latent_variants(options.variants or USUAL)
-    o.silence_transformers()
-    # The rules compare densities, which need 32 bits.
-    dtype = "float32" if options.dtype == "auto" else options.dtype
-    base = LatentPipeline.from_pretrained(
-        options.source,
-        None,
-        device=options.device,
-        dtype=dtype,
-        steps=options.steps,
-        floor=options.floor,
-    )
 
     def build(variant: Variant, budget: Any, batch_size: int) -> ImagePipeline:
         return build_latent_variant(variant, base, budget, batch_size)
 
-    return Prepared(base, variants, _image_series(options, base), True, build)
+    return Prepared(base, parse_latent_variants(options.variants or USUAL), series, True, build)
 
 
-def _prepare_masked(options: ImageBenchOptions) -> Prepared:
+def _prepare_masked(
+    options: ImageBenchOptions, base: ImagePipeline, series: ImageSeries
+) -> Prepared:
     from harness.masked_variants import USUAL, build_masked_variant, parse_masked_variants
-    from ragspec.errors import InputError
-    from ragspec.visual.masked.schedule import FLOOR
-    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
-
-    if options.min_expected_gain is not None:
-        raise InputError("Expected no --min-expected-gain with continuous latents. Leave it out.")
-    variants = parse_masked_variants(options.variants or USUAL)
-    o.silence_transformers()
-    base = MaskedLatentPipeline.from_pretrained(
-        options.source,
-        device=options.device,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
-        steps=MASKED_STEPS if options.steps is None else options.steps,
-        floor=FLOOR if options.floor is None else options.floor,
-    )
 
     def build(variant: Variant, budget: Any, batch_size: int) -> Any:
         return build_masked_variant(variant, base, budget, batch_size, options.prefill)
 
-    pipe: Any = base
-    return Prepared(pipe, variants, _image_series(options, pipe), True, build, masked=True)
+    variants = parse_masked_variants(options.variants or USUAL)
+    return Prepared(base, variants, series, True, build, masked=True)
 
 
 def _image_series(options: ImageBenchOptions, base: ImagePipeline) -> ImageSeries:
     from harness.image_timing import ImageSeries
 
-    by_class = base.trunk.config.condition == "class"
-    subjects = list(range(base.trunk.config.num_classes)) if by_class else list(PROMPTS)
+    by_class = base.family.by_class
+    subjects = list(range(base.family.trunk.config.num_classes)) if by_class else list(PROMPTS)
     return ImageSeries(
         subjects, by_class, options.guidance, options.temperature, options.top_k, options.seed
     )
@@ -216,8 +192,8 @@ def _summary(
         f"{options.source}, guidance {options.guidance:g}: seconds against plain, one image a time"
     )
     if ready.masked:
-        base: Any = ready.base
-        title += f"; {base.schedule.steps} steps, floor {base.schedule.floor:g}"
+        schedule = ready.base.family.schedule
+        title += f"; {schedule.steps} steps, floor {schedule.floor:g}"
     if not ready.latents:
         rows = make_rows(timed, quality)
         return rows, make_table(rows, title)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from evaluation.frechet import FeatureNet, Interval
     from numpy.typing import NDArray
 
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
-    from ragspec.visual.pipeline.stats import LatentStats
+    from ragspec.visual.output import ImageStats
+    from ragspec.visual.pipeline import ImagePipeline
 
 Progress = Callable[[str], None]
 _WARM_UP = 3
@@ -52,7 +52,7 @@ class TimedImages:
     sizes: Counter[int] = field(default_factory=Counter)
     nll_gaps: list[NDArray[np.float64]] = field(default_factory=list)
     psnr: list[float] = field(default_factory=list)
-    figures: list[LatentStats] = field(default_factory=list)
+    figures: list[ImageStats] = field(default_factory=list)
 
     @property
     def usual_size(self) -> int:
@@ -80,7 +80,7 @@ class ImageSeries:
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "top_k": self.top_k,
-            "generator": [_generator(self.seed + number) for number in numbers],
+            "seed": [self.seed + number for number in numbers],
         }
 
 
@@ -171,10 +171,10 @@ def _batch(
     numbers = range(number * _SEED_STEP, number * _SEED_STEP + images)
     # Every batch begins with the first subject.
     arguments = image.arguments(range(images))
-    arguments["generator"] = [_generator(image.seed + n) for n in numbers]
+    arguments["seed"] = [image.seed + n for n in numbers]
     out = pipe(**arguments, output_type="np")
     pictures: NDArray[np.uint8] = (out.images * 255.0).round().astype("uint8")
-    return pictures, _tv_excess(out.stats)
+    return pictures, out.stats.tv_excess
 
 
 def _record(timed: TimedImages, variant: Variant, out: Any) -> None:
@@ -184,22 +184,16 @@ def _record(timed: TimedImages, variant: Variant, out: Any) -> None:
     timed.seconds.append(stats.seconds)
     timed.forwards.append(stats.forwards if has_target else 0)
     timed.lengths.append(stats.codes_per_forward if has_target else float("nan"))
-    timed.excess.append(_tv_excess(stats) if has_target else None)
-    if has_target and hasattr(stats, "nll_gaps"):  # masked models measure none
+    timed.excess.append(stats.tv_excess if has_target else None)
+    if has_target:
         timed.nll_gaps.append(stats.nll_gaps)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)
 
 
-def _tv_excess(stats: Any) -> float | None:
-    """Return the mean tv_excess; None for masked models, which measure none."""
-    excess: float | None = getattr(stats, "tv_excess", None)
-    return excess
-
-
 def _compare(timed: TimedImages, out: Any, plain: Any, pipe: ImagePipeline) -> None:
     """Record how much a picture resembles the plain one of its seed."""
-    if getattr(out, "latents", None) is None:
+    if out.latents is None:
         timed.equal.append(bool((out.codes == plain.codes).all()))
         return
     from evaluation.likeness import psnr, same_latents
@@ -208,9 +202,3 @@ def _compare(timed: TimedImages, out: Any, plain: Any, pipe: ImagePipeline) -> N
     timed.equal += same_latents(out.latents, plain.latents)
     timed.psnr.append(psnr(ours.round(), theirs.round()))
     timed.figures.append(out.stats)
-
-
-def _generator(seed: int) -> Any:
-    import torch
-
-    return torch.Generator().manual_seed(seed)

@@ -61,14 +61,14 @@ def tune(
     Raises:
         InputError: The rule is unknown, or the model has no folder.
     """
-    from ragspec.visual.pipeline.folder import find_folder
-    from ragspec.visual.pipeline.relaxation import FILE
+    from ragspec.visual.loading import find_folder
+    from ragspec.visual.saved import RELAXATION
 
     if rule not in GRIDS:
         raise InputError(f"Expected --tune {' or '.join(GRIDS)}, got {rule}. Choose one of them.")
     folder = find_folder(options.source)
     inside = folder.target.name == "target"
-    path = (folder.target.parent if inside else folder.target) / FILE
+    path = (folder.target.parent if inside else folder.target) / RELAXATION
     trials = _run_trials(options, rule, progress)
     free = [trial for trial in trials if trial.is_free]
     best = max(free, key=lambda trial: trial.codes_per_forward, default=None)
@@ -82,7 +82,7 @@ def save_settings(
     path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]
 ) -> None:
     """Add the settings of a rule and their figures to the file of a model."""
-    from ragspec.visual.pipeline.relaxation import FORMAT
+    from ragspec.visual.saved import FORMAT
 
     record: dict[str, Any] = {"format": FORMAT, "rules": {}}
     if path.exists():
@@ -95,7 +95,7 @@ def _run_trials(
     options: ImageBenchOptions, rule: str, progress: Callable[[str], None]
 ) -> list[Trial]:
     from harness.image_run import prepare
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
     ready = prepare(options)
     if ready.latents:

@@ -28,7 +28,7 @@ from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.rules.by_name import relaxed
 
 if TYPE_CHECKING:
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
 PLAIN, DRAFT_ONLY = "plain", "draft-only"
 ALIASES: Mapping[str, str] = MappingProxyType({"scd": "exact:jacobi", "sjd": "rejection:jacobi"})
@@ -135,7 +135,7 @@ def default_variants(codes: int, has_draft: bool, has_head: bool) -> tuple[str, 
         variants += [f"lantern++@{lam:g}" for lam in (3, 10, 30)]
         variants += ["gsd", f"gsd@{max(1, codes // 64)}"]
     if has_draft:
-        deterministic = ":starter/deterministic"
+        deterministic = ":model/deterministic"
         variants += [f"lantern@{value:.3g}{deterministic}" for value in (delta, 4 * delta)]
         variants += [f"lantern-rejection@{delta:.3g}", "cool@1.1", "cool@2", DRAFT_ONLY]
     if has_draft and has_head:
@@ -164,7 +164,7 @@ def build_variant(
     Raises:
         InputError: draft-only has no draft model, or `ImagePipeline` refuses the settings.
     """
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
     pipe: ImagePipeline
     if variant.name == DRAFT_ONLY:
@@ -174,9 +174,7 @@ def build_variant(
         names = (variant.drafter or "").split("+") if variant.name != PLAIN else []
         has_draft = base.folder is not None and base.folder.draft is not None
         drafter = [
-            _load_draft("model", base, drafts)
-            if name in ("starter", "model") and has_draft
-            else name
+            _load_draft("model", base, drafts) if name == "model" and has_draft else name
             for name in names
         ]
         rule, settings = variant.rule, dict(variant.settings)
@@ -205,13 +203,11 @@ def parse_variants(texts: Sequence[str]) -> list[Variant]:
 
 
 def _load_draft(name: str, base: ImagePipeline, drafts: dict[str, Any]) -> Any:
-    from ragspec.visual.pipeline.folder import load_model
-
     if name not in drafts:
         folder = base.folder.draft if base.folder is not None else None
         if folder is None:
             raise InputError(
                 f"Expected draft/ beside target/ for {DRAFT_ONLY}, got none. Leave the variant out."
             )
-        drafts[name] = load_model(folder, base.model.device, base.model.dtype)
+        drafts[name] = base.family.load_draft(folder)
     return drafts[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from harness.latent_table import COLUMNS, cells
 from harness.latent_variants import FEWER, build_latent_variant
 from ragspec.pipelines.page.page import save
 from ragspec.visual.latents.judged import OUTCOMES
-from ragspec.visual.pipeline.stats import LatentStats
 
 if TYPE_CHECKING:
     from harness.image_options import ImageBenchOptions, Prepared
     from harness.image_table import ImageRow
     from harness.image_timing import Quality
     from harness.latent_paths import PathOutput
-    from ragspec.visual.pipeline.latents import LatentPipeline
 
 MAX_IMAGES = 16  # pictures of the charts of acceptance
 WIDE, HIGH = 440, 230
@@ -56,7 +54,7 @@ def write_latents(
     drafting = {variant.name: each for variant, each in outputs.items() if _judged_mask(each).any()}
     colours = colours_by_name(variant.series for variant in ready.variants if variant.name != PLAIN)
     by_variant = colours_by_name(drafting)
-    names = ready.base.class_names
+    names = ready.base.family.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
         "summary": f"{options.source}, guidance {options.guidance:g}, {options.images} pictures "
@@ -78,42 +76,41 @@ def write_latents(
 def _samples(
     options: ImageBenchOptions, ready: Prepared, variant: Variant, count: int
 ) -> PathOutput:
-    from harness.latent_paths import PathPipeline
+    from harness.latent_paths import PathLatents, draw_paths
 
-    base = cast("LatentPipeline", ready.base)
-    pipe = build_latent_variant(variant, base, options.budget, options.batch_size, PathPipeline)
-    out: PathOutput = pipe(**ready.series.arguments(range(count)))
-    return out
+    base, size = ready.base, options.batch_size
+    pipe = build_latent_variant(variant, base, options.budget, size, PathLatents)
+    return draw_paths(pipe, **ready.series.arguments(range(count)))
 
 
 def _judged_mask(out: PathOutput) -> NDArray[np.bool_]:
     """Return a mask bool [B, h, w] of the places where a draft was judged."""
-    mask: NDArray[np.bool_] = _stats(out).outcomes > 0
-    return mask
+    return _outcomes(out) > 0
 
 
-def _stats(out: PathOutput) -> LatentStats:
-    assert isinstance(out.stats, LatentStats)
-    return out.stats
+def _outcomes(out: PathOutput) -> NDArray[np.int64]:
+    assert out.output.stats.outcomes is not None
+    return out.output.stats.outcomes
 
 
 def _panel(variant: Variant, out: PathOutput) -> Panel:
-    stats = _stats(out)
-    picture = embedded(out.images[0])
-    names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
+    outcomes, distances = _outcomes(out)[0], out.output.stats.distances
+    assert distances is not None
+    picture = embedded(out.output.images[0])
+    names = [[OUTCOMES[max(0, place)] for place in row] for row in outcomes.tolist()]
     accepted = sum(row.count("accepted") for row in names)
-    judged = int((stats.outcomes[0] > 0).sum())
+    judged = int((outcomes > 0).sum())
     note = f"{accepted} of {judged} drafts accepted" if judged else "without drafts"
     if variant.rule == FEWER:
         note = f"{variant.settings['steps']} steps, without drafts"
-    return Panel(variant.name, note, picture, grid(names, stats.distances[0].tolist()))
+    return Panel(variant.name, note, picture, grid(names, distances[0].tolist()))
 
 
 def _by_row(outputs: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
     """Return the share of accepted drafts, by the row of the picture."""
     series: dict[str, list[Point]] = {}
     for name, out in outputs.items():
-        accepted = (_stats(out).outcomes == OUTCOMES.index("accepted")).sum((0, 2))
+        accepted = (_outcomes(out) == OUTCOMES.index("accepted")).sum((0, 2))
         judged = _judged_mask(out).sum((0, 2))
         series[name] = [
             Point(row + 1, float(accepted[row] / judged[row]), int(judged[row]))
@@ -132,7 +129,6 @@ def _by_step(outputs: dict[str, PathOutput], colours: dict[str, str]) -> LineCha
     """
     series: dict[str, list[Point]] = {}
     for name, out in outputs.items():
-        assert out.ratios is not None
         ratios = out.ratios[~out.ratios.isnan().all(1)]  # of judged drafts
         steps = int((~ratios.isnan()).any(0).sum())
         if not len(ratios) or not steps:

@@ -12,59 +12,73 @@ from harness.image_variants import Variant
 from harness.latent_moments import PathMoments, PathTarget
 from harness.latent_variants import build_latent_variant
 from ragspec.reports.generation import Generation
+from ragspec.rules.base import Rule
+from ragspec.visual import ImageOutput, ImagePipeline
+from ragspec.visual.families.base import ImageConfig
+from ragspec.visual.families.latents import Latents
 from ragspec.visual.latents.judged import steps_of
-from ragspec.visual.models.target import ConditionTable, ImageTarget
-from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline
-from ragspec.visual.pipeline.request import ImageConfig
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.output import ImageSamples
 
 if TYPE_CHECKING:
     from harness.image_timing import ImageSeries
 
 
-@dataclass
-class PathOutput(LatentOutput):
-    """A `LatentOutput` with the steps of all paths.
+@dataclass(frozen=True, slots=True, eq=False)
+class PathOutput:
+    """The steps of all paths of a call, and its output.
 
     Attributes:
+        output: Of the pipeline.
         steps: Steps that the rule judges; None if it compares no densities.
         squares, ratios: f64 [B * h * w, T], see `PathTarget`.
     """
 
-    steps: int | None = None
-    squares: torch.Tensor | None = None
-    ratios: torch.Tensor | None = None
+    output: ImageOutput
+    steps: int | None
+    squares: torch.Tensor
+    ratios: torch.Tensor
 
 
-class PathPipeline(LatentPipeline):
-    """A `LatentPipeline` that returns the sizes of the steps of all committed paths."""
+class PathLatents(Latents):
+    """The family of causal latents, which keeps the paths of its last call."""
 
-    def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
-        return PathTarget(self.model, table, config.guidance_scale, self.schedule)
+    paths: tuple[int | None, torch.Tensor, torch.Tensor]
 
-    def _output(
-        self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
-    ) -> PathOutput:
-        assert isinstance(target, PathTarget)
-        output = super()._output(generations, seconds, output_type, target)
-        steps = steps_of(self.rule, self.schedule.steps)
-        return PathOutput(
-            **dict(output.items()),
-            steps=steps,
-            squares=torch.cat([target.squares(each.tokens, steps) for each in generations]),
-            ratios=torch.cat([target.ratios(each.tokens, steps) for each in generations]),
+    def open(self, model: Any, conditions: Any, config: ImageConfig) -> Any:
+        """Return a `PathTarget`."""
+        table = conditions.table(model.trunk)
+        return PathTarget(model, table, config.guidance_scale, self.schedule)
+
+    def samples(
+        self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
+    ) -> ImageSamples:
+        """Return the latents, and keep their paths."""
+        steps = steps_of(rule, self.schedule.steps)
+        self.paths = (
+            steps,
+            torch.cat([target.squares(each.tokens, steps) for each in generations]),
+            torch.cat([target.ratios(each.tokens, steps) for each in generations]),
         )
+        return super().samples(generations, target, rule, raster)
+
+
+def draw_paths(pipe: ImagePipeline, **call: Any) -> PathOutput:
+    """Draw with a pipeline of `PathLatents`."""
+    output = pipe(**call)
+    assert isinstance(pipe.family, PathLatents)
+    return PathOutput(output, *pipe.family.paths)
 
 
 def path_moments(
-    variant: Variant, base: LatentPipeline, image: ImageSeries, images: int, budget: Any, batch: int
+    variant: Variant, base: ImagePipeline, image: ImageSeries, images: int, budget: Any, batch: int
 ) -> Iterator[tuple[int, PathMoments]]:
     """Draw images in batches; yield their number and figures after each batch."""
-    pipe = build_latent_variant(variant, base, budget, batch, PathPipeline)
+    pipe = build_latent_variant(variant, base, budget, batch, PathLatents)
     moments = PathMoments(int(base.model.config.latent_dim))
     for start in range(0, images, batch):
         numbers = range(start, min(start + batch, images))
-        out = pipe(**image.arguments(numbers), output_type="latent")
-        moments.add(out.squares)
+        moments.add(draw_paths(pipe, **image.arguments(numbers), output_type="latent").squares)
         yield numbers.stop, moments
 
 

@@ -17,7 +17,8 @@ from harness.image_variants import FORM, PLAIN, Variant
 from ragspec.errors import InputError
 
 if TYPE_CHECKING:
-    from ragspec.visual.pipeline.latents import LatentPipeline
+    from ragspec.visual import ImagePipeline
+    from ragspec.visual.families.base import Family
 
 FEWER = "fewer"
 USUAL = ("near@0.02", "near@0.1", "aligned", "horizon@2", "horizon@4", "path", "fewer@8", "fewer@4")
@@ -87,11 +88,11 @@ def parse_latent_variants(texts: Sequence[str], fewer: str = "steps") -> list[Va
 
 def build_latent_variant(
     variant: Variant,
-    base: LatentPipeline,
+    base: ImagePipeline,
     budget: Any,
     batch_size: int,
-    pipeline: type[LatentPipeline] | None = None,
-) -> LatentPipeline:
+    family: type[Family] | None = None,
+) -> ImagePipeline:
     """Return the pipeline of a variant over the models of `base`.
 
     Args:
@@ -99,21 +100,23 @@ def build_latent_variant(
         base: Pipeline whose models all variants share.
         budget: Draft nodes a step, and the window of the drafter "jacobi".
         batch_size: Images to draw at once.
-        pipeline: Class of the pipeline; None for `LatentPipeline`.
+        family: Of the pipeline; None for that of `base`.
     """
-    from ragspec.visual.pipeline.latents import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
-    settings, rule, steps = dict(variant.settings), variant.rule, base.schedule.steps
+    schedule = base.family.schedule
+    settings, rule, steps = dict(variant.settings), variant.rule, schedule.steps
     if rule == FEWER:
         steps, rule, settings = settings.pop("steps"), "near", {"r": 0.0}
-    pipe = (pipeline or LatentPipeline)(
+    pipe = ImagePipeline(
         base.model,
         base.tokenizer,
         variant.drafter,
         CspdRepo() if rule == CspdRepo.name else rule,
         steps=steps,
-        floor=base.schedule.floor,
+        floor=schedule.floor,
         budget=budget,
+        family=family,
         folder=base.folder,
         batch_size=batch_size,
         **settings,

@@ -14,7 +14,7 @@ from harness.image_variants import Variant
 from harness.latent_variants import FEWER, parse_latent_variants
 
 if TYPE_CHECKING:
-    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
+    from ragspec.visual import ImagePipeline
 
 USUAL = ("near@0.1", "aligned", "horizon@4", "path", "fewer@32", "fewer@16", "fewer@8")
 
@@ -25,8 +25,8 @@ def parse_masked_variants(texts: Sequence[str]) -> list[Variant]:
 
 
 def build_masked_variant(
-    variant: Variant, base: MaskedLatentPipeline, budget: Any, batch_size: int, prefill: float = 0.0
-) -> MaskedLatentPipeline:
+    variant: Variant, base: ImagePipeline, budget: Any, batch_size: int, prefill: float = 0.0
+) -> ImagePipeline:
     """Return the pipeline of a variant over the models of `base`.
 
     Args:
@@ -36,19 +36,20 @@ def build_masked_variant(
         batch_size: Images to draw at once.
         prefill: Share of latents to draw before drafting.
     """
-    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
-    from ragspec.visual.pipeline.masked_drafts import window_of
+    from ragspec.visual import ImagePipeline
+    from ragspec.visual.masked.schedule import FLOOR
 
-    settings: dict[str, Any] = {"iterations": base.side**2}
+    family = base.family
+    settings: dict[str, Any] = {"iterations": family.raster.codes}
     if variant.rule == FEWER:
         settings = dict(variant.settings)
     elif variant.drafter is not None:
-        settings = {**variant.settings, "rule": variant.rule, "window": window_of(budget)}
+        settings = {**variant.settings, "rule": variant.rule, "budget": budget}
         settings |= {"drafter": variant.drafter, "prefill": prefill}
-    pipe = MaskedLatentPipeline(
+    pipe = ImagePipeline(
         **base.components,
-        steps=base.schedule.steps,
-        floor=base.schedule.floor,
+        steps=family.schedule.steps,
+        floor=family.schedule.floor or FLOOR,
         batch_size=batch_size,
         **settings,
     )

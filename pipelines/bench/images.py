@@ -22,7 +22,6 @@ EXACT_RULES = ("exact", "rejection", "without-replacement")
 LATENT_SETTINGS = {"near": "r", "horizon": "s", "fewer": "steps"}
 DEFAULT_CODES = ("exact", "lantern", "lantern++")
 DEFAULT_LATENTS = ("aligned", "near@0.02")
-MASKED_STEPS = 100  # as published
 FIGURES = ("tv_excess", "nll_gap", "distance_mean")
 # Names of the Unicode emoji list, for models that draw from a prompt.
 PROMPTS = ("candle", "tulip", "red heart", "sun", "star", "house", "rose", "pizza", "fish")
@@ -58,16 +57,11 @@ class ImageOptions:
     """Settings that all variants share."""
 
     budget: int | str = 12
-    guidance: float = 2.0
+    guidance: float | None = 2.0
     temperature: float = 1.0
     steps: int | None = None
     device: str = "auto"
     dtype: str = "auto"
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """Arguments to load a model of latents: its rules compare densities in 32 bits."""
-        return {"device": self.device, "dtype": "float32" if self.dtype == "auto" else self.dtype}
 
 
 class ImageVariant:
@@ -80,13 +74,11 @@ class ImageVariant:
 
     def run(self, item: ImageItem, limit: int) -> Outcome:
         """Draw one picture; `tokens` holds a number for each code or latent."""
-        import torch
-
         out = self.pipe(
             **item.arguments,
             guidance_scale=self.options.guidance,
             temperature=self.options.temperature,
-            generator=torch.Generator().manual_seed(item.seed),
+            seed=item.seed,
             output_type="latent",
         )
         values = {name: getattr(out.stats, name, None) for name in FIGURES}
@@ -111,23 +103,48 @@ def build_images(
         InputError: A variant cannot be read or does not fit the model.
         UnknownNameError: A rule or drafter does not exist.
     """
-    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
+    from ragspec.visual import ImagePipeline
 
-    kind = kind_of(find_folder(source).target)
-    latents = kind in (LATENTS, MASKED)
+    more: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}
+    loading: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
+    base = ImagePipeline.from_pretrained(source, None, "auto", **loading, **more)
+    latents = base.family.unit == "latents"
     usual = DEFAULT_LATENTS if latents else DEFAULT_CODES
     parsed = [parse_variant(name, latents) for name in names or usual]
-    build = {LATENTS: _latent_pipes, MASKED: _masked_pipes}.get(kind, _code_pipes)
-    pipes = build(source, [ParsedVariant("plain", "plain"), *parsed], options)
-    config = next(iter(pipes.values())).trunk.config
-    by_class = config.condition == "class"
-    argument = "class_labels" if by_class else "prompt"
-    subjects = range(config.num_classes) if by_class else PROMPTS
+    pipes = {
+        each.name: _pipe(base, each, options) for each in [ParsedVariant("plain", "plain"), *parsed]
+    }
+    argument: str = "prompt"
+    subjects: Sequence[Any] = PROMPTS
+    if base.family.by_class:
+        argument, subjects = "class_labels", range(base.family.trunk.config.num_classes)
     items = [
         ImageItem(str(number), {argument: [subjects[number % len(subjects)]]}, seed + number)
         for number in range(count)
     ]
     return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
+
+
+def _pipe(base: Any, variant: ParsedVariant, options: ImageOptions) -> Any:
+    """Return the pipeline of a variant over the models of another pipeline."""
+    from ragspec.visual import ImagePipeline
+    from ragspec.visual.families.mar import Mar
+    from ragspec.visual.masked.schedule import FLOOR
+
+    family = base.family
+    latents, masked = family.unit == "latents", isinstance(family, Mar)
+    settings = {"batch_size": 1, "budget": options.budget, **base.components}
+    if latents:
+        settings |= {"steps": family.schedule.steps, "floor": family.schedule.floor or FLOOR}
+    if variant.drafts:
+        rule, drafter = variant.rule, variant.drafter or "auto"
+        return ImagePipeline(drafter=drafter, rule=rule, **settings, **_settings(variant, latents))
+    few = None if variant.value is None else int(variant.value)
+    if masked:
+        settings["iterations"] = few or family.raster.codes
+    elif latents:
+        settings |= {"steps": few or family.schedule.steps, "rule": "near", "r": 0.0}
+    return ImagePipeline(**settings)
 
 
 def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
@@ -171,64 +188,6 @@ def _settings(variant: ParsedVariant, latents: bool) -> dict[str, Any]:
         return {}
     whole = setting in ("s", "partition")
     return {setting: int(variant.value) if whole else variant.value}
-
-
-def _code_pipes(
-    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
-) -> dict[str, Any]:
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
-
-    if options.steps is not None:
-        raise InputError(f"Expected no --steps for {source}, which draws codes. Leave it out.")
-    base = ImagePipeline.from_pretrained(source, None, device=options.device, dtype=options.dtype)
-    shared: dict[str, Any] = {"budget": options.budget, "folder": base.folder, "batch_size": 1}
-    pipes: dict[str, Any] = {"plain": base}
-    for each in variants[1:]:
-        settings = {**shared, "rule": each.rule, **_settings(each, False)}
-        drafter = each.drafter or "auto"
-        pipes[each.name] = ImagePipeline(base.model, base.tokenizer, drafter, **settings)
-    return pipes
-
-
-def _latent_pipes(
-    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
-) -> dict[str, Any]:
-    from ragspec.visual.pipeline.latents import LatentPipeline
-
-    base = LatentPipeline.from_pretrained(source, None, steps=options.steps, **options.loading)
-    shared = {"floor": base.schedule.floor, "folder": base.folder, "batch_size": 1}
-    pipes: dict[str, Any] = {}
-    for each in variants:
-        settings: dict[str, Any] = {"drafter": None, "rule": "near", "r": 0.0}
-        if each.drafts:
-            settings = {"drafter": each.drafter or "auto", "rule": each.rule}
-            settings |= _settings(each, True)
-        steps = int(each.value or 0) if each.rule == "fewer" else base.schedule.steps
-        settings |= {"steps": steps, "budget": options.budget, **shared}
-        pipes[each.name] = LatentPipeline(base.model, base.tokenizer, **settings)
-    return pipes
-
-
-def _masked_pipes(
-    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
-) -> dict[str, Any]:
-    from ragspec.visual.masked.schedule import FLOOR
-    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
-    from ragspec.visual.pipeline.masked_drafts import window_of
-
-    # The rules compare densities, which FLOOR bounds.
-    steps: dict[str, Any] = {"steps": options.steps or MASKED_STEPS, "floor": FLOOR}
-    base = MaskedLatentPipeline.from_pretrained(source, **options.loading, **steps)
-    pipes: dict[str, Any] = {}
-    for each in variants:
-        settings: dict[str, Any] = {"iterations": int(each.value or base.side**2)}
-        if each.drafts:
-            settings = {"rule": each.rule, "window": window_of(options.budget)}
-            settings |= {"drafter": each.drafter or "jacobi", **_settings(each, True)}
-        pipes[each.name] = MaskedLatentPipeline(
-            **base.components, **steps, **settings, batch_size=1
-        )
-    return pipes
 
 
 def _numbers(out: Any) -> list[int]:

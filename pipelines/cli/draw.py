@@ -19,10 +19,9 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.options import checked_output, number_or_name, silence_transformers
+from ragspec.pipelines.console.options import checked_output, silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.registry import resolve
 
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name, and of the rule
@@ -34,60 +33,18 @@ def load_pipeline(options: DrawOptions) -> Any:
     Raises:
         InputError: A setting does not fit the kind of model.
     """
-    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
-    from ragspec.visual.pipeline.latents import LatentPipeline
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual import ImagePipeline
 
     silence_transformers()
-    if options.family is not None:
-        return resolve("family", options.family).from_pretrained(
-            options.source,
-            drafter=options.drafters or None,
-            rule=options.rule or "exact",
-            device=options.place.device,
-            dtype=options.place.dtype,
-            budget=number_or_name(options.budget),
-            **options.settings,
-        )
-    kind = kind_of(find_folder(options.source).target)
-    if kind == MASKED:
-        return _load_masked(options)
-    latents, denoising = kind == LATENTS, options.denoising
-    if "iterations" in denoising or (denoising and not latents):
-        raise InputError(
-            f"Expected no setting {', '.join(denoising)} for {options.source}. They are for models "
-            "of continuous latents, iterations for masked ones alone. Leave them out."
-        )
-    return (LatentPipeline if latents else ImagePipeline).from_pretrained(
+    return ImagePipeline.from_pretrained(
         options.source,
-        options.drafters,
-        options.rule or ("aligned" if latents else "exact"),
+        options.drafters or None,
+        options.rule or "auto",
+        family=options.family,
         device=options.place.device,
         dtype=options.place.dtype,
-        budget=number_or_name(options.budget),
+        budget=options.nodes,
         **options.settings,
-    )
-
-
-def _load_masked(options: DrawOptions) -> Any:
-    """Load a masked model, without drafts unless a rule or a drafter is named."""
-    from ragspec.visual.masked.schedule import FLOOR
-    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
-    from ragspec.visual.pipeline.masked_drafts import window_of
-
-    settings = dict(options.settings)
-    drafter = tuple("jacobi" if name == "auto" else name for name in options.drafters)
-    if options.drafter == "auto" and options.rule is None:
-        drafter = ()
-    if drafter:  # rules compare densities, which need noise in the last step
-        settings = {"floor": FLOOR, "window": window_of(number_or_name(options.budget)), **settings}
-    return MaskedLatentPipeline.from_pretrained(
-        options.source,
-        drafter=drafter or None,
-        rule=options.rule or "aligned",
-        device=options.place.device,
-        dtype="float32" if options.place.dtype == "auto" else options.place.dtype,
-        **settings,
     )
 
 
@@ -105,8 +62,6 @@ def draw(
     terminal = Terminal()
     with _output_folder(out):
         checked_output(json)  # it may be in the folder that was just created
-        import torch
-
         from ragspec.sampling.settings import fresh_seed
 
         with terminal.working("loading"):
@@ -117,9 +72,11 @@ def draw(
         described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
         paths = [out / name for name in file_names(options, seed, len(described))]
         check_paths(paths, described)
-        output = pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))
-        for image, path, description in zip(output.images, paths, described, strict=True):
-            save_image(image, path, description)
+
+        def save(number: int, image: Any) -> None:
+            save_image(image, paths[number], described[number])
+
+        output = pipe(**options.arguments(), seed=seed, on_image=save)
         figures = summarise_images(output)
         figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
         if json is not None:
@@ -133,7 +90,8 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
     Raises:
         InputError: The model draws classes and got a prompt, or the reverse.
     """
-    by_class = pipe.trunk.config.condition == "class"
+    family = pipe.family
+    by_class = family.by_class
     if by_class and not options.labels:
         raise InputError(
             f"Expected --class, got the prompt {options.prompts[0]!r}: {options.source} draws "
@@ -144,8 +102,8 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
             f"Expected a prompt, got --class {options.labels[0]}: {options.source} reads prompts. "
             "Give one such as 'red heart', or use --model tiles."
         )
-    if pipe.class_names:
-        names = [pipe.class_names[pipe.label_of(each)] for each in options.labels]
+    if family.class_names:
+        names = [family.class_names[family.label_of(each)] for each in options.labels]
         options = replace(options, classes=names, model=options.source)
     return replace(options, rule=options.rule or pipe.rule_name)
 
@@ -178,7 +136,6 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
     """Return the settings that determine each image, as JSON types."""
     common: dict[str, Any] = {
         "model": options.source,
-        "seed": seed,
         "rule": options.rule,
         "settings": options.relaxation,
         "denoising": options.denoising,
@@ -187,10 +144,10 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
         "dtype": dtype,
     }
     if options.rule != "exact":  # drafts change the picture
-        common |= {"drafter": "+".join(options.drafters), "budget": number_or_name(options.budget)}
+        common |= {"drafter": "+".join(options.drafters), "budget": options.nodes}
     count = len(options.subjects) * options.n
     return [
-        {"subject": options.subjects[number // options.n], "number": number, **common}
+        {"subject": options.subjects[number // options.n], "seed": seed + number, **common}
         for number in range(count)
     ]
 

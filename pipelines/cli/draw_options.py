@@ -14,7 +14,7 @@ from ragspec.pipelines.console import options as o
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 PLACE = ("device", "dtype")
 DENOISING = ("steps", "floor", "iterations")
-LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,21 @@ class DrawOptions:
         ),
     ] = None
     drafter: Annotated[
-        str,
-        typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none."),
+        str, typer.Option(help="auto, jacobi, model, head, a folder, several joined by +, or none.")
     ] = "auto"
-    budget: Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")] = "12"
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Draft nodes per step: auto, or a number. Default: 12, of masked 4."),
+    ] = None
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
     seed: Annotated[
         int | None,
         typer.Option("--seed", help="Random seed. Chosen at random and printed if omitted."),
     ] = None
     guidance: Annotated[
-        float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 for none.")
-    ] = 2.0
+        float | None,
+        typer.Option(min=0.0, help="Guidance scale, 1 for none. Default: the family's, mostly 2."),
+    ] = None
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
     ] = 1.0
@@ -79,7 +82,8 @@ class DrawOptions:
         for text in self.prompts:
             o.checked_text(text)
         _ = self.settings
-        if bool(self.prompts) == bool(self.labels):
+        alone = self.family == "imagegpt" and not self.prompts  # which draws without conditions
+        if bool(self.prompts) == bool(self.labels) and not alone:
             got = "both" if self.prompts else "neither"
             raise InputError(
                 f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
@@ -91,7 +95,7 @@ class DrawOptions:
             )
         if {"", "none"} & set(self.drafters):
             raise InputError(
-                f"Expected --drafter auto, starter, head, jacobi or a folder, several joined by +, "
+                f"Expected --drafter auto, jacobi, model, head or a folder, several joined by +, "
                 f"or none by itself, got {self.drafter!r}."
             )
 
@@ -110,6 +114,8 @@ class DrawOptions:
         """The prompts, or the classes in words."""
         if self.prompts:
             return list(self.prompts)
+        if not self.labels:
+            return ["image"]
         return [f"class {name}" if name.strip().isdecimal() else name for name in self.labels]
 
     @property
@@ -121,6 +127,11 @@ class DrawOptions:
     def drafters(self) -> tuple[str, ...]:
         """Names or folders of drafters; empty draws plainly."""
         return () if self.drafter == "none" else tuple(self.drafter.split("+"))
+
+    @property
+    def nodes(self) -> int | str | None:
+        """The budget of draft nodes; None for the family's."""
+        return None if self.budget is None else o.number_or_name(self.budget)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -148,7 +159,7 @@ class DrawOptions:
         """Return a pipeline's call arguments."""
         name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
         return {
-            name: list(every),
+            name: list(every) or None,
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "num_images_per_prompt": self.n,

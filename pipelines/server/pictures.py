@@ -26,16 +26,14 @@ def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> d
     Raises:
         ApiError: There is no such image model; also the errors of the pipeline.
     """
-    import torch
-
     pipe = _pipeline(request, serving)
     options: dict[str, Any] = {**_size(request.size), "callback_on_step_end": _ends(gone)}
     if request.guidance_scale is not None:
         options["guidance_scale"] = request.guidance_scale
     if request.seed is not None:
-        options["generator"] = torch.Generator().manual_seed(request.seed)
+        options["seed"] = request.seed
     count = 1 if request.n is None else request.n
-    named = "class_labels" if pipe.trunk.config.condition == "class" else "prompt"
+    named = "class_labels" if pipe.family.by_class else "prompt"
     out = pipe(**{named: request.prompt}, num_images_per_prompt=count, **options)
     data = [{"b64_json": _png(image)} for image in out.images]
     return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
@@ -53,13 +51,9 @@ def _pipeline(request: ImageRequest, serving: Serving) -> Any:
     return images[name]
 
 
-def _ends(gone: Callable[[], bool]) -> Callable[..., None]:
+def _ends(gone: Callable[[], bool]) -> Callable[..., bool]:
     """Return a pipeline callback that stops the image once the client has disconnected."""
-
-    def after_pass(pipe: Any, *message: Any) -> None:
-        pipe._interrupt = pipe._interrupt or gone()
-
-    return after_pass
+    return lambda *message: gone()
 
 
 def _size(size: str | None) -> dict[str, int]:
@@ -83,7 +77,7 @@ def _metrics(out: Any) -> dict[str, Any]:
     return {
         "speculative_decoding": {
             "num_forwards": stats.forwards,
-            "num_tokens": sum(report.tokens for report in stats.reports),
+            "num_tokens": sum(report.tokens for report in stats.reports) or stats.excess.size,
             "label": out.label,
             "seeds": list(stats.seeds),
         }

@@ -91,7 +91,7 @@ def test_the_tokenizer_keeps_pictures(shared: Path) -> None:
 
 
 def test_the_latents_are_as_their_card_says() -> None:
-    from ragspec.visual import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
     folder = IMAGES / "latent-tiles"
     card = (folder / "README.md").read_text()
@@ -105,7 +105,7 @@ def test_the_latents_are_as_their_card_says() -> None:
         "near": {"rule": "near"},
     }
     for name, inputs in ways.items():
-        pipe = LatentPipeline.from_pretrained("latent-tiles", **inputs)
+        pipe = ImagePipeline.from_pretrained("latent-tiles", **inputs)
         pipe.set_progress_bar_config(disable=True)
         dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
         sample[name] = pipe(
@@ -123,10 +123,10 @@ def test_the_latents_are_as_their_card_says() -> None:
 
 
 def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
-    from ragspec.visual import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
     tiles, emoji = (
-        LatentPipeline.from_pretrained(name, drafter="model", rule="path")
+        ImagePipeline.from_pretrained(name, drafter="model", rule="path")
         for name in ("latent-tiles", "latent-emoji")
     )
     labels = [tiles.class_names[n] for n in (3, 9, 17, 24)]
@@ -142,13 +142,13 @@ def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
 
 
 def test_the_latents_of_prompts_are_as_their_card_says() -> None:
-    from ragspec.visual import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
     folder = IMAGES / "latent-emoji"
     card = (folder / "README.md").read_text()
     sums = module("image_export").checksums(folder)
     assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
-    pipe = LatentPipeline.from_pretrained("latent-emoji")
+    pipe = ImagePipeline.from_pretrained("latent-emoji")
     pipe.set_progress_bar_config(disable=True)
     dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
     sample = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
@@ -158,13 +158,13 @@ def test_the_latents_of_prompts_are_as_their_card_says() -> None:
 
 
 def test_the_masked_model_is_as_its_card_says() -> None:
-    from ragspec.visual import MaskedLatentPipeline
+    from ragspec.visual import ImagePipeline
 
     folder = IMAGES / "masked-tiles"
     card = (folder / "README.md").read_text()
     sums = module("image_export").checksums(folder)
     assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
-    pipe = MaskedLatentPipeline.from_pretrained("masked-tiles", steps=8, iterations=16)
+    pipe = ImagePipeline.from_pretrained("masked-tiles", steps=8, iterations=16)
     pipe.set_progress_bar_config(disable=True)
     assert f"{sum(each.numel() for each in pipe.model.parameters()):,} parameters" in card
     dice = [torch.Generator().manual_seed(seed) for seed in range(4)]

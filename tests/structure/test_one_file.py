@@ -91,9 +91,9 @@ def test_a_rule_is_created_by_its_name_with_its_settings() -> None:
 
 
 FAMILY = """
-from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.families.llamagen import LlamaGen
 
-class ToyFamily(ImagePipeline):
+class ToyFamily(LlamaGen):
     pass
 """
 

@@ -11,11 +11,11 @@ from ragspec.reports.generation import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.families.mar import latents_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
-from ragspec.visual.pipeline.masked_drafts import latents_of
 
 SIDE, WIDTH, STEPS, FLOOR, SCALE = 2, 2, 3, 0.3, 2.0
 PLACES = SIDE * SIDE

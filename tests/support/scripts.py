@@ -14,7 +14,7 @@ SLOW_IMPORTS = (
     "ragspec.pipelines.answering.docqa",
     "ragspec.retrievers.search.upkeep",
     "ragspec.pipelines.bench.variants",
-    "ragspec.visual.pipeline.pipeline",
+    "ragspec.visual.pipeline",
     "transformers.models.llama.modeling_llama",
     "tests.support.scripts",
 )

@@ -62,7 +62,7 @@ def target(
 
 
 def save(root: Path, strength: float = 0.2) -> Path:
-    """Write a model and a tokenizer to a folder for `LatentPipeline.from_pretrained`."""
+    """Write a model and a tokenizer to a folder for `ImagePipeline.from_pretrained`."""
     instance = model(dtype=torch.float32, strength=strength)
     instance.config.id2label = {}
     instance.save_pretrained(root / "target")

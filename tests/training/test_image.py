@@ -222,7 +222,7 @@ def test_scripts_explain_themselves(
 def test_latents_are_learnt_preserved_and_sampled(
     built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.visual import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
     latents = module("latent_train")
     monkeypatch.setattr(latents, "BATCH", 4)
@@ -239,27 +239,27 @@ def test_latents_are_learnt_preserved_and_sampled(
     assert again.update(1.0) == trainer.update(1.0) and again.step == trainer.step == 13
     assert trainer.measure() < before and min(losses) > 0.0
     again.export(tmp_path / "set")
-    pipe = LatentPipeline.from_pretrained(tmp_path / "set", tokenizer=latents.TOKENIZER)
+    pipe = ImagePipeline.from_pretrained(tmp_path / "set", tokenizer=latents.TOKENIZER)
     pipe.set_progress_bar_config(disable=True)
     assert pipe.class_names[3] == "class 3"
-    result = pipe(class_labels=["class 3"], generator=torch.Generator().manual_seed(0))
+    result = pipe(class_labels=["class 3"], seed=0)
     assert result.images[0].size == (32, 32) and result.latents.shape == (1, 8, 8, 8)
     learns_to_draft(latents, pictures, tokenizer, tmp_path / "set")
 
 
 def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: Path) -> None:
     """Train a draft model of the target in a folder: it comes nearer to it, and lies beside it."""
-    from ragspec.visual import LatentPipeline
-    from ragspec.visual.pipeline.folder import LATENTS, load_model
+    from ragspec.visual import ImagePipeline
+    from ragspec.visual.families.latents import Latents
 
-    teacher = load_model(place / "target", "cpu", "float32", LATENTS)
+    teacher = Latents.load_model(place / "target", "cpu", "float32")
     trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
     before, selected = trainer.measure(), teacher.head.write.weight.clone()
     for _ in range(12):
         trainer.update(1.0)
     assert trainer.measure() < before and torch.equal(teacher.head.write.weight, selected)
     trainer.export(place)
-    pipe = LatentPipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
+    pipe = ImagePipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
     assert pipe.draft.config.head_width == latents.DRAFT_HEAD[0]
     assert pipe.draft.trunk.config.hidden_size == latents.DRAFT_TRUNK["hidden_size"]
 

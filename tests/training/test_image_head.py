@@ -11,7 +11,7 @@ import torch
 
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.visual.pipeline.folder import load_model
+from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import image_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,5 +43,5 @@ def test_heads_are_written_beside_their_targets(
     script.main()
     assert "step 0" in capsys.readouterr().out
     head = FeatureHead.load(tmp_path / "tiles" / "head")
-    target = image_models.target(load_model(tmp_path / "tiles" / "target"), 2.0)
+    target = image_models.target(LlamaGen.load_model(tmp_path / "tiles" / "target"), 2.0)
     assert HeadDrafter(head, target).head.config.vocab_size == image_models.BOOK

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.visual import MaskedLatentPipeline
+from ragspec.visual import ImagePipeline
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.vq import VQTokenizer
@@ -55,12 +55,12 @@ def test_masked_latents_are_learnt_preserved_and_sampled(
     assert again.update(1.0) == trainer.update(1.0) and again.step == trainer.step == 13
     assert trainer.measure() < before and min(losses) > 0.0
     again.export(tmp_path / "set")
-    pipe = MaskedLatentPipeline.from_pretrained(
-        tmp_path / "set", autoencoder=masked.TOKENIZER, iterations=6, steps=8
+    pipe = ImagePipeline.from_pretrained(
+        tmp_path / "set", tokenizer=masked.TOKENIZER, iterations=6, steps=8
     )
     pipe.set_progress_bar_config(disable=True)
     assert pipe.class_names[3] == "class 3"
-    result = pipe("class 3", generator=torch.Generator().manual_seed(0))
+    result = pipe(class_labels="class 3", seed=0)
     assert result.images[0].size == (32, 32) and result.latents.shape == (1, 8, 8, 8)
 
 

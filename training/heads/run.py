@@ -242,8 +242,9 @@ def load_pictures(
     model: str, data: Path, seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return an image model as a target, and the images of a .npz file as token ids."""
-    from ragspec.visual.pipeline.folder import find_folder, load_model
+    from ragspec.visual.families.llamagen import LlamaGen
+    from ragspec.visual.loading import find_folder
 
     codes, conditions = read_codes(data)
-    loaded = load_model(find_folder(model).target, device, dtype)
+    loaded = LlamaGen.load_model(find_folder(model).target, device, dtype)
     return code_texts(loaded, codes, conditions, torch.Generator().manual_seed(seed))

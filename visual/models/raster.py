@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
-from ragspec.visual.checks import checked_count, whole
+from ragspec.visual.checks import checked_count, side_of, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,12 @@ class Raster:
         rows = [list(codes[at : at + self.width]) for at in range(0, len(codes), self.width)]
         filled = [[*row, *[-1] * self.ends] if len(row) == self.width else row for row in rows]
         return [code for row in filled for code in row]
+
+
+def square(count: int) -> Raster:
+    """Return a square of `count` codes, or one row if that is no square number."""
+    side = side_of(count)
+    return Raster(1, count) if side is None else Raster(side, side)
 
 
 def codes_along(pixels: Any, reduction: int, most: int | None, name: str) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, ModelError
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.tree_attention import TreeView, View, hide_padding, packed_view, tree_view
@@ -193,7 +193,8 @@ class ImageTarget(CausalTarget):
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Return guided logits of the kept queries [1, k, V]; see `CausalTarget.forward`."""
         with torch.no_grad():
-            if any(row.extent < self.condition_length for row in cache.rows):
+            prefill = any(row.extent < self.condition_length for row in cache.rows)
+            if prefill:
                 embedded = self.embed(tokens)
                 self._note_padding(tokens, cache)
             else:  # codes only, and these are the same in both copies
@@ -208,6 +209,11 @@ class ImageTarget(CausalTarget):
             with tree_view(packed_view(views, cache)):
                 logits = self.run(embedded, placed, cache, keep)
         cache.advance(tokens.shape[1])
+        if prefill and bool(logits.isnan().any()):  # later ones would cost a wait each
+            raise ModelError(
+                "the image model returned logits that are NaN; expected numbers. Its weights are "
+                "damaged, or its dtype is too narrow: load it in float32."
+            )
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )

@@ -56,7 +56,7 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
         (["--class", "1", "--rule", "lantern", "-s", "delta=7"], 2, "delta"),
         (["--class", "1", "--rule", "lantern", "-s", "delta"], 2, "NAME=VALUE"),
         (["--class", "1", "--rule", "lantern", "-s", "neighbours=1.5"], 2, "whole number"),
-        (["--class", "1", "-s", "iterations=4"], 2, "for masked ones alone"),
+        (["--class", "1", "-s", "iterations=4"], 2, "rule 'exact' has no iterations"),
         (["--class", "1", "--n", "0"], 2, "n"),
         (["--class", "1", "--budget", "many"], 2, "budget"),
         (["--class", "1", "--json", "no/such/folder.json"], 2, "there is no folder"),

@@ -103,7 +103,7 @@ def test_prefill_may_end_early(model: str, texts: Path, tmp_path: Path, capsys: 
 def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     import numpy as np
 
-    from ragspec.visual.pipeline.folder import load_model
+    from ragspec.visual.families.llamagen import LlamaGen
     from tests.support import image_models
 
     folder = tmp_path / "model"
@@ -118,7 +118,7 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     from ragspec.drafters.eagle.drafter import HeadDrafter
 
-    instance = HeadDrafter(out, image_models.target(load_model(folder), 3.0))
+    instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
 
 

@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.visual import ImagePipeline
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.models.vq_checkpoint import load_llamagen_vq
-from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import image_models
 from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
 from tests.visual.models.test_llamagen_checkpoint import SIZES

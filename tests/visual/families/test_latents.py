@@ -1,0 +1,226 @@
+"""`ImagePipeline` and `ragspec draw` over continuous latents, with tiny random models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    RagspecError,
+    TokenizerMismatchError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from ragspec.pipelines.cli.app import main
+from ragspec.visual import ImagePipeline
+from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.families.llamagen import Conditions
+from ragspec.visual.latents.judged import OUTCOMES
+from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
+from ragspec.visual.latents.sampler import NoiseSchedule
+from ragspec.visual.latents.target import LatentTarget
+from tests.support import tiny_images
+from tests.support import tiny_latents as models
+
+RULES = ("near", "aligned", "horizon", "path", "cspd-paper")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save(tmp_path_factory.mktemp("latents"))
+
+
+def pipeline(folder: Path, *args: Any, **inputs: Any) -> ImagePipeline:
+    pipe = ImagePipeline.from_pretrained(folder, *args, **inputs)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def sampled(pipe: ImagePipeline, count: int = 4, **inputs: Any) -> Any:
+    labels = [n % models.CLASSES for n in range(count)]
+    dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
+    return pipe(class_labels=labels, generator=dice, **inputs)
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
+    pipe = pipeline(folder, drafter, rule=rule)
+    first = sampled(pipe)
+    again, fewer = sampled(pipe), sampled(pipe, 2)
+    assert torch.equal(first.latents, again.latents)
+    assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
+    assert first.latents.shape == (4, models.SIDE, models.SIDE, models.WIDTH)
+    assert first.images[0].size == (6, 6) and first.label == pipe.rule.label
+    selected = rule == "near" and drafter == "jacobi"
+    assert first.stats.codes_per_forward > 1.0 or not selected
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
+@pytest.mark.parametrize("rule", RULES)
+def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
+    result = sampled(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
+    assert result.latents.dtype == torch.float16 and bool(result.latents.isfinite().all())
+    assert float(result.latents.abs().max()) < 100.0
+
+
+def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> None:
+    pipe = pipeline(folder, "model", steps=3, floor=0.2)
+    conditions = Conditions(torch.tensor([1, 2]))
+    for scale in (1.0, 2.0):
+        table = conditions.table(pipe.family.trunk)
+        target = LatentTarget(pipe.model, table, scale, pipe.family.schedule)
+        drafter = pipe.source(target, conditions)
+        assert isinstance(drafter, LatentDrafter) and drafter.draft.table is target.table
+        assert drafter.draft.sampler.schedule == pipe.family.schedule == NoiseSchedule(3, 0.2)
+        assert drafter.draft.sampler.scale == scale and drafter.draft.model is pipe.draft.trunk
+        assert drafter.draft.prompt(1) == target.prompt(1)
+
+
+def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
+    named = pipeline(folder, "model")
+    first = sampled(named)
+    for inputs in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
+        assert torch.equal(sampled(pipeline(folder, inputs)).latents, first.latents)
+    named.save_pretrained(tmp_path / "copy")
+    again = sampled(pipeline(tmp_path / "copy", "model"))
+    assert torch.allclose(again.latents, first.latents, atol=1e-3)
+    auto = pipeline(folder)
+    assert auto.source.name == "jacobi" and auto.draft is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"width": 3}, InputError, "latents of 3 numbers; expected 4"),
+        ({"side": 2}, TokenizerMismatchError, "grid_size 2; expected 3"),
+        ({"mean": 0.5}, InputError, "another mean of latents"),
+        ({"deviation": 0.5}, InputError, "another deviation of latents"),
+    ],
+)
+def test_drafts_of_other_latents_are_refused(
+    folder: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    shape = {key: value for key, value in changes.items() if key in ("width", "side")}
+    draft = models.model(7, torch.float32, hidden=16, **shape)
+    for name in changes.keys() - shape.keys():
+        getattr(draft, name).add_(changes[name])
+    with pytest.raises(error, match=message):
+        pipeline(folder, draft)
+
+
+def test_drafters_that_are_not_there_are_refused(folder: Path, tmp_path: Path) -> None:
+    pipe = pipeline(folder)
+    with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
+        ImagePipeline(pipe.model, pipe.tokenizer, "model")
+    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+        pipeline(folder, tmp_path)
+    with pytest.raises(InputError, match="got 2 drafters of latents"):
+        pipeline(folder, ["jacobi", "model"])
+    with pytest.raises(InputError, match="as a drafter"):
+        pipeline(folder, 3)
+
+
+def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
+    plain = sampled(pipeline(folder, None))
+    near = sampled(pipeline(folder, rule=Near(0.0)))
+    assert torch.allclose(plain.latents, near.latents, atol=1e-4)
+    assert near.label == "exact" and plain.stats.forwards == 4 * models.SIDE**2
+
+
+def test_what_became_of_drafts_is_reported(folder: Path) -> None:
+    plain = sampled(pipeline(folder, None))
+    assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
+    near = sampled(pipeline(folder, rule="near", r=0.3))
+    stats = near.stats
+    selected = stats.outcomes == OUTCOMES.index("accepted")
+    assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)
+    assert (~np.isnan(stats.distances) == selected).all()
+    assert 0.0 < stats.distance_mean < stats.distance_most <= 0.3
+    assert f"{stats.distance_most:.4f} at most" in stats.summary()
+    assert stats.acceptance == selected.sum() / (stats.outcomes > 0).sum()
+    mirrored = sampled(pipeline(folder, rule="aligned")).stats
+    assert (mirrored.outcomes == OUTCOMES.index("reflected")).any()
+    assert mirrored.distance_mean is None and "from the target" not in mirrored.summary()
+    sample_again = sampled(pipeline(folder, rule="path")).stats
+    assert (sample_again.outcomes == OUTCOMES.index("redrawn")).any()
+
+
+def test_outputs_and_settings(folder: Path) -> None:
+    pipe = pipeline(folder, steps=3, floor=0.2)
+    assert pipe.family.schedule.steps == 3 and pipe.family.schedule.floor == 0.2
+    result = sampled(pipe, 2, output_type="latent")
+    assert torch.equal(result.images, result.latents)
+    assert sampled(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
+    other = sampled(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
+    assert not torch.allclose(other.latents, result.latents)
+    unguided = sampled(pipe, 2, guidance_scale=1.0)
+    assert not torch.allclose(unguided.latents, result.latents)
+
+
+def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None:
+    pipe = pipeline(folder)
+    pipe.save_pretrained(tmp_path / "copy")
+    again = pipeline(tmp_path / "copy")
+    assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"temperature": 0.5}, "got temperature=0.5"),
+        ({"top_k": 3}, "got top_k=3"),
+        ({"height": 4}, "got height=4"),
+        ({"guidance_interval": (0, 3)}, "guidance_interval"),
+    ],
+)
+def test_what_densities_have_not_is_refused(
+    folder: Path, inputs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        sampled(pipeline(folder), **inputs)
+
+
+def test_bad_names_and_models_are_refused(folder: Path) -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'near'"):
+        pipeline(folder, rule="neer")
+    with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
+        pipeline(folder, "jacobbi")
+    with pytest.raises(InputError, match="has no s; it takes r"):
+        pipeline(folder, rule="near", s=3)
+    with pytest.raises(InputError, match="expected settings by a name"):
+        pipeline(folder, rule=Near(0.1), r=3)
+    with pytest.raises(InputError, match="floor between 0 and 1"):
+        pipeline(folder, floor=0.0)
+    with pytest.raises(UnsupportedModelError, match="Use family='latents'"):
+        ImagePipeline.from_pretrained(folder, family="llamagen")
+    with pytest.raises(UnsupportedModelError, match="expected 'ragspec-latents'"):
+        ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="latents")
+    with pytest.raises(RagspecError, match="has no r"):
+        make_latent_rule("path", r=1.0)
+
+
+@pytest.mark.parametrize(
+    "rule", [[], ["--rule", "near", "-s", "r=0.5"], ["--rule", "path", "--drafter", "model"]]
+)
+def test_the_command_draws(
+    folder: Path, tmp_path: Path, rule: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    inputs = ["draw", "--model", str(folder), "--class", "1", "--n", "2", "--seed", "3"]
+    inputs += [*rule, "--out", str(tmp_path / "out"), "--json", str(figures)]
+    assert main(inputs) == 0, capsys.readouterr().err
+    result = json.loads(figures.read_text())
+    assert result["rule"] == (rule[1] if rule else "aligned")
+    assert len(result["images"]) == 2 and all(Path(path).is_file() for path in result["images"])
+    approximate = "near" in rule
+    assert result["label"] == ("approximate" if approximate else "exact-for(distribution)")
+    assert result["forwards"] > 0
+    assert (result["distance_mean"] is not None) is approximate

@@ -1,0 +1,163 @@
+"""LlamaGen's published files and folders: classes, prompts, negative prompts, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual import ImagePipeline
+from tests.support import image_models, tiny_images
+from tests.support.tiny_images import CODES, SIDE
+from tests.visual.models.test_llamagen_checkpoint import published as published_weights
+
+LENGTH, WIDTH = 4, 224
+
+
+def opened(model: Any, drafter: Any = "jacobi", **settings: Any) -> Any:
+    pipe = ImagePipeline(model, tiny_images.tokenizer(), drafter, budget=6, **settings)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def dice(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def features(*sizes: int) -> list[torch.Tensor]:
+    sample = torch.Generator().manual_seed(4)
+    return [torch.randn(size, WIDTH, generator=sample, dtype=torch.float64) for size in sizes]
+
+
+def logits_of(model: Any, current: torch.Tensor, codes: list[int]) -> torch.Tensor:
+    """Return the logits after codes below features [n, d], by one masked forward over all."""
+    empty = LENGTH - len(current)
+    padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), current])
+    mask = image_models.masked(LENGTH + len(codes), empty)
+    with torch.no_grad():
+        return model(  # type: ignore[no-any-return]
+            torch.tensor([codes], dtype=torch.int64),
+            condition_embeds=model.condition(padded[None]),
+            attention_mask=mask,
+        ).logits[0, -1:]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> None:
+    model = tiny_images.model("features").double()
+    current, none = features(2, 4, 1), features(1, 3, 4)[::-1]
+    known = dict(zip("abcdef", [*current, *none], strict=True))
+    encoder = {"text_encoder": lambda texts: [known[text] for text in texts]}
+    request = {"guidance_scale": 3.0, "temperature": temperature}
+    for negative in (none, none[:1]):
+        beside = list("def"[: len(negative)])
+        out = opened(model, **encoder)(
+            list("abc"), negative_prompt=beside, generator=dice(), **request
+        )
+        for row, inputs in enumerate(current):
+            sampling = Sampling(temperature=temperature)
+            distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
+            codes: list[int] = []
+            for index in range(SIDE**2):
+                empty = logits_of(model, negative[row % len(negative)], codes)
+                logits = empty + 3.0 * (logits_of(model, inputs, codes) - empty)
+                codes.append(
+                    int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
+                )
+            assert out.codes[row].flatten().tolist() == codes
+        plain = opened(model, None, **encoder)(
+            list("abc"), negative_prompt=beside, generator=dice(), **request
+        )
+        assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
+
+
+@pytest.mark.parametrize("size", [(SIDE, 2), (2, SIDE), (1, 2), (2, 1)])
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+def test_a_smaller_grid_keeps_the_places_of_its_codes(size: tuple[int, int], drafter: Any) -> None:
+    model = tiny_images.model().double()
+    drafting = tiny_images.model(layers=1, seed=1).double() if drafter == "model" else drafter
+    pipe, (height, width) = opened(model, drafting), size
+    labels = [0, 2] * 8
+    request = {"height": 2 * height, "width": 2 * width, "temperature": 3.0, "guidance_scale": 3.0}
+    out = pipe(class_labels=labels, generator=dice(), output_type="pt", **request)
+    assert out.codes.shape == (16, *size) == out.acceptance_map.shape
+    assert out.images.shape == (16, 3, 2 * height, 2 * width)
+    places = [1 + row * SIDE + column for row in range(height) for column in range(width)]
+    for row, label in enumerate(labels):
+        distribution = TokenDistribution(
+            Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0
+        )
+        codes: list[int] = []
+        for index in range(height * width):
+            ids = torch.tensor([codes], dtype=torch.int64)
+            with torch.no_grad():
+                current, none = (
+                    model(
+                        ids,
+                        condition_embeds=model.condition(torch.tensor([each])),
+                        attention_mask=image_models.masked(1 + index, 0),
+                        position_ids=torch.tensor([[0, *places[:index]]]),
+                    ).logits[0, -1:]
+                    for each in (label, len(tiny_images.CLASSES))
+                )
+            logits = none + 3.0 * (current - none)
+            codes.append(
+                int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
+            )
+        assert out.codes[row].flatten().tolist() == codes
+
+
+def published(folder: Path, layers: int = 2, seed: int = 0) -> Path:
+    """Write a model as LlamaGen publishes it, with its rotary table, and return the file."""
+    weights = published_weights(tiny_images.model(layers=layers, seed=seed))
+    weights["freqs_cis"] = torch.zeros(1 + SIDE**2, 8, 2)
+    torch.save({"model": weights}, folder / f"{layers}.pt")
+    return folder / f"{layers}.pt"
+
+
+def test_published_files_and_folders_are_opened(tmp_path: Path) -> None:
+    folder = tiny_images.save(tmp_path / "folder")
+    plain = ImagePipeline.from_pretrained(folder, None)
+    opening: dict[str, Any] = {"family": "llamagen", "tokenizer": folder / "tokenizer"}
+    pipes = [
+        ImagePipeline.from_pretrained(folder, "model"),
+        ImagePipeline.from_pretrained(
+            published(tmp_path), grid_size=SIDE, num_attention_heads=2, **opening
+        ),
+        ImagePipeline.from_pretrained(published(tmp_path), published(tmp_path, 1, 1), **opening),
+    ]
+    for pipe in (plain, *pipes):
+        pipe.set_progress_bar_config(disable=True)
+    expected = plain(class_labels=[0, 2], generator=dice())
+    for pipe in pipes:
+        out = pipe(class_labels=[0, 2], generator=dice())
+        assert torch.equal(out.codes, expected.codes) and out.label == "exact"
+    assert pipes[2].draft.config.num_hidden_layers == 1
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = published(tmp_path)
+    with pytest.raises(InputError, match="tokenizer=PATH"):
+        ImagePipeline.from_pretrained(file, family="llamagen", grid_size=SIDE)
+    with pytest.raises(InputError, match="without a family"):
+        ImagePipeline.from_pretrained(file, grid_size=SIDE)
+    pipe = opened(tiny_images.model())
+    with pytest.raises(InputError, match="negative prompt"):
+        pipe(class_labels=0, negative_prompt="cat")
+    for wrong in (3, 2 * SIDE + 2, 0, "6", 2.0):
+        with pytest.raises(InputError, match="multiple of 2, at most 6"):
+            pipe(class_labels=0, width=wrong)
+    with pytest.raises(InputError, match="to be drawn"):
+        pipe(class_labels=0, width=2, codes=torch.zeros(SIDE, SIDE, dtype=torch.int64))
+    text = opened(
+        tiny_images.model("features"), text_encoder=lambda texts: features(*[2] * len(texts))
+    )
+    with pytest.raises(InputError, match="3 negative prompts for 2"):
+        text(["a", "b"], negative_prompt=["c", "d", "e"])
+    assert text.model.config.vocab_size == CODES

@@ -1,0 +1,266 @@
+"""`ImagePipeline` over published files and folders, with tiny random models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError, UnsupportedModelError
+from ragspec.sampling.noise import NoiseStream
+from ragspec.visual import ImagePipeline, KLAutoencoder
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.sampler import order_of
+from tests.support import plain_mar, tiny_images, tiny_masked
+
+SIDE, CLASSES = plain_mar.SIDE, plain_mar.CLASSES
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a published checkpoint and the autoencoder that belongs to it."""
+    root = tmp_path_factory.mktemp("published")
+    return tiny_masked.file(root / "checkpoint-last.pth"), tiny_masked.kl_file(root / "kl.ckpt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a model over a tokenizer's latents, as training writes it."""
+    return tiny_masked.save(tmp_path_factory.mktemp("masked"))
+
+
+def pipeline(name: Path, **inputs: Any) -> ImagePipeline:
+    inputs = {"iterations": 4, "steps": 6} | inputs
+    pipe = ImagePipeline.from_pretrained(name, device="cpu", **inputs)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def published(files: tuple[Path, Path], **inputs: Any) -> ImagePipeline:
+    file, kl = files
+    return pipeline(
+        file, family="mar", tokenizer=kl, num_attention_heads=3, allow_namespace=True, **inputs
+    )
+
+
+def sampled(pipe: ImagePipeline, count: int = 4, **inputs: Any) -> Any:
+    dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
+    return pipe(class_labels=[n % CLASSES for n in range(count)], generator=dice, **inputs)
+
+
+def test_published_files_make_a_pipeline(files: tuple[Path, Path]) -> None:
+    pipe = published(files)
+    out = sampled(pipe, 2, output_type="pt")
+    assert out.images.shape == (2, 3, 12, 12) and out.label == "exact"
+    assert out.latents.shape == (2, SIDE, SIDE, plain_mar.WIDTH)
+    kl = KLAutoencoder.from_pretrained(files[1])
+    assert torch.allclose(out.images, kl.decode_latents(out.latents) / 2 + 0.5, atol=1e-5)
+    assert out.stats.forwards == 8 and out.stats.codes_per_forward == 9 / 4
+    assert len(set(out.stats.seeds)) == 2 and "2 images, 8 forward passes" in out.stats.summary()
+    # The autoencoder reads latents over the published factor.
+    assert pipe.model.config.deviation == pytest.approx(1 / 0.2325)
+
+
+def test_a_seed_fixes_a_picture(folder: Path) -> None:
+    first = sampled(pipeline(folder))
+    again = sampled(pipeline(folder))
+    assert torch.equal(first.latents, again.latents)
+    fewer, one_by_one = sampled(pipeline(folder), 2), sampled(pipeline(folder, batch_size=1))
+    assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
+    assert torch.allclose(first.latents, one_by_one.latents, atol=1e-4)
+    assert first.images[0].size == (6, 6) and len(first.images) == 4
+    by_name = pipeline(folder)(class_labels="blue", generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(by_name.latents[0], first.latents[2], atol=1e-4)
+
+
+def test_outputs_and_settings(folder: Path) -> None:
+    pipe = pipeline(folder)
+    latents = sampled(pipe, 2, output_type="latent")
+    assert torch.equal(latents.images, latents.latents)
+    out = sampled(pipe, 2, output_type="np")
+    assert out.images.shape == (2, 6, 6, 3) and torch.equal(out.latents, latents.latents)
+    for other in ({"guidance_scale": 1.0}, {"temperature": 0.5}):
+        assert not torch.allclose(sampled(pipe, 2, **other).latents, latents.latents, atol=1e-3)
+    for instance in (pipeline(folder, iterations=9), pipeline(folder, steps=20)):
+        assert not torch.allclose(sampled(instance, 2).latents, latents.latents, atol=1e-3)
+    out = pipe(class_labels=[0, 1], num_images_per_prompt=2)
+    assert len(out.images) == 4 and len(set(out.stats.seeds)) == 4
+
+
+def test_the_map_tells_what_came_together(folder: Path) -> None:
+    result = sampled(pipeline(folder), 3)
+    assert result.acceptance_map.shape == (3, SIDE, SIDE)
+    for one in result.acceptance_map:
+        sizes, counts = np.unique(one, return_counts=True)
+        assert all(counts % sizes == 0) and sum(counts // sizes) == 4
+
+
+def test_it_draws_again_from_what_it_saved(
+    folder: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for number, pipe in enumerate((pipeline(folder), published(files))):
+        pipe.save_pretrained(tmp_path / str(number))
+        again = pipeline(tmp_path / str(number))
+        assert torch.allclose(sampled(pipe).latents, sampled(again).latents, rtol=1e-3, atol=1e-3)
+        assert type(again.tokenizer) is type(pipe.tokenizer)
+
+
+def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
+    message: list[tuple[int, int, int]] = []
+
+    def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
+        stand = int((tensors["latents"] != 0).all(-1)[0].sum())
+        message.append((iteration, latents, stand))
+        return iteration == 2
+
+    pipe = pipeline(folder, batch_size=1)
+    ended = sampled(pipe, 2, callback_on_step_end=note)
+    assert bool(ended.latents[0].any()) and not bool(ended.latents[1].any())
+    assert [each[0] for each in message] == [0, 1, 2]
+    assert all(each[1] == each[2] for each in message) and message[-1][1] < 9
+    assert sampled(pipe, 2).latents.shape[0] == 2  # whole again
+
+
+def test_half_precision_draws(folder: Path) -> None:
+    pipe = pipeline(folder, torch_dtype=torch.float16)
+    assert pipe.model.dtype == torch.float16
+    out = sampled(pipe, output_type="pt")
+    assert bool(out.latents.isfinite().all()) and bool(out.images.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"iterations": 10}, "10 iterations for 9 latents"),
+        ({"iterations": 0}, "0 iterations"),
+        ({"steps": 0}, "0 denoising steps"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"floor": 1.0}, "expected a deviation from 0"),
+        ({"drafter": "jacobi", "floor": 0.0}, "densities with floor 0; expected noise"),
+        ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "4 iterations with a drafter"),
+        ({"drafter": "jacobi", "rule": "near", "s": 2}, "'near' has no s"),
+        ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill 1.0"),
+        ({"drafter": ["jacobi", "model"]}, "2 drafters of latents"),
+        ({"drafter": 3}, "as a drafter"),
+    ],
+)
+def test_bad_settings_are_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline(folder, **({"iterations": None} | inputs))
+
+
+DRAFTED: dict[str, Any] = {"iterations": None, "floor": 0.1, "drafter": "jacobi"}
+
+
+def smaller(folder: Path) -> MaskedModel:
+    """Return a draft model: the target with other weights."""
+    model: MaskedModel = pipeline(folder).model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
+    plain = sampled(pipeline(folder, iterations=9, floor=0.1))
+    for drafter in ("jacobi", smaller(folder)):
+        near = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
+        assert torch.allclose(near.latents, plain.latents, atol=1e-3) and near.label == "exact"
+        exact = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}))
+        again = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
+        assert torch.allclose(exact.latents, again.latents, atol=1e-3)
+        assert exact.label == "exact-for(distribution)" and exact.stats.acceptance > 0.0
+        assert exact.stats.forwards < plain.stats.forwards == 36
+        assert exact.stats.prefixes > exact.stats.forwards
+    close = sampled(pipeline(folder, **DRAFTED, rule="near", r=0.5))
+    assert close.label == "approximate" and 0.0 < close.stats.distance_most <= 0.5
+    assert (
+        "masked prefixes a pass" in close.stats.summary() and "% of drafts" in close.stats.summary()
+    )
+    assert not torch.allclose(sampled(pipeline(folder, iterations=9)).latents, plain.latents)
+
+
+def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
+    out = sampled(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, budget=3), 2)
+    for row, seed in enumerate(out.stats.seeds):
+        order = order_of(NoiseStream(seed), 9)
+        selected = out.stats.outcomes[row].reshape(-1)[order]
+        # Three come alone, then the chance to be kept rules how many are drafted.
+        assert selected[:3].tolist() == [0, 0, 0] and 1 in selected[3:]
+        assert out.acceptance_map[row].reshape(-1)[order][:3].tolist() == [1, 1, 1]
+
+
+def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
+    half = sampled(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
+    assert bool(half.images.isfinite().all())
+    message: list[tuple[int, int]] = []
+
+    def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
+        assert latents in (tensors["latents"] != 0).all(-1).sum(1).tolist()
+        message.append((iteration, latents))
+        return True
+
+    pipe = pipeline(folder, **DRAFTED, batch_size=2)
+    ended = sampled(pipe, 3, callback_on_step_end=note)
+    assert [each[0] for each in message] == [0, 1, 2, 3]  # two passes of each batch
+    assert 0 < message[0][1] < message[1][1] < 9
+    assert ended.label == "unfinished" and not bool(ended.latents[2].all())
+    assert sampled(pipe, 3).label == "exact-for(distribution)"
+
+
+def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> None:
+    pipe = pipeline(folder, **DRAFTED | {"drafter": smaller(folder)})
+    pipe.save_pretrained(tmp_path / "both")
+    again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
+    assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
+    with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
+        pipeline(folder, **DRAFTED | {"drafter": "model"})
+    with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
+        pipeline(folder, **DRAFTED | {"drafter": "jacoby"})
+    other = MaskedModel(MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=1.0))
+    with pytest.raises(InputError, match=r"draft model with mean 1\.0; expected 0\.0"):
+        pipeline(folder, **DRAFTED | {"drafter": other})
+    with pytest.raises(InputError, match="with temperature 0; expected noise"):
+        sampled(pipe, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "inputs", "message"),
+    [
+        ([3], {}, "got the class 3; expected a whole number from 0 to 2"),
+        (["purple"], {}, "expected one of red, green/leaf, blue"),
+        ([], {}, "got an empty list"),
+        ([0], {"output_type": "jpeg"}, "output_type 'jpeg'"),
+        ([0], {"top_k": 5}, "got top_k=5"),
+        ([0], {"guidance_scale": -2.0}, "guidance_scale"),
+        ([0], {"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
+        ([0, 1], {"generator": [torch.Generator()]}, "1 generators for 2 images"),
+    ],
+)
+def test_bad_requests_are_refused(
+    folder: Path, labels: list[Any], inputs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline(folder)(class_labels=labels, **inputs)
+
+
+def test_parts_that_do_not_belong_together_are_refused(
+    folder: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, kl = pipeline(folder).model, KLAutoencoder.from_pretrained(files[1])
+    with pytest.raises(InputError, match="without an autoencoder; expected tokenizer=PATH"):
+        pipeline(files[0], family="mar", num_attention_heads=3, allow_namespace=True)
+    with pytest.raises(UnsupportedModelError, match="expected 'ragspec-masked-latents'"):
+        ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="mar")
+    with pytest.raises(UnsupportedModelError, match="got a AutoencoderKL as tokenizer"):
+        ImagePipeline(model, kl.model)
+    wide = MaskedModel(MaskedConfig(5, 12, 1, 1, 3, None, 3, 3, 2, 10, 2))
+    with pytest.raises(InputError, match="latents of 4 numbers for a model of 5"):
+        ImagePipeline(wide, kl)
+    with pytest.raises(ModelNotFoundError, match="does not exist"):
+        pipeline(folder, tokenizer=tmp_path / "no.ckpt")
+    with pytest.raises(UnsupportedModelError, match="Use family='mar'"):
+        ImagePipeline.from_pretrained(folder, family="latents")

@@ -1,0 +1,480 @@
+"""From a prompt to a picture: Janus, Emu3 and Chameleon against transformers' own generation."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual import ImagePipeline, VQTokenizer
+from ragspec.visual.call import ImageCall
+from tests.support import tiny_images, tiny_prompted
+from tests.support.tiny_prompted import BOOK, FIRST, LINE, SIDE, Seeded
+
+FAMILIES = ("janus", "emu3", "chameleon")
+KINDS = pytest.mark.parametrize("kind", FAMILIES)
+PROMPTS = ["a red bicycle", "tree", "a blue cat a blue tree"]
+SCALE = 3.0
+
+
+def opened(kind: str, drafter: Any = "jacobi", rule: Any = "exact", **more: Any) -> Any:
+    if kind == "chameleon":
+        more.setdefault("vq", tiny_prompted.chameleon_vq().double())
+    instance = ImagePipeline(
+        tiny_prompted.model(kind), tiny_prompted.tokenizer(kind), drafter, rule, budget=6, **more
+    )
+    instance.set_progress_bar_config(disable=True)
+    return instance
+
+
+def encoded(pipe: Any, prompt: Any, **call: Any) -> Any:
+    """Return the token ids of prompts and of their unconditional prompts."""
+    request = ImageCall(prompt=prompt, **call)
+    conditions = pipe.family.conditions(request, pipe.family.sized(request.height, request.width))
+    return conditions.prompts, conditions.unconditional
+
+
+def sized(kind: str, height: int = SIDE, width: int = SIDE) -> dict[str, int]:
+    """Return the size of a picture of so many codes, in pixels; Janus' own needs none."""
+    return {"height": 2 * height, "width": 2 * width} if kind == "emu3" else {}
+
+
+def dice(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
+    """Return the codes [R, n] that the model's own generate draws, prompts padded by the tokenizer.
+
+    Its noise is replaced by the project's, by a processor that comes last."""
+    read = pipe.family.text_tokenizer(
+        [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
+    )
+    chosen = Seeded(sampling, seeds, list(range(BOOK)))
+    instance = pipe.model
+
+    class Guided(LogitsProcessor):  # type: ignore[misc, unused-ignore]
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            current, none = scores.chunk(2)
+            return chosen(input_ids, none + SCALE * (current - none))
+
+    sample: torch.Tensor = instance.generate(
+        read.input_ids,
+        attention_mask=read.attention_mask,
+        generation_mode="image",
+        guidance_scale=1.0,
+        logits_processor=LogitsProcessorList([Guided()]),
+        do_sample=False,
+    )
+    return sample
+
+
+def test_janus_draws_what_its_generate_draws() -> None:
+    pipe = opened("janus")
+    out = pipe(PROMPTS, temperature=0.0, guidance_scale=SCALE, output_type="pt")
+    read = pipe.family.text_tokenizer(
+        [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
+    )
+    sample = pipe.model.generate(
+        **read, generation_mode="image", guidance_scale=SCALE, do_sample=False
+    )
+    assert torch.equal(out.codes.flatten(1), sample)
+    assert len({tuple(row) for row in sample.tolist()}) == len(PROMPTS)
+    pictures = pipe.model.decode_image_tokens(sample).permute(0, 3, 1, 2).float()
+    assert torch.equal(out.images, (pictures / 2 + 0.5).clamp(0, 1))
+    assert out.label == "exact" and out.stats.forwards < len(PROMPTS) * SIDE**2
+
+
+def test_sampled_janus_has_the_distribution_of_its_generate() -> None:
+    for inputs in (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=5)):
+        pipe = opened("janus")
+        request = {"temperature": inputs.temperature, "top_k": inputs.top_k}
+        out = pipe(PROMPTS, guidance_scale=SCALE, generator=dice(), **request)
+        sample = local_janus(pipe, inputs, list(out.stats.seeds))
+        assert torch.equal(out.codes.flatten(1), sample)
+
+
+def local_emu3(
+    pipe: Any, text: str, negative: str, size: tuple[int, int], seeded: Any = None
+) -> torch.Tensor:
+    """Return the tokens that the model's own generate writes, ends of the picture included."""
+    height, width = size
+    tokens, model = pipe.family.text_tokenizer, pipe.model
+    name = tokens.convert_tokens_to_ids
+    ids, none = (
+        tokens(f"<s>{each}<boi>{height}*{width}<first>", return_tensors="pt").input_ids
+        for each in (text, negative)
+    )
+
+    def allowed(batch: int, written: torch.Tensor) -> list[int]:
+        offset = len(written) - int((written == name("<first>")).nonzero()[0])
+        ends = {(width + 1) * height + 1: "<eof>", (width + 1) * height + 2: "<eoi>"}
+        if offset in ends:
+            return [name(ends[offset])]
+        if offset > max(ends):
+            return [0]
+        if offset % (width + 1) == 0:
+            return [LINE]
+        known: list[int] = model.model.vocabulary_mapping.image_tokens
+        return known
+
+    sample: torch.Tensor = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        prefix_allowed_tokens_fn=allowed,
+        negative_prompt_ids=none,
+        negative_prompt_attention_mask=torch.ones_like(none),
+        guidance_scale=SCALE,
+        logits_processor=seeded,
+        do_sample=False,
+        max_new_tokens=height * (width + 1) + 3,
+    )
+    return sample[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("size", [(SIDE, SIDE), (2, 5), (4, 1)])
+@pytest.mark.parametrize("negative", ["", "blue cat a tree"])
+def test_emu3_draws_what_its_generate_draws(size: tuple[int, int], negative: str) -> None:
+    pipe = opened("emu3")
+    record = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
+    out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
+    assert out.codes.shape == (len(PROMPTS), *size) == out.acceptance_map.shape
+    assert out.stats.excess.shape == out.codes.shape
+    assert out.stats.nll_gaps.size <= out.codes.numel()
+    for row, text in enumerate(PROMPTS):
+        sample = local_emu3(pipe, text, negative, size)
+        known = sample[:, :-3].reshape(size[0], size[1] + 1)
+        assert torch.equal(out.codes[row], known[:, :-1] - FIRST)
+        picture = pipe.model.model.decode_image_tokens(sample, *size).float()
+        assert torch.equal(out.images[row], (picture[0] / 2 + 0.5).clamp(0, 1))
+    if not negative:
+        assert torch.equal(pipe(PROMPTS, **record).codes, out.codes)
+
+
+def test_sampled_emu3_has_the_distribution_of_its_generate() -> None:
+    pipe, size = opened("emu3"), (2, 3)
+    request = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
+    out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **request)
+    sampling = Sampling(temperature=0.9, top_k=7)
+    for row, text in enumerate(PROMPTS):
+        instance = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
+        sample = local_emu3(pipe, text, "cat", size, LogitsProcessorList([instance]))
+        known = sample[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
+        assert torch.equal(out.codes[row], known)
+
+
+def local_chameleon(
+    pipe: Any, ids: list[int], none: list[int], distribution: TokenDistribution
+) -> list[int]:
+    """Decode by whole forwards: the model's own generate never draws a code."""
+    model = pipe.model
+    known = model.model.vocabulary_mapping.img2bpe
+    tokens = torch.tensor([known[code] for code in range(BOOK)])
+    codes: list[int] = []
+    for index in range(SIDE**2):
+        sample = [int(tokens[code]) for code in codes]
+        with torch.no_grad():
+            current, beside = (
+                model.lm_head(model.model(torch.tensor([each + sample])).last_hidden_state[:, -1])
+                for each in (ids, none)
+            )
+        logits = (beside + SCALE * (current - beside))[:, tokens]
+        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
+    return codes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("negative", [None, "blue cat"])
+def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -> None:
+    pipe = opened("chameleon")
+    request = {"guidance_scale": SCALE, "temperature": temperature, "negative_prompt": negative}
+    out = pipe(PROMPTS, generator=dice(), output_type="pt", **request)
+    for row, text in enumerate(PROMPTS):
+        read = pipe.family.text_tokenizer
+        ids = read(f"{text}<sep><boi>").input_ids
+        none = read("<boi>" if negative is None else f"{negative}<sep><boi>").input_ids
+        distribution = TokenDistribution(
+            Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0
+        )
+        assert out.codes[row].flatten().tolist() == local_chameleon(pipe, ids, none, distribution)
+    decoder = tiny_prompted.chameleon_vq().double()
+    entry = decoder.quantize.embedding(out.codes).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        pictures = decoder.decoder(decoder.post_quant_conv(entry)).float()
+    assert torch.allclose(out.images, (pictures / 2 + 0.5).clamp(0, 1), atol=1e-6)
+
+
+@KINDS
+def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
+    message, request = {"guidance_scale": SCALE, **sized(kind)}, PROMPTS[1:]
+    plain = opened(kind, None)(request, generator=dice(), num_images_per_prompt=2, **message)
+    for drafter in ("auto", ["jacobi", tiny_prompted.model(kind, 1)]):
+        pipe = opened(kind, drafter, batch_size=3)
+        out = pipe(request, generator=dice(), num_images_per_prompt=2, **message)
+        assert torch.equal(out.codes, plain.codes) and out.label == "exact"
+        assert out.stats.forwards < plain.stats.forwards
+        again = pipe(request[0], generator=dice(), **message)
+        assert torch.equal(again.codes[0], plain.codes[0])
+
+
+@KINDS
+@pytest.mark.parametrize("rule", ["lantern", "lantern++", "gsd"])
+def test_relaxed_rules_are_named_and_repeat(kind: str, rule: str) -> None:
+    settings: dict[str, Any] = {"lantern": {"delta": 0.9, "neighbours": 9}, "gsd": {"partition": 4}}
+    record = {"generator": dice(), "guidance_scale": 2.0, **sized(kind, 3, 2)}
+    pipe = opened(kind, "jacobi", rule, **settings.get(rule, {}))
+    out = pipe(PROMPTS, **record)
+    assert out.label == "approximate"
+    assert int(out.codes.min()) >= 0 and int(out.codes.max()) < BOOK
+    again = pipe(PROMPTS[0], **{**record, "generator": dice()})
+    assert torch.equal(again.codes[0], out.codes[0])
+
+
+def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
+    for kind in FAMILIES:
+        rule = opened(kind, rule="lantern", neighbours=3).rule
+        book = tiny_prompted.model(kind).model.vqmodel.quantize.embedding.weight.detach()
+        if kind == "janus":
+            book = torch.nn.functional.normalize(book, dim=-1)
+        difference = torch.cdist(book, book).fill_diagonal_(float("inf"))
+        nearest = difference.topk(3, largest=False).indices
+        assert rule.relation.neighbours.rows[:BOOK].tolist() == nearest.tolist()
+        ends = rule.relation.neighbours.rows[BOOK:].tolist()
+        assert ends == ([[BOOK] * 3] if kind == "emu3" else [])
+
+
+@KINDS
+def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> None:
+    record = {"guidance_scale": 2.0, **sized(kind)}
+    whole = opened(kind)("a cat", generator=dice(), **record).codes
+    inputs = whole[0].clone()
+    inputs[1, 1] = inputs[2, :2] = -1
+    one = tiny_prompted.model(kind, 1)  # whose drafts know nothing of what is given
+    alike = opened(kind, one, "gsd", partition=1)("a cat", generator=dice(), codes=inputs, **record)
+    assert torch.equal(alike.codes[0][inputs >= 0], whole[0][inputs >= 0])
+    assert alike.label == "approximate"
+    out = opened(kind)("a cat", generator=dice(), codes=inputs, **record)
+    assert torch.equal(out.codes, whole)
+    with pytest.raises(InputError, match="to be drawn"):
+        opened(kind)("a cat", codes=torch.full((SIDE, SIDE), BOOK), **record)
+
+
+@KINDS
+def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
+    folder = tiny_prompted.save(tmp_path / "one", kind)
+    if kind == "chameleon":
+        tiny_prompted.chameleon_vq().save_pretrained(folder / "vq")
+    pipe = ImagePipeline.from_pretrained(folder, "model", budget=6)
+    again = tmp_path / "two"
+    pipe.save_pretrained(again)
+    record = {"guidance_scale": SCALE, **sized(kind)}
+    sample = []
+    for each in (pipe, ImagePipeline.from_pretrained(again, "model", device="cpu", budget=6)):
+        each.set_progress_bar_config(disable=True)
+        sample.append(each(PROMPTS, generator=dice(), **record))
+        assert sample[-1].images[0].size == (2 * SIDE, 2 * SIDE)
+        shared = ImagePipeline(**each.components, drafter=None)
+        assert shared.model is each.model
+    assert torch.equal(sample[0].codes, sample[1].codes)
+    plain = ImagePipeline.from_pretrained(again, None)
+    plain.save_pretrained(tmp_path / "three")  # the draft model goes along
+    assert ImagePipeline.from_pretrained(tmp_path / "three", "model").draft is not None
+    for wrong in {"janus", "emu3", "chameleon"} - {kind}:
+        with pytest.raises(UnsupportedModelError, match=f"Use family='{kind}'"):
+            ImagePipeline.from_pretrained(folder, family=wrong)
+
+
+@KINDS
+def test_bad_input_is_refused(kind: str) -> None:
+    pipe = opened(kind)
+    wrong: list[dict[str, Any]] = [
+        {"prompt": ""},
+        {"prompt": "  "},
+        {"prompt": 3},
+        {"prompt": ["a cat", None]},
+        {"prompt": []},
+        {},
+        {"prompt": "cat", "height": 5},
+        {"prompt": "cat", "width": 0},
+        {"prompt": "cat", "height": "4"},
+        {"prompt": "cat", "height": 2000, "width": 2000},
+        {"prompt": "cat", "output_type": "jpg"},
+        {"prompt": "cat", "guidance_scale": -1.0},
+        {"prompt": "cat", "negative_prompt": 3},
+        {"prompt": "cat", "negative_prompt": ["a", "b"]},
+        {"prompt": "cat", "generator": 3},
+        {"prompt": "cat", "class_labels": 3},
+    ]
+    for inputs in wrong:
+        with pytest.raises(InputError, match=r"expected|exceed|Leave"):
+            pipe(**{**sized(kind), **inputs})
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    janus, text = tiny_prompted.model("janus"), tiny_prompted.tokenizer("janus")
+    with pytest.raises(InputError, match="padding for words"):
+        opened("janus")("cat", negative_prompt="dog")
+    with pytest.raises(UnsupportedModelError, match="Use family='janus'"):
+        ImagePipeline(janus, text, family="emu3")
+    with pytest.raises(UnsupportedModelError, match="LlamaGenModel of type 'llamagen'"):
+        ImagePipeline(tiny_images.model(), text, family="janus")
+    with pytest.raises(InputError, match="the model's processor"):
+        ImagePipeline(janus, tiny_images.tokenizer(), None)
+    with pytest.raises(ModelNotFoundError, match="config"):
+        ImagePipeline.from_pretrained(tmp_path, family="janus")
+    with pytest.raises(UnknownNameError, match="jacobi"):
+        opened("janus", "jacobbi")
+    with pytest.raises(ModelNotFoundError, match="draft/"):
+        opened("janus", "model")
+    with pytest.raises(TokenizerMismatchError, match="type emu3"):
+        opened("janus", tiny_prompted.model("emu3"))
+    with pytest.raises(InputError, match=r"\{prompt\}"):
+        opened("janus", prompt_template="nothing")
+    with pytest.raises(InputError, match="processor"):
+        ImagePipeline(janus, 3)
+    with pytest.raises(InputError, match=r"do not end|without boi_token"):
+        ImagePipeline(janus, bare(), None)("a cat")
+    for other in (tiny_prompted.janus_vq(embeddings=30), tiny_prompted.janus_vq(1)):
+        with pytest.raises(TokenizerMismatchError, match="not the model's"):
+            opened("chameleon", vq=other)
+
+
+def bare() -> Any:
+    """Return a tokenizer that knows no images."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    instance = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
+    instance.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=instance, unk_token="<unk>")
+
+
+def test_chameleon_without_a_decoder_says_what_to_give() -> None:
+    pipe = ImagePipeline(
+        tiny_prompted.model("chameleon"), tiny_prompted.tokenizer("chameleon"), "jacobi"
+    )
+    pipe.set_progress_bar_config(disable=True)
+    out = pipe("a cat", output_type="latent", generator=dice())
+    assert torch.equal(out.images, out.codes)
+    calls: list[tuple[Any, Any]] = [(pipe, "a cat"), (pipe.decode, out.codes)]
+    for image, inputs in calls:
+        with pytest.raises(ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
+            image(inputs)
+    decoder = VQTokenizer(tiny_prompted.chameleon_vq(), normalised=False)
+    assert opened("chameleon", vq=decoder).decode(out.codes)[0].size == (2 * SIDE, 2 * SIDE)
+
+
+def test_prompts_are_read_as_by_the_models_processors() -> None:
+    from transformers import Emu3ImageProcessor, Emu3Processor, JanusImageProcessor, JanusProcessor
+
+    words = tiny_prompted.tokenizer("emu3")
+    words.image_token_id = words.convert_tokens_to_ids("<image>")
+    emu3 = Emu3Processor(Emu3ImageProcessor(), words)
+    read = emu3(
+        text=PROMPTS, padding=True, return_for_image_generation=True, ratio="2:1", image_area=512
+    )
+    height, width = read["image_sizes"][0]
+    pipe = ImagePipeline(tiny_prompted.model("emu3"), emu3, None)
+    current, none = encoded(pipe, PROMPTS, height=2 * height, width=2 * width)
+    assert current == unpadded(read) and (height, width) == (2, 4)
+    nothing = emu3(text=[""], return_for_image_generation=True, ratio="2:1", image_area=512)
+    assert none == unpadded(nothing) * len(PROMPTS)
+
+    janus = JanusProcessor(
+        JanusImageProcessor(), tiny_prompted.tokenizer("janus"), chat_template=tiny_prompted.CHAT
+    )
+    requests = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
+    chat = janus.apply_chat_template(requests, add_generation_prompt=True)
+    read = janus(text=chat, generation_mode="image", padding=True)
+    for processor in (janus, janus.tokenizer):
+        pipe = ImagePipeline(tiny_prompted.model("janus"), processor, None)
+        assert encoded(pipe, PROMPTS)[0] == unpadded(read)
+    janus.tokenizer.chat_template = None
+    pipe = ImagePipeline(tiny_prompted.model("janus"), janus.tokenizer, None)
+    words = janus.tokenizer.convert_ids_to_tokens(encoded(pipe, "red cat")[0][0])
+    assert words[-1] == "<boi>" and [word for word in words if word in ("red", "cat", "User")] == [
+        "User",
+        "red",
+        "cat",
+    ]
+
+
+def unpadded(read: Any) -> list[list[int]]:
+    pairs = zip(read["input_ids"], read["attention_mask"], strict=True)
+    return [
+        [int(token) for token, current in zip(ids, mask, strict=True) if current]
+        for ids, mask in pairs
+    ]
+
+
+def test_all_models_move_together() -> None:
+    pipe = opened("chameleon", copy.deepcopy(tiny_prompted.model("chameleon", 1)))
+    pipe = ImagePipeline(
+        copy.deepcopy(pipe.model), pipe.tokenizer, pipe.draft, vq=pipe.family.codec
+    ).to(torch.float32)
+    assert {each.dtype for each in (pipe.model, pipe.draft)} == {torch.float32}
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe("a cat", generator=dice()).label == "exact"
+
+
+@KINDS
+def test_a_template_can_be_passed(kind: str) -> None:
+    record = {**sized(kind), "generator": dice()}
+    pipe, request = opened(kind), opened(kind, prompt_template="a red {prompt}")
+    whole = encoded(pipe, "a red cat", **sized(kind))[0]
+    if kind != "janus":
+        short = request("cat", **record)
+        assert torch.equal(short.codes, pipe("a red cat", **{**record, "generator": dice()}).codes)
+    else:
+        assert encoded(request, "cat")[0] != whole
+
+
+def test_a_callback_is_reported_codes_alone() -> None:
+    pipe, known = opened("emu3"), []
+
+    def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
+        known.append((codes, kwargs["codes"].clone()))
+
+    out = pipe("a cat", generator=dice(), callback_on_step_end=look, **sized("emu3", 2, 4))
+    assert known[-1][0] == 8 and torch.equal(known[-1][1], out.codes.flatten(1))
+    for codes, tensor in known:
+        assert int((tensor >= 0).sum()) == codes and int(tensor.max()) < BOOK
+
+
+@KINDS
+def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
+    first = tiny_prompted.save(tmp_path / "model", kind)
+    inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
+    template = {"prompt_template": "a {prompt} *"}
+    pipe = ImagePipeline.from_pretrained(first, "model", **inputs, **template, batch_size=2)
+    pipe.save_pretrained(tmp_path / "saved")
+    again = ImagePipeline.from_pretrained(tmp_path / "saved")
+    assert (again.rule_name, again.budget.nodes) == ("lantern", 5)
+    assert (again.batch_size, again.family.prompt_template) == (2, "a {prompt} *")
+    outs = []
+    for each in (pipe, again):
+        each.set_progress_bar_config(disable=True)
+        outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
+    assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
+    other = ImagePipeline.from_pretrained(
+        tmp_path / "saved", "jacobi", "exact"
+    )  # named: nothing is taken
+    assert (other.rule_name, other.batch_size, other.family.prompt_template) == ("exact", 4, None)
+    (tmp_path / "saved" / "ragspec.json").write_text("[", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
+        ImagePipeline.from_pretrained(tmp_path / "saved")

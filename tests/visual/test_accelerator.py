@@ -1,0 +1,112 @@
+"""Pictures on an accelerator: every pipeline, rule and drafter, as on the CPU.
+
+The accelerator is a pretended one, which refuses what CUDA refuses.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.visual import ImagePipeline
+from ragspec.visual.latents.rules.by_name import RULES
+from ragspec.visual.rules.by_name import relaxed
+from tests.support import tiny_images, tiny_latents, tiny_masked
+from tests.support.pretend import NAME, Pretend
+from tests.visual.families.test_multimodal import FAMILIES, opened, sized
+
+Draw = Callable[[Any], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_images.save(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_latents.save(tmp_path_factory.mktemp("latents"))
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_masked.save(tmp_path_factory.mktemp("masked"))
+
+
+@pytest.fixture(autouse=True)
+def without_faults() -> Iterator[None]:
+    """Let a drafter that is switched off be an error, although the picture is the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def same_there(make: Callable[[], Any], draw: Draw) -> None:
+    """Assert that a pipeline draws the same after it was moved to the accelerator.
+
+    Latents may round otherwise there, as wrapped operators take other ways through torch.
+    """
+    pipe = make()
+    pipe.set_progress_bar_config(disable=True)
+    here = draw(pipe)
+    with Pretend() as device, device.recording() as record:
+        there = draw(pipe.to(NAME)).cpu()
+    assert record.kernels > 0
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-5 if here.is_floating_point() else 0)
+
+
+def codes(pipe: Any) -> torch.Tensor:
+    dice = torch.Generator().manual_seed(1)
+    out = pipe(class_labels=["red", 2], generator=dice, guidance_scale=3.0, top_k=12)
+    assert len(out.images) == 2
+    result: torch.Tensor = out.codes
+    return result
+
+
+@pytest.mark.parametrize("drafter", [None, "model", "jacobi"])
+def test_codes_under_the_exact_rule(images: Path, drafter: str | None) -> None:
+    same_there(lambda: ImagePipeline.from_pretrained(images, drafter, "exact", budget=6), codes)
+
+
+@pytest.mark.parametrize("rule", relaxed())
+def test_codes_under_a_relaxed_rule(images: Path, rule: str) -> None:
+    settings: dict[str, Any] = {}
+    if rule.endswith("-rejection"):
+        settings["draft_mode"] = "sampled"
+    same_there(
+        lambda: ImagePipeline.from_pretrained(images, "model", rule, budget=6, **settings), codes
+    )
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_codes_after_prompts(kind: str) -> None:
+    def draw(pipe: Any) -> torch.Tensor:
+        dice = torch.Generator().manual_seed(1)
+        result: torch.Tensor = pipe(["a red tree", "cat"], generator=dice, **sized(kind)).codes
+        return result
+
+    same_there(lambda: copy.deepcopy(opened(kind)), draw)  # its model is shared by all tests
+
+
+def latent(pipe: Any) -> torch.Tensor:
+    dice = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    result: torch.Tensor = pipe(class_labels=[0, 1], generator=dice).latents
+    return result
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafter"), [*((rule, "jacobi") for rule in RULES), (next(iter(RULES)), "model")]
+)
+def test_latents_one_by_one(latents: Path, rule: str, drafter: str) -> None:
+    same_there(lambda: ImagePipeline.from_pretrained(latents, drafter, rule=rule), latent)
+
+
+def test_latents_of_a_masked_model(masked: Path) -> None:
+    inputs: dict[str, Any] = {"device": "cpu", "iterations": 4, "steps": 4}
+    same_there(lambda: ImagePipeline.from_pretrained(masked, **inputs), latent)

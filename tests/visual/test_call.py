@@ -1,0 +1,100 @@
+"""What a call may ask for: classes by number and name, counts, seeds, prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.call import checked_texts, seeds_of, some
+from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.families.llamagen import padded_features
+
+NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
+)
+def test_a_class_is_a_number_or_a_name(inputs: int | str, number: int) -> None:
+    assert class_number(inputs, NAMES, 4) == number
+
+
+@pytest.mark.parametrize("inputs", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
+def test_a_class_may_be_any_whole_number(inputs: Any) -> None:
+    assert class_number(inputs, NAMES, 4) == 2
+    assert [class_number(each, NAMES, 4) for each in some(inputs)] == [2]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        *[4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]],
+        *[True, False, np.bool_(True), torch.tensor(True)],
+    ],
+)
+def test_a_class_that_is_not_there_or_not_clear_is_refused(inputs: Any) -> None:
+    with pytest.raises(InputError, match="expected"):
+        class_number(inputs, NAMES, 4)
+
+
+def test_names_of_a_model_without_names_are_refused() -> None:
+    with pytest.raises(InputError, match="has no names, expected 0 to 9"):
+        class_number("cat", (), 10)
+
+
+def test_seeds_are_sampled_one_an_image_whatever_follows() -> None:
+    def dice() -> torch.Generator:
+        return torch.Generator().manual_seed(7)
+
+    assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
+    assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
+    assert len(set(seeds_of(None, 20))) == 20
+    with pytest.raises(InputError, match="2 generators for 3 images"):
+        seeds_of([dice(), dice()], 3)
+    inputs: list[Any] = [0, [0, 1], [dice(), 1], "ab", torch.tensor(3)]
+    for wrong in inputs:
+        with pytest.raises(InputError, match="Pass seed=0"):
+            seeds_of(wrong, 2)
+
+
+def test_without_a_generator_seeds_come_from_the_global_one() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        first = [seeds_of(None, 2), seeds_of(None, 2)]
+        torch.manual_seed(3)
+        again = [seeds_of(None, 2), seeds_of(None, 2)]
+    assert first == again and first[0] != first[1]
+    assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
+
+
+def test_counts_and_texts_are_checked() -> None:
+    two: Any = np.int64(2)
+    assert checked_count(2, "n") == checked_count(two, "n") == 2
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="n is"):
+            checked_count(wrong, "n")  # type: ignore[arg-type]
+    assert checked_texts(["cat"]) == ["cat"]
+    for text in ("", "  ", 3):
+        with pytest.raises(InputError, match="a few words"):
+            checked_texts(["cat", text])
+    empty: list[Any] = [[], torch.tensor([]), ()]
+    for nothing in empty:
+        with pytest.raises(InputError, match="empty list"):
+            some(nothing)
+    assert some("cat") == ["cat"] and some(3) == [3] and some((1, "cat")) == [1, "cat"]
+
+
+def test_features_stand_behind_their_padding() -> None:
+    two, one = torch.ones(2, 3), torch.full((1, 3), 2.0)
+    features, empty = padded_features([two, one], 2)
+    assert empty == (0, 1)
+    assert torch.equal(features[1], torch.stack([torch.zeros(3), one[0]]))
+    assert padded_features(two[None], 2)[1] == ()
+    wrong: list[Any] = [[two[0]], [two[:0]], [two, one[:, :2]], [torch.ones(3, 3)], [3]]
+    for inputs in wrong:
+        with pytest.raises(InputError, match="expected"):
+            padded_features(inputs, 2)

@@ -1,0 +1,121 @@
+"""Folders of image generators: what is found where, and what does not fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragspec.errors import (
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
+from ragspec.visual.families.llamagen import LlamaGen, caption_encoder, check_trunks, class_names
+from ragspec.visual.loading import find_folder, load_tokenizer
+from ragspec.visual.models.captions import CaptionEncoder
+from tests.support import tiny_images
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_images.save(tmp_path_factory.mktemp("images") / "set")
+
+
+def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
+    result = find_folder(folder)
+    assert result.target == folder / "target" and result.draft == folder / "draft"
+    assert result.tokenizer == folder / "tokenizer" and result.head is None
+    assert load_tokenizer(result, torch.device("cpu")).vocab_size == tiny_images.CODES
+
+
+def test_sets_may_share_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "target").symlink_to(folder / "target")
+    (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
+    result = find_folder(tmp_path / "set")
+    assert result.tokenizer == tmp_path / "tokenizer" and result.draft is None
+
+
+def test_a_folder_may_be_the_model_itself(folder: Path) -> None:
+    result = find_folder(folder / "target")
+    assert result.target == folder / "target"
+    assert result.tokenizer == folder / "tokenizer"
+
+
+def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="Did you mean 'tiles'"):
+        find_folder("tile")
+    with pytest.raises(ModelNotFoundError, match="holds neither config"):
+        find_folder(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="is no folder"):
+        find_folder(tmp_path / "absent")
+    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+        LlamaGen.load_model(tmp_path)
+
+
+def test_a_target_without_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "target").symlink_to(folder / "target")
+    with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):
+        load_tokenizer(find_folder(tmp_path / "set"), torch.device("cpu"))
+
+
+def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = (folder / "target" / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(ModelError, match="does not load"):
+        LlamaGen.load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match="does not load"):
+        LlamaGen.load_model(tmp_path)
+    deeper = json.loads(config) | {"num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(deeper), encoding="utf-8")
+    whole = (folder / "target" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    with pytest.raises(ModelError, match="lacks the weights"):
+        LlamaGen.load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "llama"}, {"_class_name": "VQModel"}, {"kind": "feature-head"}]
+)
+def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (kind,) = config.values()
+    with pytest.raises(UnsupportedModelError, match=f"is a '{kind}' model; expected 'llamagen'"):
+        LlamaGen.load_model(tmp_path)
+
+
+def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
+    target = tiny_images.model()
+    check_trunks(target, tiny_images.model(layers=1))
+    with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
+        check_trunks(target, tiny_images.model(codes=30))
+    with pytest.raises(TokenizerMismatchError, match="condition features"):
+        check_trunks(target, tiny_images.model("features"))
+    fewer = tiny_images.model()
+    fewer.config.num_classes = 2
+    with pytest.raises(TokenizerMismatchError, match="num_classes 2"):
+        check_trunks(target, fewer)
+
+
+def test_names_of_classes_are_read_where_somebody_gave_them() -> None:
+    instance = tiny_images.model()
+    assert class_names(instance) == tiny_images.CLASSES
+    instance.config.id2label = {n: f"LABEL_{n}" for n in range(3)}
+    assert class_names(instance) == ()
+    assert class_names(tiny_images.model("features")) == ()
+
+
+def test_the_bundled_encoder_is_for_models_of_its_width() -> None:
+    instance = tiny_images.model("features")
+    encoder = caption_encoder(instance)
+    assert isinstance(encoder, CaptionEncoder)
+    assert encoder.length == instance.config.condition_length
+    instance.config.caption_dim = 2048
+    assert caption_encoder(instance) is None
+    assert caption_encoder(tiny_images.model()) is None

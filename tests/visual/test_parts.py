@@ -1,0 +1,96 @@
+"""What users of diffusers type: placing, slices, the bar, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual import ImagePipeline
+from tests.support import tiny_images, tiny_latents, tiny_masked
+
+LABELS = [0, 1, 2]
+Maker = Callable[[Path], Any]
+
+
+def of_codes(root: Path) -> Any:
+    return ImagePipeline.from_pretrained(tiny_images.save(root), "model", budget=6)
+
+
+def of_latents(root: Path) -> Any:
+    return ImagePipeline.from_pretrained(tiny_latents.save(root), "model", budget=3)
+
+
+def masked(root: Path) -> Any:
+    model = tiny_masked.model(root, 0.1).float()
+    return ImagePipeline(model, tiny_images.tokenizer(), iterations=3, steps=4)
+
+
+every = pytest.mark.parametrize("make", [of_codes, of_latents, masked])
+
+
+def sampled(pipe: Any, **more: Any) -> Any:
+    pipe.set_progress_bar_config(disable=True)
+    dice = torch.Generator().manual_seed(2)
+    return pipe(class_labels=LABELS, generator=dice, output_type="np", **more).images
+
+
+@every
+def test_slices_are_decoded_one_at_a_time(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, sizes = make(tmp_path), []
+    decoder = pipe.family.codec.model
+    decoder.decoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    at_once = sampled(pipe)
+    pipe.enable_vae_slicing()
+    sliced = sampled(pipe)
+    pipe.enable_vae_slicing(64)
+    sampled(pipe)
+    assert sizes == [3, 1, 1, 1, 3]
+    assert abs(at_once - sliced).max() < 1e-5
+
+
+@every
+def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) -> None:
+    pipe = make(tmp_path).to("cpu", torch.float64)
+    assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
+    if getattr(pipe, "draft", None) is not None:
+        assert pipe.draft.dtype == torch.float64
+    assert len(sampled(pipe)) == len(LABELS)
+    fewer = {"iterations": 3, "steps": 4} if make is masked else {}
+    again = type(pipe)(**pipe.components, **fewer)
+    assert again.model is pipe.model and len(sampled(again)) == len(LABELS)
+    with torch.device("meta"):
+        pipe.to("meta")
+    assert {each.device.type for each in (pipe.model, *pipe.family.modules.values())} == {"meta"}
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_bar_can_be_named_and_turned_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bool
+) -> None:
+    pipe = of_codes(tmp_path)
+    capsys.readouterr()
+    pipe.set_progress_bar_config(disable=not text, desc="codes")
+    pipe(class_labels=LABELS)
+    assert ("codes: 100%" in capsys.readouterr().err) is text
+
+
+@every
+def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> None:
+    pipe = make(tmp_path)
+    name = pipe.family.step_tensor(None)[0]
+    before = sampled(pipe)
+    same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
+    assert (same == before).all()
+
+    def change(pipe: Any, step: int, count: int, message: dict[str, Any]) -> dict[str, Any]:
+        return {name: message[name] + 1}
+
+    with pytest.raises(InputError, match=f"other {name} than it received"):
+        sampled(pipe, callback_on_step_end=change)

@@ -1,0 +1,320 @@
+"""The image pipeline: seeds, equality with and without a drafter, outputs, callbacks, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    RuleError,
+    TokenizerMismatchError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from ragspec.rules.walk import Walk
+from ragspec.visual import ImagePipeline
+from tests.support import image_models, tiny_images
+
+ALL = tiny_images.SIDE**2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_images.save(tmp_path_factory.mktemp("images"))
+
+
+def opened(folder: Path, drafter: Any = "model", rule: Any = "exact", **more: Any) -> Any:
+    pipe = ImagePipeline.from_pretrained(folder, drafter, rule, **{"budget": 6, **more})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def dice(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("drafter", ["model", "jacobi"])
+def test_an_exact_rule_draws_what_plain_decoding_draws(
+    folder: Path, drafter: str, scale: float
+) -> None:
+    arguments = {"guidance_scale": scale, "num_images_per_prompt": 2, "top_k": 12}
+    fast = opened(folder, drafter)(class_labels=["red", 2], generator=dice(), **arguments)
+    plain = opened(folder, None)(class_labels=["red", 2], generator=dice(), **arguments)
+    assert fast.label == plain.label == "exact"
+    assert torch.equal(fast.codes, plain.codes)
+    for one, two in zip(fast.images, plain.images, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(two))
+    assert fast.stats.forwards < plain.stats.forwards == 4 * ALL
+    assert (plain.acceptance_map == 1).all() and fast.acceptance_map.max() > 1
+    assert fast.stats.tv_excess == 0.0
+
+
+def test_an_image_depends_on_its_seed_alone(folder: Path) -> None:
+    pipe = opened(folder)
+    four = pipe(class_labels=[1, 2], generator=dice(), num_images_per_prompt=2)
+    one = pipe(class_labels=1, generator=dice())
+    assert torch.equal(one.codes[0], four.codes[0])
+    alone = pipe(class_labels=torch.tensor(1), generator=dice())
+    assert torch.equal(alone.codes, one.codes)
+    listed = pipe(class_labels=[2, 1], generator=[dice(5), dice(1)])
+    assert torch.equal(listed.codes[1], one.codes[0])
+    assert listed.stats.seeds[1] == one.stats.seeds[0]
+    narrow = opened(folder, batch_size=1)(
+        class_labels=[1, 2], generator=dice(), num_images_per_prompt=2
+    )
+    assert torch.equal(narrow.codes, four.codes)
+    fresh = pipe(class_labels=[1] * 8)
+    assert len(set(fresh.stats.seeds)) == 8
+
+
+def test_output_types_are_those_of_diffusers(folder: Path) -> None:
+    pipe = opened(folder)
+    side = tiny_images.SIDE * 2
+    by_type = {
+        kind: pipe(class_labels=0, generator=dice(), output_type=kind)
+        for kind in ("pil", "np", "pt", "latent")
+    }
+    assert by_type["pil"].images[0].size == (side, side)
+    numbers = by_type["np"].images
+    assert numbers.shape == (1, side, side, 3) and 0.0 <= numbers.min() <= numbers.max() <= 1.0
+    assert np.allclose(by_type["pt"].images[0].permute(1, 2, 0).numpy(), numbers[0])
+    assert torch.equal(by_type["latent"].images, by_type["np"].codes)
+    with pytest.raises(InputError, match="output_type 'jpeg'"):
+        pipe(class_labels=0, output_type="jpeg")
+
+
+@pytest.mark.parametrize("rule", ["lantern", "lantern++", "gsd"])
+def test_relaxed_rules_measure_what_they_cost(folder: Path, rule: str) -> None:
+    settings = {"lantern": {"delta": 0.4}, "lantern++": {"lam": 4.0}}.get(rule, {})
+    out = opened(folder, rule=rule, **settings)(class_labels=[0, 1, 2], generator=dice())
+    assert out.label == "approximate"
+    assert out.stats.tv_excess is not None and out.stats.tv_excess >= 0.0
+    assert out.stats.excess.shape == (3, tiny_images.SIDE, tiny_images.SIDE)
+
+
+def test_no_relaxation_is_the_plain_picture(folder: Path) -> None:
+    plain = opened(folder, None)(class_labels=[0, 1], generator=dice())
+    for settings in ({"delta": 0.0}, {"tv_budget": 0.0}):
+        out = opened(folder, rule="lantern", **settings)(class_labels=[0, 1], generator=dice())
+        assert out.label == "exact"
+        assert torch.equal(out.codes, plain.codes)
+
+
+def test_a_budget_of_variation_bounds_what_may_change(folder: Path) -> None:
+    settings = {"neighbours": 20, "delta": 0.5, "tv_budget": 0.3}
+    out = opened(folder, rule="lantern", **settings)(class_labels=[0, 1, 2], generator=dice())
+    assert out.label == "bounded(tv<=0.3)"
+    spent = out.stats.excess.sum((1, 2))
+    assert 0.0 < spent.max() <= 0.3
+
+
+def test_prompts_condition_the_image(tmp_path: Path) -> None:
+    pipe = opened(tiny_images.save(tmp_path, "features"))
+    one = pipe("cat face", generator=dice())
+    assert torch.equal(one.codes, pipe(prompt=["cat face"], generator=dice()).codes)
+    assert not torch.equal(one.codes, pipe("red heart", generator=dice()).codes)
+    for wrong in ("", "  ", ["cat", ""], [], 3):
+        with pytest.raises(InputError, match="expected"):
+            pipe(wrong)
+    with pytest.raises(InputError, match="expected prompt"):
+        pipe(class_labels=1)
+    pipe.family.text_encoder = None
+    with pytest.raises(InputError, match="text_encoder="):
+        pipe("cat face")
+
+
+def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
+    known: list[tuple[int, int]] = []
+
+    def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        known.append((step, codes))
+        assert (kwargs["codes"] >= 0).sum(1).min() == codes
+        return kwargs
+
+    pipe = opened(folder, None)
+    whole = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=look)
+    assert known == [(n, n + 1) for n in range(ALL)]
+
+    def stop(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> bool:
+        return codes >= 3
+
+    part = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=stop)
+    written = part.stats.reports[0].tokens
+    assert 3 <= written <= 5
+    assert torch.equal(part.codes.flatten(1)[:, :3], whole.codes.flatten(1)[:, :3])
+    assert (part.acceptance_map.reshape(2, -1)[:, written:] == 0).all()
+    assert (whole.label, part.label) == ("exact", "unfinished")
+
+
+def test_a_callback_cannot_change_codes_that_stand(folder: Path) -> None:
+    def change(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"codes": kwargs["codes"] * 0}
+
+    with pytest.raises(InputError, match="cannot be changed"):
+        opened(folder)(class_labels=0, callback_on_step_end=change)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
+    folder: Path, tmp_path: Path, drafter: Any
+) -> None:
+    opened(folder, drafter).save_pretrained(tmp_path / "copy")
+    for name in ("target", "tokenizer", "draft"):
+        assert (tmp_path / "copy" / name / "config.json").is_file()
+    current, copied = (opened(where, "model") for where in (folder, tmp_path / "copy"))
+    sample = [pipe(class_labels=[0, 1], generator=dice()) for pipe in (current, copied)]
+    assert torch.equal(sample[0].codes, sample[1].codes)
+    assert sample[0].stats.forwards == sample[1].stats.forwards
+
+
+def test_loaders_take_keywords_of_diffusers_or_refuse_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"local_files_only": True, "torch_dtype": torch.float64, "device": "cpu"}
+    assert opened(folder, **inputs).model.dtype == torch.float64
+    for wrong in ({"device_map": "balanced"}, {"variant": "fp16"}, {"revision": "main"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            opened(folder, **wrong)
+    with pytest.raises(InputError, match="Did you mean 'num_images_per_prompt'"):
+        opened(folder)(class_labels=0, num_images_per_promt=2)
+    requests: list[bool] = []
+
+    def from_hub(name: str, offline: bool) -> tuple[None, str]:
+        requests.append(offline)
+        return None, ""
+
+    monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
+    for offline in (True, False):
+        with pytest.raises(ModelNotFoundError):
+            ImagePipeline.from_pretrained("nobody/nothing", local_files_only=offline)
+    assert requests == [True, False]
+
+
+def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
+    pipe = opened(folder)
+    with torch.random.fork_rng(devices=[]):
+        sample = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            sample.append(pipe(class_labels=[0, 1]))
+        later = pipe(class_labels=[0, 1])
+    assert torch.equal(sample[0].codes, sample[1].codes)
+    assert sample[0].stats.seeds == sample[1].stats.seeds != later.stats.seeds
+
+
+def test_a_dtype_may_be_requested_by_both_names(folder: Path) -> None:
+    for name in ("dtype", "torch_dtype"):
+        assert opened(folder, **{name: torch.bfloat16}).model.dtype == torch.bfloat16
+    assert opened(folder, torch_dtype=None).model.dtype == torch.float32
+
+
+def test_a_saved_pipeline_draws_the_same(folder: Path, tmp_path: Path) -> None:
+    pipe = opened(folder)
+    pipe.save_pretrained(tmp_path / "saved")
+    again = opened(tmp_path / "saved")
+    assert again.class_names == tiny_images.CLASSES
+    one, two = (each(class_labels=1, generator=dice()) for each in (pipe, again))
+    assert torch.equal(one.codes, two.codes) and one.stats.forwards == two.stats.forwards
+
+
+def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
+    model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
+    pipe = ImagePipeline(model, tokenizer, tiny_images.model(layers=1), Walk(), budget=4)
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe(class_labels=0, generator=dice()).label == "exact"
+    plain = ImagePipeline(**pipe.components)
+    assert plain.model is model and plain.tokenizer is tokenizer
+    beside = ImagePipeline.from_pretrained(
+        folder / "target", None, tokenizer=folder / "tokenizer", device="cpu"
+    )
+    assert beside.tokenizer.vocab_size == tiny_images.CODES
+
+
+def test_all_models_move_together(folder: Path) -> None:
+    pipe = opened(folder).to(torch.float64)
+    assert {each.dtype for each in (pipe.model, pipe.draft)} == {torch.float64}
+    plain = ImagePipeline(**pipe.components)
+    plain.set_progress_bar_config(disable=True)
+    one, two = (each(class_labels=[0, 1], generator=dice()) for each in (pipe, plain))
+    assert torch.equal(one.codes, two.codes) and one.stats.forwards < two.stats.forwards
+
+
+def test_what_does_not_fit_is_refused(folder: Path) -> None:
+    model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
+    instance = image_models.target(image_models.model())
+    with pytest.raises(UnsupportedModelError, match="Give the model itself"):
+        ImagePipeline(instance, tokenizer, None)
+    with pytest.raises(TokenizerMismatchError, match="code-book of 30"):
+        ImagePipeline(model, tiny_images.tokenizer(30))
+    with pytest.raises(UnknownNameError, match="lantern"):
+        ImagePipeline(model, tokenizer, None, "lantrn")
+    with pytest.raises(InputError, match="has no lam"):
+        ImagePipeline(model, tokenizer, None, "lantern", lam=2.0)
+    with pytest.raises(InputError, match="settings by a name"):
+        ImagePipeline(model, tokenizer, None, Walk(), delta=0.1)
+    for rule in (42, None, Walk):
+        with pytest.raises(InputError, match="or a Rule"):
+            opened(folder, rule=rule)
+    with pytest.raises(RuleError, match="cannot judge"):
+        opened(folder, rule="rejection", draft_mode="coupled")(class_labels=0)
+    pipe = opened(folder)
+    wrong: list[dict[str, Any]] = [
+        {"class_labels": 3},
+        {"class_labels": "violet"},
+        {"class_labels": []},
+        {"prompt": "cat"},
+        {},
+        {"class_labels": 1, "prompt": "cat"},
+        {"class_labels": 1, "num_images_per_prompt": 0},
+        {"class_labels": 1, "generator": [dice(), dice()]},
+        {"class_labels": 1, "generator": 0},
+        {"class_labels": [1.9]},
+        {"class_labels": 1.0},
+        {"class_labels": "--3"},
+        {"class_labels": 1, "guidance_scale": -1.0},
+    ]
+    for arguments in wrong:
+        with pytest.raises(InputError, match="expected"):
+            pipe(**arguments)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
+    with pytest.raises(InputError, match=r"batch_size is .* expected a whole number, at least 1"):
+        opened(folder, batch_size=count)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, drafter: Any) -> None:
+    pipe = opened(folder, drafter)
+    whole = pipe(class_labels=[1], generator=dice(3), guidance_scale=2.0).codes
+    inputs = whole[0].clone()
+    inputs[1, 1] = inputs[2, :2] = -1
+    assert torch.equal(pipe(class_labels=[1], generator=dice(3), codes=inputs).codes, whole)
+    other = torch.full((ALL,), -1)
+    other[[0, 4]] = torch.tensor([5, 7])
+    sample = pipe(class_labels=[1, 2], generator=dice(3), codes=other)
+    assert sample.codes.flatten(1)[:, [0, 4]].tolist() == [[5, 7]] * 2
+    assert sample.label == "exact"
+    plain = opened(folder, None)(class_labels=[1, 2], generator=dice(3), codes=other)
+    assert torch.equal(sample.codes, plain.codes)
+    begun = pipe(class_labels=[1], generator=dice(3), codes=whole[0, 0])  # the first row alone
+    assert torch.equal(begun.codes, whole)
+    for wrong in (whole.float(), whole[0] + 1000, torch.arange(ALL + 1), [1, 2], whole[0] - 99):
+        with pytest.raises(InputError, match="to be drawn"):
+            pipe(class_labels=0, codes=wrong)
+
+
+def test_every_truncation_of_the_distribution_can_be_requested(folder: Path) -> None:
+    greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
+    for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
+        for drafter in (None, "jacobi"):
+            sample = opened(folder, drafter)(class_labels=[1], generator=dice(), **{name: value})
+            assert torch.equal(sample.codes, greedy)

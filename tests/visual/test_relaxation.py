@@ -1,0 +1,60 @@
+"""Settings of relaxed rules that lie with a model: used by name, kept, and refused where broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import ModelError
+from ragspec.visual import ImagePipeline
+from ragspec.visual.saved import FORMAT, RELAXATION
+from tests.support import tiny_images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_images.save(tmp_path / "images")
+
+
+def keep(path: Path, **settings: Any) -> None:
+    rules = {rule.replace("_plus", "++"): {"settings": each} for rule, each in settings.items()}
+    path.write_text(json.dumps({"format": FORMAT, "rules": rules}))
+
+
+def rule_of(folder: Path, rule: str, **settings: Any) -> Any:
+    return ImagePipeline.from_pretrained(folder, "jacobi", rule, **settings).rule
+
+
+def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = rule_of(folder, "lantern")
+    keep(folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0})
+    result = rule_of(folder, "lantern")
+    assert (result.relation.delta, result.relation.k) == (0.37, 7)
+    assert before.relation.delta != 0.37
+    assert rule_of(folder, "lantern++").relation.lam == 3.0
+    message = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
+    assert (message.relation.delta, message.relation.k) == (before.relation.delta, 5)
+    assert rule_of(folder, "exact").name == "walk"
+    ImagePipeline.from_pretrained(folder, None).save_pretrained(tmp_path / "copy")
+    assert rule_of(tmp_path / "copy", "lantern").relation.delta == 0.37
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}']
+)
+def test_a_broken_file_is_refused(folder: Path, text: str) -> None:
+    (folder / RELAXATION).write_text(text)
+    with pytest.raises(ModelError, match="--tune"):
+        rule_of(folder, "lantern")
+    rule_of(folder, "lantern", delta=0.2)  # which does not ask it
+
+
+def test_settings_are_numbers(folder: Path) -> None:
+    keep(folder / RELAXATION, lantern={"delta": "much"})
+    with pytest.raises(ModelError, match="much"):
+        rule_of(folder, "lantern")

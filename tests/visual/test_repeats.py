@@ -1,0 +1,69 @@
+"""A seed fixes a picture under every rule, whatever is drawn beside it and was drawn before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.visual import ImagePipeline
+from tests.support import tiny_images
+
+RELAXED = {"neighbours": 20, "delta": 0.6}
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "least gain": ("model", {"rule": "lantern", "least_gain": 0.4, **RELAXED}),
+    "variation": ("model", {"rule": "lantern", "tv_budget": 1.0, **RELAXED}),
+    "mixed": (["jacobi", "model"], {"rule": "lantern", **RELAXED}),
+    "mixed, least gain": (["jacobi", "model"], {"rule": "lantern", "least_gain": 0.4, **RELAXED}),
+    "gsd": ("jacobi", {"rule": "gsd"}),
+    "rejection": ("model", {"rule": "rejection"}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_images.save(tmp_path_factory.mktemp("images"))
+
+
+def opened(folder: Path, drafter: Any, **settings: Any) -> Any:
+    instance = ImagePipeline.from_pretrained(folder, drafter, dtype=torch.float64, **settings)
+    instance.set_progress_bar_config(disable=True)
+    return instance
+
+
+def sampled(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
+    dice = [torch.Generator().manual_seed(seed) for seed in seeds]
+    codes: torch.Tensor = pipe(class_labels=[label] * len(seeds), generator=dice).codes
+    return codes.flatten(1).tolist()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
+    drafter, settings = SETTINGS[name]
+    pipe = opened(folder, drafter, **{"budget": 3, **settings})
+    seeds = list(range(12))
+    first = sampled(pipe, seeds)
+    assert sampled(pipe, seeds) == first  # after all of it was used
+    assert sampled(pipe, seeds[::-1]) == first[::-1]
+    for seed in seeds[:3]:  # alone, in a pipeline that has drawn nothing yet
+        assert sampled(opened(folder, drafter, **{"budget": 3, **settings}), [seed]) == [
+            first[seed]
+        ]
+    plain = opened(folder, None)
+    assert (sampled(plain, seeds) != first) or name == "gsd"  # the rule does relax
+
+
+def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:
+    dice = torch.Generator().manual_seed(1)
+    for budget, rule, repeats in (
+        (3, "lantern", True),
+        ("auto", "lantern", False),
+        ("auto", "exact", True),
+    ):
+        settings = RELAXED if rule == "lantern" else {}
+        pipe = opened(folder, "model", rule=rule, budget=budget, **settings)
+        stats = pipe(class_labels=[1], generator=dice).stats
+        assert stats.repeatable is repeats
+        assert ("not repeatable" in stats.summary()) is not repeats

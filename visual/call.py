@@ -1,0 +1,228 @@
+"""`ImageCall`: the arguments of one call of an image pipeline, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragspec.errors import InputError
+from ragspec.registry import did_you_mean
+from ragspec.visual.checks import checked_count, is_number, whole
+from ragspec.visual.models.raster import Raster
+
+OUTPUTS = ("pil", "np", "pt", "latent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageCall:
+    """What to draw, and how; checked when it is created.
+
+    Attributes:
+        prompt: A text or several, of any lengths, for models of prompts.
+        class_labels: Numbers or names, for models of classes.
+        negative_prompt: The text that guidance leads away from, one for all or one each; None or ""
+            for the model's equivalent of no prompt.
+        height, width: In pixels, up to the size that the model was made for; None for its own.
+        guidance_scale: One for all images or one for each; None for the family's, 1 for none.
+            Images of one scale share forward passes.
+        guidance_interval: (first, last) indices of the codes under guidance, last excluded;
+            LlamaGen's cfg_interval=i is (0, i + 2).
+        seed: One for each image, or that of the first, to which the numbers of the others are
+            added. `stats.seeds` has the seeds of a call.
+        generator: The source of the seeds, or one for each image; without it and `seed`, torch's
+            global one.
+        num_images_per_prompt: Images of each prompt or class, next to each other.
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: See `Sampling`.
+        codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate. A code depends on those
+            before it in raster order alone.
+        output_type: "pil", "np", "pt" or "latent", see `ImageOutput`.
+        callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). The
+            count is of the codes or latents of the image that is furthest behind. The tensors are
+            {"codes": i64 [B, h * w]}, -1 for missing ones, or {"latents": f32 [B, h * w, D]}, 0
+            for missing ones. The call ends early if it returns True.
+        on_image: Called with (number, PIL image) as soon as an image is complete.
+    """
+
+    prompt: Any = None
+    class_labels: Any = None
+    negative_prompt: Any = None
+    height: int | None = None
+    width: int | None = None
+    guidance_scale: float | Sequence[float] | None = None
+    guidance_interval: tuple[int, int] | None = None
+    seed: int | Sequence[int] | None = None
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    num_images_per_prompt: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    codes: Tensor | None = None
+    output_type: str = "pil"
+    callback_on_step_end: Callable[..., Any] | None = None
+    on_image: Callable[[int, Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.output_type not in OUTPUTS:
+            raise InputError(
+                f"got output_type {self.output_type!r}; expected one of {', '.join(OUTPUTS)}."
+            )
+        checked_count(self.num_images_per_prompt, "num_images_per_prompt")
+        if self.seed is not None and self.generator is not None:
+            raise InputError("got seed and generator; expected one of them. Leave one out.")
+
+    @classmethod
+    def of(cls, inputs: dict[str, Any]) -> ImageCall:
+        """Return the call of some keywords; raise InputError for one that does not exist."""
+        names = [field.name for field in fields(cls)]
+        if foreign := sorted(inputs.keys() - set(names)):
+            raise InputError(
+                f"got {', '.join(foreign)} for a call.{did_you_mean(foreign[0], names)} expected "
+                f"some of {', '.join(names)}."
+            )
+        return cls(**inputs)
+
+    def seeds(self, count: int) -> list[int]:
+        """Return the seed of each of some images.
+
+        Raises:
+            InputError: The number of seeds is wrong, or one is no whole number.
+        """
+        if self.seed is None:
+            return seeds_of(self.generator, count)
+        if (first := whole(self.seed)) is not None:
+            return list(range(first, first + count))
+        values = None if _is_one(self.seed) else [whole(each) for each in self.seed]  # type: ignore[union-attr]
+        if values is None or len(values) != count or None in values:
+            raise InputError(
+                f"got seed={self.seed!r} for {count} images; expected a whole number, or one for "
+                "each image."
+            )
+        return [seed for seed in values if seed is not None]
+
+    def scales(self, usual: float, count: int) -> list[float]:
+        """Return the guidance scale of each of some images.
+
+        Raises:
+            InputError: The number of scales is wrong.
+        """
+        scale = usual if self.guidance_scale is None else self.guidance_scale
+        if is_number(scale) or _is_one(scale):
+            return [scale] * count  # type: ignore[list-item]
+        scales = list(scale)  # type: ignore[arg-type]
+        if len(scales) != count:
+            raise InputError(
+                f"got {len(scales)} guidance scales for {count} images; expected one, or one an "
+                "image."
+            )
+        return scales
+
+    def fixed(self, raster: Raster, codec: Any) -> Tensor | None:
+        """Return the fixed codes as the first tokens of an image, i64 [n]; None for none."""
+        return None if self.codes is None else checked_codes(self.codes, raster, codec.vocab_size)
+
+
+def seeds_of(
+    generator: torch.Generator | Sequence[torch.Generator] | None, count: int
+) -> list[int]:
+    """Draw a seed for each image; the first seeds do not depend on the number of images.
+
+    Args:
+        generator: One for all images or one for each; None is torch's global one.
+
+    Raises:
+        InputError: The number of generators is wrong, or one is no torch.Generator.
+    """
+    source: Any = torch.default_generator if generator is None else generator
+    generators = [source] * count if _is_one(source) else [*source]
+    if not all(isinstance(each, torch.Generator) for each in generators):
+        raise InputError(
+            f"got generator={generator!r}; expected a torch.Generator, or a list of them. Pass "
+            "seed=0 for the seed 0."
+        )
+    if len(generators) != count:
+        raise InputError(
+            f"got {len(generators)} generators for {count} images; expected one, or one an image."
+        )
+    return [
+        int(torch.randint(1 << 62, (1,), generator=each, device=each.device)) for each in generators
+    ]
+
+
+def some(value: Any) -> list[Any]:
+    """Return prompts or classes as a list, also if there is only one.
+
+    Raises:
+        InputError: The list is empty.
+    """
+    many = [value] if _is_one(value) else list(value)
+    if not many:
+        raise InputError("got an empty list; expected at least one prompt or class to draw.")
+    return many
+
+
+def _is_one(value: Any) -> bool:
+    """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
+    if isinstance(value, str) or getattr(value, "ndim", None) == 0:
+        return True
+    return not hasattr(value, "__iter__")
+
+
+def checked_texts(texts: list[Any]) -> list[str]:
+    """Return the prompts unchanged.
+
+    Raises:
+        InputError: A prompt is empty or no text.
+    """
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(
+                f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
+            )
+    return texts
+
+
+def negatives_of(negative: Any, prompts: int) -> list[str]:
+    """Return a negative prompt for each of some prompts; "" for none.
+
+    Raises:
+        InputError: One is no text, or they are neither one for all prompts nor one each.
+    """
+    texts = [""] if negative is None else some(negative)
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"got negative_prompt {negative!r}; expected texts.")
+    if len(texts) not in (1, prompts):
+        raise InputError(
+            f"got {len(texts)} negative prompts for {prompts} prompts; expected one for all, or "
+            "one each."
+        )
+    return texts * prompts if len(texts) == 1 else texts
+
+
+def checked_codes(codes: Any, raster: Raster, size: int) -> Tensor:
+    """Return the fixed codes of an image as its first tokens, i64 [n].
+
+    Args:
+        codes i64 [h, w] or [n]: From 0 to size - 1, and -1 for codes to generate.
+        raster: The grid of the image.
+
+    Raises:
+        InputError: The codes are of another dtype or shape, out of range or too many.
+    """
+    fits = isinstance(codes, Tensor) and codes.dtype == torch.int64
+    fits = fits and (codes.ndim == 1 or tuple(codes.shape) == raster.shape)
+    flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)
+    in_range = 0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size
+    if not in_range:
+        shape = getattr(codes, "shape", None)
+        got = f"{codes!r}" if shape is None else f"of shape {list(shape)}"
+        raise InputError(
+            f"got codes {got}; expected whole numbers i64 {list(raster.shape)} or [n], at most "
+            f"{raster.codes}, from 0 to {size - 1}, and -1 where one is to be drawn."
+        )
+    return torch.tensor(raster.laid(flat.tolist()))

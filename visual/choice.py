@@ -1,0 +1,184 @@
+"""The choice of an image pipeline's drafter, which is created for each call and its conditions.
+
+A draft model embeds the target's conditions by itself. A feature head reads the target's hidden
+states. Jacobi drafting needs no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ragspec.drafters.base import Drafter, expect_drafter
+from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
+from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
+from ragspec.registry import unknown
+from ragspec.rules.base import Rule
+from ragspec.trees.draft_tree import DraftKind
+from ragspec.visual.families.base import Family
+from ragspec.visual.rules.lantern import RelaxedWalk
+
+AUTO, NONE, JACOBI, MODEL, HEAD = NAMES = ("auto", "none", "jacobi", "model", "head")
+# A draft model or head uses the first of these that the rule accepts.
+_PREFERENCE = (
+    DraftKind.COUPLED,
+    DraftKind.SAMPLED,
+    DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
+    DraftKind.DETERMINISTIC,
+)
+Drafters = Drafter | Sequence[Drafter] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """How a model or a head drafts.
+
+    Attributes:
+        mode: See `HeadDrafter`.
+        min_expected_gain: The accepted codes that a further draft forward must promise, see
+            `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
+        rule_is_named: Whether the user named a rule.
+    """
+
+    mode: str
+    min_expected_gain: float | None = None
+    rule_is_named: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Creates the drafter of each call, or several drafters, which the engine fuses.
+
+    Attributes:
+        name: The drafter's name, several joined by "+"; None for plain decoding.
+        make: Creates the drafter for a target and its conditions.
+        model, head: The draft model and the feature head, if the drafter has one.
+    """
+
+    name: str | None
+    make: Callable[[Any, Any], Drafters]
+    model: Any = None
+    head: Any = None
+
+    def __call__(self, target: Any, conditions: Any = None) -> Drafters:
+        """Create the drafter of a call."""
+        return self.make(target, conditions)
+
+    @property
+    def saved_name(self) -> str | None:
+        """The name that restores the drafter from a folder; None if none does."""
+        names = (self.name or NONE).split("+")
+        return "+".join(names) if set(names) <= set(NAMES) else None
+
+
+def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> DraftSource:
+    """Return the source of a pipeline's drafters.
+
+    Args:
+        drafter: A name of `NAMES`, the folder or file of a draft model, a draft model, a
+            `FeatureHead`, a Drafter, a list of these to fuse, or None for plain decoding. "model"
+            and "head" are those beside the target.
+        family: The target, with its folder.
+        settings: How a model or a head drafts.
+
+    Raises:
+        UnknownNameError: No drafter has the name.
+        ModelNotFoundError: The folder of the drafter is missing.
+        InputError: The object cannot draft, or the family does not support several drafters.
+    """
+    if isinstance(drafter, list | tuple):
+        if len(drafter) > 1 and not family.several_drafters:
+            raise InputError(
+                f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
+            )
+        if len(drafter) > 1:
+            return _together([choose_drafter(each, family, settings) for each in drafter])
+        drafter = drafter[0] if drafter else None
+    if isinstance(drafter, str) and drafter == AUTO:
+        drafter = family.usual_drafter(settings.mode, settings.rule_is_named)
+    if drafter is None or (isinstance(drafter, str) and drafter == NONE):
+        return DraftSource(None, lambda target, conditions: None)
+    if isinstance(drafter, str) and drafter == JACOBI:
+        family.check_jacobi(settings)
+        return DraftSource(
+            JACOBI, lambda target, conditions: family.jacobi_drafter(target, settings)
+        )
+    if isinstance(drafter, str | Path):
+        drafter = _load(drafter, family)
+    if isinstance(drafter, FeatureHead):
+        return _head_source(drafter, settings)
+    if family.check_draft(drafter):
+        return DraftSource(
+            MODEL,
+            lambda target, conditions: family.model_drafter(drafter, target, conditions, settings),
+            drafter,
+        )
+    expect_drafter(drafter)
+    return DraftSource(drafter.name, lambda target, conditions: drafter)
+
+
+def _together(sources: Sequence[DraftSource]) -> DraftSource:
+    """Combine several sources into one, with the first model and the first head among them."""
+    return DraftSource(
+        "+".join(str(each.name) for each in sources),
+        lambda target, conditions: [cast("Drafter", each(target, conditions)) for each in sources],
+        next((each.model for each in sources if each.model is not None), None),
+        next((each.head for each in sources if each.head is not None), None),
+    )
+
+
+def _load(drafter: str | Path, family: Family) -> Any:
+    """Return the draft model or head of a name, a folder or a file."""
+    text, path = str(drafter), Path(drafter).expanduser()
+    if text in NAMES:
+        folder = family.folder
+        place = None if folder is None else folder.draft if text == MODEL else folder.head
+        if place is None:
+            raise ModelNotFoundError(
+                f"drafter {text!r}: nothing of that kind lies with the target; expected draft/ or "
+                "head/ beside it. Give the folder of a draft model, 'jacobi', or None."
+            )
+        path = place
+    elif not (path.is_file() or (path / CONFIG).is_file()):
+        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
+            raise ModelNotFoundError(
+                f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
+                "model of the target's kind, or of a feature head."
+            )
+        raise UnknownNameError(unknown("image drafter", text, NAMES))
+    if path.is_file():
+        return family.load_draft(path)
+    try:
+        kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
+    return FeatureHead.load(path) if kind == KIND else family.load_draft(path)
+
+
+def _head_source(head: FeatureHead, settings: DraftSettings) -> DraftSource:
+    """Return a source that drafts with a feature head over the target's hidden states."""
+
+    def make(target: Any, conditions: Any) -> Drafter:
+        from ragspec.drafters.eagle.drafter import HeadDrafter
+
+        gain = settings.min_expected_gain
+        return HeadDrafter(head, target, mode=settings.mode, min_expected_gain=gain)
+
+    return DraftSource(HEAD, make, None, head)
+
+
+def mode_for(rule: Rule) -> str:
+    """Return the draft mode of a model or a head for a rule.
+
+    Raises:
+        RuleError: The rule accepts no kind of draft.
+    """
+    if isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
+        return DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
+    for kind in _PREFERENCE:
+        if kind in rule.accepts:
+            return kind.value
+    raise RuleError(f"rule {rule.name!r} accepts no kind of draft; expected at least one.")

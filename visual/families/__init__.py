@@ -1,0 +1,1 @@
+"""The families of image models, one file each."""

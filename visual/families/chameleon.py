@@ -1,0 +1,140 @@
+"""Chameleon, Anole and Lumina-mGPT (arXiv 2405.09818, 2407.06135, 2408.02657)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ragspec.errors import ModelError, TokenizerMismatchError
+from ragspec.visual.call import ImageCall
+from ragspec.visual.families.multimodal import (
+    Ids,
+    PromptFamily,
+    TextCodesTarget,
+    codes_in_order,
+    mark,
+    text_ids,
+)
+from ragspec.visual.loading import is_model, read_kind
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.vq import ModelVQ, VQTokenizer
+from ragspec.visual.models.vq_checkpoint import JANUS
+
+_ROUNDED = 0.05  # the most relative error of a code-book in half precision
+
+
+class ChameleonTarget(TextCodesTarget):
+    """Chameleon or Anole (`ChameleonForConditionalGeneration`) as a target.
+
+    The model's own forward excludes codes, so the target runs its decoder and head itself.
+
+    Args:
+        prompts: Token ids that end with the begin-of-image token.
+        raster: None for 32 x 32 codes.
+    """
+
+    kind = "chameleon"
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the text decoder, the codes, and the published models' raster."""
+        inner = model.model
+        return inner, codes_in_order(inner.vocabulary_mapping.img2bpe), Raster(32, 32)
+
+
+class Chameleon(PromptFamily):
+    """A `ChameleonForConditionalGeneration`; see `PromptFamily`.
+
+    The template adds the separator and the begin-of-image token to a prompt; only image codes may
+    follow. Guidance leads away from negative_prompt in the same template. By default that is the
+    begin of text and the begin of image alone.
+
+    Args:
+        vq: The decoder, which transformers' model lacks: the published file (`vqgan.ckpt`), or a
+            folder or an object in the layout of diffusers' VQModel or transformers' JanusVQVAE.
+            Without one, calls support only output_type "latent", the codes.
+    """
+
+    kind = "chameleon"
+    target = ChameleonTarget
+    guidance = 3.0
+
+    def decoder(self, vq: Any) -> Any:
+        """Return a decoder that has the model's code-book; without `vq` the code-book alone."""
+        model_book = ModelVQ(self.model.model.vqmodel)
+        if vq is None:
+            return model_book
+        tokenizer = vq if isinstance(vq, VQTokenizer) else _opened(vq)
+        book, expected = tokenizer.model.quantize.embedding.weight, model_book.codebook()
+        if book.shape != expected.shape or _differ(book, expected):
+            raise TokenizerMismatchError(
+                f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
+                f"{list(expected.shape)}; expected the one that it was trained with."
+            )
+        tokenizer.model.to(self.model.device)
+        return tokenizer
+
+    def usual_raster(self) -> Raster:
+        """Return the square of the model's resolution."""
+        config = self.model.model.vqmodel.config
+        side = max(1, int(config.resolution) // ModelVQ(self.model.model.vqmodel).reduction)
+        return Raster(side, side)
+
+    def check(self, call: ImageCall) -> None:
+        """Raise ModelError if the output needs a decoder and there is none."""
+        if call.output_type != "latent" or call.on_image is not None:
+            self._expect_decoder()
+
+    def pixels(self, codes: Tensor) -> Tensor:
+        """Decode codes; raise ModelError without a decoder."""
+        self._expect_decoder()
+        return super().pixels(codes)
+
+    def _expect_decoder(self) -> None:
+        if self.vq is None:
+            raise ModelError(
+                "transformers' Chameleon has no decoder of pictures. Expected vq=PATH for the "
+                "pipeline, the vqgan.ckpt that was published with the model or a VQModel or "
+                "JanusVQVAE of it, or output_type='latent'."
+            )
+
+    def ids(self, text: str, raster: Raster) -> list[int]:
+        """Return the token ids of a text, the separator and the begin of an image."""
+        begin = self._begin()
+        after = mark(self.text_tokenizer, "sep_token", "<reserved08706>")
+        return text_ids(self.text_tokenizer, f"{text}{after}{begin}", begin)
+
+    def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
+        """Return the begin of text and the begin of image."""
+        begin = self._begin()
+        return text_ids(self.text_tokenizer, begin, begin)
+
+    def _begin(self) -> str:
+        return mark(self.text_tokenizer, "boi_token", "<racm3:break>")
+
+
+def _differ(book: Tensor, expected: Tensor) -> bool:
+    """Return whether two code-books differ by more than rounding to half precision explains."""
+    difference = book.detach().float().to(expected.device) - expected
+    return bool(difference.abs().mean() > _ROUNDED * expected.abs().mean())
+
+
+def _opened(vq: Any) -> VQTokenizer:
+    """Open a decoder; its code-book is compared by plain distance, without normalisation."""
+    if not isinstance(vq, str | Path):
+        return VQTokenizer(vq, normalised=False)
+    path = Path(vq).expanduser()
+    if is_model(path) and read_kind(path) == JANUS:
+        from transformers.models.janus.modeling_janus import JanusVQVAE
+
+        try:
+            vqvae = JanusVQVAE.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(
+                f"{vq} does not load as a JanusVQVAE ({error}); expected what its "
+                "save_pretrained wrote."
+            ) from error
+        return VQTokenizer(vqvae, normalised=False)
+    return VQTokenizer.from_pretrained(path, normalised=False)

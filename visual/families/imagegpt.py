@@ -1,0 +1,162 @@
+"""ImageGPT (Chen et al., 2020), whose codes are clusters of colours, one a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragspec.errors import InputError, ModelError
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.tree_session import TreeSession
+from ragspec.visual.call import ImageCall
+from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
+from ragspec.visual.families.multimodal import Ids, MultimodalTarget
+from ragspec.visual.loading import ImageFolder
+from ragspec.visual.models.raster import Raster, square
+
+
+class ImageGPTTarget(MultimodalTarget):
+    """ImageGPT (`ImageGPTForCausalImageModeling`) as a target; its codes are clusters of colours.
+
+    It has no conditions: its only prompt, `prompt(0)`, is the start token. Its causal mask ends
+    with the image: drafts are cut to what fits, and a draft model of this class stops drafting a
+    few codes before the end.
+    """
+
+    kind = "imagegpt"
+
+    def __init__(self, model: Any) -> None:
+        expect_kind(model, self.kind)
+        super().__init__(model, [[model.config.vocab_size - 1]])
+        self.max_length = model.config.n_positions + 1  # the last code is never an input
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the transformer, the codes, and the square that it was trained on."""
+        config = model.config
+        return model.transformer, range(config.vocab_size - 1), square(int(config.n_positions))
+
+    def open(
+        self,
+        rows: int = 0,
+        capacity: int = 0,
+        prefix_cache: PrefixCache | None = None,
+        most: int = 1,
+    ) -> TreeSession:
+        """Return a session whose drafts fit the model's own causal mask."""
+        return _Bounded(self, rows, capacity, prefix_cache)
+
+
+class _Bounded(TreeSession):
+    """A session in which committed tokens and draft together never exceed the positions."""
+
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the nodes for which there is room behind the root; see `keep_best`."""
+        room = self.target.model.config.n_positions - self.active_rows[row].cache.extent - 1
+        return keep_best(tree, max(room, 0))
+
+
+class ColourClusters:
+    """The colours [V, 3] of the codes, from -1 to 1, as `ImageGPTImageProcessor` has them."""
+
+    reduction = 1
+    normalised = False
+
+    def __init__(self, colours: Tensor) -> None:
+        self.colours = colours.float()
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of codes, V."""
+        return len(self.colours)
+
+    def codebook(self) -> Tensor:
+        """Return the colours f32 [V, 3]."""
+        return self.colours
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
+        return self.colours[codes.cpu()].permute(0, 3, 1, 2)
+
+
+class ImageGPT(Family):
+    """An `ImageGPTForCausalImageModeling` with its image processor; it draws without conditions.
+
+    A call takes neither prompt nor class, and draws num_images_per_prompt images.
+    """
+
+    kind = "imagegpt"
+    guidance = 1.0
+
+    def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
+        super().__init__(model, tokenizer, folder)
+        clusters = getattr(tokenizer, "clusters", None)
+        codes = int(model.config.vocab_size) - 1
+        if clusters is None or len(clusters) != codes:
+            raise InputError(
+                f"got the tokenizer {type(tokenizer).__name__}; expected the "
+                f"ImageGPTImageProcessor of the model, with {codes} clusters of colours."
+            )
+        self.codec = ColourClusters(torch.as_tensor(clusters))
+        self.raster = square(int(model.config.n_positions))
+
+    @classmethod
+    def model_class(cls) -> Any:
+        """Return the class of transformers."""
+        from transformers import ImageGPTForCausalImageModeling
+
+        return ImageGPTForCausalImageModeling
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the model and the image processor of a folder.
+
+        Args:
+            files: A folder as transformers writes it.
+            options: tokenizer, an object to use in place of the folder's.
+        """
+        from transformers import ImageGPTImageProcessor
+
+        folder, processor = files.folder.target, options.pop("tokenizer", None)
+        model = cls.load_model(folder, files.device, files.dtype)
+        try:
+            return model, processor or ImageGPTImageProcessor.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"{folder} holds no image processor ({error}); expected preprocessor_config.json "
+                "with the clusters of colours. Copy it there."
+            ) from error
+
+    def save(self, root: Path, **options: Any) -> None:
+        """Write the model and its image processor."""
+        self.model.save_pretrained(root, **options)
+        self.tokenizer.save_pretrained(root)
+
+    def check(self, call: ImageCall) -> None:
+        """Raise InputError for conditions, guidance, fixed codes or another size."""
+        for name in ("prompt", "class_labels", "negative_prompt", "codes", "height", "width"):
+            if getattr(call, name) is not None:
+                raise InputError(
+                    f"got {name}; expected none: ImageGPT draws whole images without conditions. "
+                    "Leave it out."
+                )
+        if call.guidance_scale not in (None, 1):
+            raise InputError("got guidance_scale; expected none: ImageGPT has no conditions.")
+
+    def conditions(self, call: ImageCall, raster: Raster) -> Any:
+        """Return one condition, that of nothing."""
+        return (None,)
+
+    def open(self, model: Any, conditions: Any, config: ImageConfig) -> Any:
+        """Return an `ImageGPTTarget`."""
+        return ImageGPTTarget(model)
+
+    def check_draft(self, draft: Any) -> bool:
+        """Return whether an object is an ImageGPT."""
+        return getattr(getattr(draft, "config", None), "model_type", None) == self.kind

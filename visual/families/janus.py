@@ -1,0 +1,126 @@
+"""Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragspec.errors import InputError
+from ragspec.visual.call import ImageCall
+from ragspec.visual.families.multimodal import Ids, MultimodalTarget, PromptFamily, mark, text_ids
+from ragspec.visual.models.raster import Raster, square
+from ragspec.visual.models.vq import JanusVQ
+
+TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # published; used without a chat template
+
+
+class JanusTarget(MultimodalTarget):
+    """Janus or Janus-Pro (`JanusForConditionalGeneration`) as a target.
+
+    Args:
+        prompts: Token ids that end with the begin-of-image token.
+        unconditional: The same ids with padding in place of the text, see `janus_unconditional`.
+        raster: None for the square that the model was trained on.
+    """
+
+    kind = "janus"
+    usual_scale = 5.0
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the language model, the codes, and the square that it was trained on."""
+        codes = range(model.model.generation_embeddings.num_embeddings)
+        return model.model.language_model, codes, janus_raster(model)
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The head for codes, which is not the one for text."""
+        head: torch.nn.Module = self.model.model.generation_head
+        return head
+
+    def code_embeddings(self, codes: Tensor) -> Tensor:
+        """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""
+        embedded: Tensor = self.model.prepare_embeddings_for_image_generation(codes)
+        return embedded
+
+
+def janus_raster(model: Any) -> Raster:
+    """Return the raster of a Janus model's own images."""
+    return square(int(model.config.vision_config.num_image_tokens))
+
+
+def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
+    """Return Janus' unconditional prompt, padding for all but begin of text and of image."""
+    return [token if token in (bos, boi) else pad for token in prompt]
+
+
+class Janus(PromptFamily):
+    """A `JanusForConditionalGeneration`; see `PromptFamily`.
+
+    The chat template takes the prompt as a user message; the begin-of-image token follows it.
+    Guidance leads away from the same prompt with padding in place of its words, so Janus takes no
+    negative prompt. An image has the square grid that the model was trained on, or any grid of at
+    most as many codes.
+    """
+
+    kind = "janus"
+    target = JanusTarget
+    guidance = 5.0
+
+    def model_decoder(self) -> Any:
+        """Return the code-book and decoder of the model."""
+        return JanusVQ(self.model.model.vqmodel)
+
+    def usual_raster(self) -> Raster:
+        """Return the square that the model was trained on."""
+        return janus_raster(self.model)
+
+    def check(self, call: ImageCall) -> None:
+        """Raise InputError for a negative prompt."""
+        if call.negative_prompt:
+            raise InputError(
+                "got a negative prompt; Janus is guided away from its own prompt with padding for "
+                "words, as it was trained. Leave negative_prompt out."
+            )
+
+    def ids(self, text: str, raster: Raster) -> list[int]:
+        """Return the token ids of a text and the begin of an image."""
+        begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
+        return text_ids(self.text_tokenizer, text + begin, begin)
+
+    def request(self, prompt: str) -> str:
+        """Insert a prompt into the template, by default the chat template."""
+        if self.prompt_template is not None:
+            return super().request(prompt)
+        chat = getattr(self.tokenizer, "chat_template", None)
+        if chat is None:
+            return TEMPLATE.replace("{prompt}", prompt)
+        # A processor's template reads a list of parts, a tokenizer's template reads a string.
+        parts = "'text'" in chat or '"text"' in chat or ".text" in chat
+        content: Any = [{"type": "text", "text": prompt}] if parts else prompt
+        text: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
+        """Return the prompt with padding in place of its words."""
+        config, tokenizer = self.model.generation_config, self.text_tokenizer
+        begin = mark(tokenizer, "boi_token", "<begin_of_image>")
+        extra = getattr(config, "generation_kwargs", None) or {}
+        candidates = {
+            "bos_token_id": (config.bos_token_id, tokenizer.bos_token_id),
+            "pad_token_id": (config.pad_token_id, tokenizer.pad_token_id),
+            "boi_token_id": (extra.get("boi_token_id"), tokenizer.convert_tokens_to_ids(begin)),
+        }
+        special: dict[str, int] = {}
+        for name, (configured, fallback) in candidates.items():
+            if (token := fallback if configured is None else configured) is None:
+                raise InputError(
+                    f"neither the model's generation_config nor its tokenizer tells {name}; "
+                    f"expected the model's own. Set model.generation_config.{name}."
+                )
+            special[name.partition("_")[0]] = int(token)
+        return janus_unconditional(ids, **special)

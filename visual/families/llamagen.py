@@ -1,0 +1,313 @@
+"""LlamaGen (Sun et al., arXiv 2406.06525): codes by class, or by the features of a text encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragspec.errors import InputError, TokenizerMismatchError
+from ragspec.models.resolve import resolve_model
+from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
+from ragspec.visual.families.base import Family, ImageConfig, ModelFiles
+from ragspec.visual.loading import ImageFolder, load_published, load_tokenizer
+from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.vq import VQTokenizer
+
+_UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """The conditions of one call's images.
+
+    Attributes:
+        condition: Class labels i64 [R], or features [R, L, d].
+        padding: How many features at the start of each row are masked.
+        negative: Features [R, L, d] that guidance leads away from; None for the embedding that the
+            model learned for no condition.
+        negative_padding: As `padding`, for each row of `negative`.
+        learned bool [R]: Rows of `negative` in whose place that embedding stands.
+    """
+
+    condition: Tensor
+    padding: tuple[int, ...] = ()
+    negative: Tensor | None = None
+    negative_padding: tuple[int, ...] = ()
+    learned: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.condition)
+
+    def table(self, model: Any) -> ConditionTable:
+        """Return a model's embeddings of the conditions.
+
+        Raises:
+            InputError: The model was not made for these labels or features.
+        """
+        with torch.no_grad():
+            embedded = model.condition(self.condition)
+            nothing = model.unconditional(1)[0]
+            if self.negative is None:
+                return ConditionTable.of_rows(embedded, nothing, self.padding)
+            beside = model.condition(self.negative)
+            if self.learned is not None:
+                beside[self.learned] = nothing.to(beside)
+        padding = self.padding or (0,) * len(embedded)
+        return ConditionTable.of_pairs(embedded, beside, padding, self.negative_padding)
+
+
+class LlamaGen(Family):
+    """A `LlamaGenModel` with the `VQTokenizer` of its codes.
+
+    Class-conditional models take class_labels, the others prompts.
+
+    Args:
+        model, tokenizer, folder: See `Family`.
+        text_encoder: For models of prompts: a folder or model id for transformers (LlamaGen's is
+            google/flan-t5-xl), or a function of texts; None takes the bundled embedder if it fits.
+        allow_namespace: For published files, see `load_llamagen`.
+    """
+
+    kind = "llamagen"
+    options = frozenset({"text_encoder", "allow_namespace"})
+    fits_square = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: VQTokenizer,
+        folder: ImageFolder | None = None,
+        *,
+        text_encoder: Any = None,
+        allow_namespace: bool = False,
+    ) -> None:
+        super().__init__(model, tokenizer, folder)
+        self.codec, self.allow_namespace = tokenizer, allow_namespace
+        self._check_codec()
+        side = int(self.trunk.config.grid_size)
+        self.raster = Raster(side, side)
+        self.by_class = self.trunk.config.condition == "class"
+        self.class_names = class_names(self.trunk)
+        self.text_encoder = caption_encoder(self.trunk, text_encoder)
+
+    @classmethod
+    def model_class(cls) -> Any:
+        """Return `LlamaGenModel`."""
+        from ragspec.visual.models.llamagen import LlamaGenModel
+
+        return LlamaGenModel
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the model and the tokenizer of a folder or a published file.
+
+        Args:
+            files: A folder, or a file such as c2i_B_256.pt.
+            options: tokenizer (an object, a folder, or a file such as vq_ds16_c2i.pt; required
+                with a file), and of files grid_size, num_attention_heads and allow_namespace, see
+                `load_llamagen`.
+        """
+        allow = bool(options.get("allow_namespace", False))
+        sizes = {name: options.pop(name, None) for name in ("grid_size", "num_attention_heads")}
+        tokenizer = options.pop("tokenizer", None)
+        if isinstance(tokenizer, str | Path):
+            tokenizer = VQTokenizer.from_pretrained(Path(tokenizer), allow_namespace=allow)
+        if files.file is None:
+            model = cls.load_model(files.folder.target, files.device, files.dtype)
+            tokenizer = tokenizer or load_tokenizer(files.folder, files.device)
+        elif tokenizer is None:
+            raise InputError(
+                f"got the checkpoint {files.file.name} without a tokenizer of its codes; expected "
+                "tokenizer=PATH, the vq_ds16_c2i.pt or vq_ds16_t2i.pt that was published beside it."
+            )
+        else:
+            from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+
+            sizes["allow_namespace"] = allow
+            model = load_published(load_llamagen, files.file, files.device, files.dtype, **sizes)
+        tokenizer.model.to(files.device)
+        return model, tokenizer
+
+    def save(self, root: Path, **options: Any) -> None:
+        """Write target/ and tokenizer/."""
+        self.model.save_pretrained(root / "target", **options)
+        self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
+
+    def conditions(self, call: ImageCall, raster: Raster) -> Conditions:
+        """Return the labels, or the features of prompts and negative prompts."""
+        sources = {"prompt": call.prompt, "class_labels": call.class_labels}
+        passed = [name for name, value in sources.items() if value is not None]
+        expected = "class_labels" if self.by_class else "prompt"
+        if passed != [expected]:
+            raise InputError(
+                f"got {' and '.join(passed) or 'nothing to draw'}; expected {expected}."
+            )
+        if self.by_class:
+            if call.negative_prompt:
+                raise InputError(
+                    "got a negative prompt for a model of classes; expected none. Leave it out: "
+                    "guidance leads away from the model's own class of nothing."
+                )
+            return Conditions(
+                torch.tensor([self.label_of(each) for each in some(sources[expected])])
+            )
+        texts = checked_texts(some(call.prompt))
+        features, padding = self._features(texts)
+        negatives = negatives_of(call.negative_prompt, len(texts))
+        if not any(text.strip() for text in negatives):
+            return Conditions(features, padding)
+        learned = torch.tensor([not text.strip() for text in negatives])
+        pairs = zip(negatives, texts, strict=True)
+        beside, other = self._features([text if text.strip() else prompt for text, prompt in pairs])
+        return Conditions(features, padding, beside, other or (0,) * len(texts), learned)
+
+    def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
+        """Return an `ImageTarget`."""
+        return ImageTarget(
+            model,
+            conditions.table(model),
+            config.guidance_scale,
+            config.guidance_interval,
+            fixed=config.fixed,
+            raster=config.raster,
+        )
+
+    def load_draft(self, path: Path) -> Any:
+        """Return the draft model of a folder or a published file."""
+        if not path.is_file():
+            return super().load_draft(path)
+        from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+
+        sizes = {"grid_size": self.raster.height, "allow_namespace": self.allow_namespace}
+        return load_published(load_llamagen, path, self.model.device, self.model.dtype, **sizes)
+
+    def check_draft(self, draft: Any) -> bool:
+        """Return whether an object is a model of codes; raise an error if it does not fit."""
+        if not (hasattr(draft, "config") and hasattr(draft, "condition")):
+            return False
+        check_trunks(self.model, draft)
+        return True
+
+    def _check_codec(self) -> None:
+        codes = int(self.model.config.vocab_size)
+        if self.codec.vocab_size != codes:
+            raise TokenizerMismatchError(
+                f"got a tokenizer with a code-book of {self.codec.vocab_size} for a model of "
+                f"{codes} codes; expected the code-book that the model was trained on. Give its "
+                "tokenizer."
+            )
+
+    def _features(self, texts: list[str]) -> tuple[Tensor, tuple[int, ...]]:
+        """Return features [R, L, d] of texts, and the number of padding rows before each."""
+        if self.text_encoder is None:
+            raise InputError(
+                "got a prompt, but this model reads the features of a text encoder that is not "
+                "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or a function "
+                "that returns features [n, d] of each text."
+            )
+        length = int(self.trunk.config.condition_length)
+        return padded_features(self.text_encoder(texts), length)
+
+
+def check_trunks(target: Any, draft: Any) -> None:
+    """Raise TokenizerMismatchError if codes, image size or conditions differ from the target's."""
+    conditions = "num_classes" if target.config.condition == "class" else "caption_dim"
+    for what in ("vocab_size", "grid_size", "condition", "condition_length", conditions):
+        expected, actual = getattr(target.config, what), getattr(draft.config, what, None)
+        if expected != actual:
+            raise TokenizerMismatchError(
+                f"got a draft model with {what} {actual}; expected {expected}, the target's. Draft "
+                "with a model that was trained on the same codes and conditions."
+            )
+
+
+def class_names(model: Any) -> tuple[str, ...]:
+    """Return the class names in a model's config, in order; empty unless every class has one."""
+    config = model.config
+    if config.condition != "class":
+        return ()
+    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    names = tuple(labels.get(number, "") for number in range(config.num_classes))
+    unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
+    return () if unnamed else names
+
+
+def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
+    """Return the text encoder of a model; None for class labels, or if the bundled one misfits.
+
+    Args:
+        model: A `LlamaGenModel`.
+        inputs: A folder or model id of a transformers text encoder, or a function of texts; None
+            for the bundled encoder.
+
+    Raises:
+        InputError: The model is conditioned on classes, or on features of another width.
+        ModelNotFoundError, ModelError: The encoder is missing or does not load.
+    """
+    config = model.config
+    if inputs is None:
+        if config.condition == "class":
+            return None
+        folder = resolve_model(EMBEDDER, offline=True).folder
+        encoder = CaptionEncoder.from_pretrained(folder, config.condition_length)
+        return encoder if encoder.width == config.caption_dim else None
+    if config.condition == "class":
+        raise InputError(
+            "got a text_encoder for a model of classes; expected one that reads features. Leave it "
+            "out, and draw with class_labels."
+        )
+    if isinstance(inputs, str | Path):
+        length = int(config.condition_length)
+        inputs = TextEncoder.from_pretrained(inputs, length, model.device, model.dtype)
+    width = getattr(inputs, "width", config.caption_dim)
+    if not callable(inputs) or width != config.caption_dim:
+        got = f"one of {width} numbers a token" if callable(inputs) else repr(inputs)
+        raise InputError(
+            f"got text_encoder {got}; expected a name, a folder or a function of texts with "
+            f"{config.caption_dim} numbers a token, what the image model was trained with."
+        )
+    encoder_of_user: Captions = inputs
+    return encoder_of_user
+
+
+def padded_features(
+    features: Tensor | Sequence[Tensor], length: int
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Pad the features of prompts on the left to [R, L, d], as LlamaGen does.
+
+    Args:
+        features: One [n, d] for each prompt, n from 1 to L.
+        length: L.
+
+    Returns:
+        The padded features, and the padding of each prompt, empty if no prompt has any.
+
+    Raises:
+        InputError: The features are no matrices of one width, or too many.
+    """
+    prompts = list(features)
+    if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):
+        shapes = [list(getattr(each, "shape", [])) or repr(each) for each in prompts[:8]]
+        raise InputError(
+            f"got features of shape {shapes} of the text encoder; expected a tensor [n, d] of each "
+            "text."
+        )
+    sizes, widths = [len(prompt) for prompt in prompts], {prompt.shape[1] for prompt in prompts}
+    if min(sizes) < 1 or max(sizes) > length or len(widths) > 1:
+        raise InputError(
+            f"got prompts of {', '.join(map(str, sizes[:8]))} features of {sorted(widths)} "
+            f"numbers; expected 1 to {length} of each, of one width. Cut longer ones."
+        )
+    if min(sizes) == length:
+        return torch.stack(prompts), ()
+    padded = prompts[0].new_zeros(len(prompts), length, prompts[0].shape[1])
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[length - len(prompt) :] = prompt
+    return padded, tuple(length - size for size in sizes)

@@ -1,0 +1,403 @@
+"""Families over image models of transformers: their targets, prompts and files.
+
+The models are used unchanged. A target determines the embeddings of codes, the part of the model
+that runs, the head for codes and which codes are allowed at each index. It takes its prompts, of
+any length, as token ids of the model's own tokenizer; `prompt(row)` returns their condition ids.
+Shorter prompts are padded on the left; padding is masked and has no positions. With guidance
+`unconditional` is the prompt of the second row, one for all prompts or one each. Generated tokens
+are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.models.device import input_device
+from ragspec.verification.batch_cache import BatchCache
+from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
+from ragspec.visual.checks import whole
+from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
+from ragspec.visual.loading import ImageFolder
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+
+Ids = Sequence[int]
+Unconditional = Ids | Sequence[Ids] | None
+_TEMPLATE = "chat_template.json"  # the file of older processors
+
+
+class MultimodalTarget(ImageTarget):
+    """A base of the targets here: an inner model, and a head over the codes and possibly more.
+
+    Args:
+        prompts: Token ids of each prompt.
+        unconditional: Token ids that guidance leads away from, see the module.
+        guidance_scale: None for the `usual_scale` of the class.
+        raster: None for the model's own.
+        guidance_interval, fixed: See `ImageTarget`.
+    """
+
+    kind: ClassVar[str]  # the model_type of its models
+    usual_scale: ClassVar[float] = 1.0
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Ids],
+        unconditional: Unconditional = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[int, int] | None = None,
+        *,
+        raster: Raster | None = None,
+        fixed: Tensor | None = None,
+    ) -> None:
+        expect_kind(model, self.kind)
+        scale = self.usual_scale if guidance_scale is None else guidance_scale
+        if scale != 1.0 and unconditional is None:
+            raise InputError(
+                f"got guidance_scale {scale} without an unconditional prompt; expected "
+                "the token ids of one. Pass unconditional=[...]."
+            )
+        self.inner, outputs, usual = self.parts_of(model)
+        raster = raster or usual
+        table, codes = prompt_table(model, prompts, unconditional), len(outputs)
+        super().__init__(
+            model, table, scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
+        )
+        self.outputs = torch.tensor(list(outputs), device=self.device)
+        self.keeps_logits = True  # `run` does, whatever the model's own forward does
+        longest = table.length + raster.tokens
+        self.max_length = min(longest, self.max_length or longest)
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the module of the last hidden states, the head's id of each code, the raster."""
+        raise NotImplementedError
+
+    def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
+        """Return positions i64 [R, n] counted from the first token that is no padding."""
+        if not any(hidden):
+            return positions
+        padding = torch.tensor(hidden, device=positions.device)[:, None]
+        return (positions - padding).clamp(min=0)
+
+    def run(
+        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
+    ) -> Tensor:
+        """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
+        states = self.inner(
+            inputs_embeds=embedded, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])
+
+
+class TextCodesTarget(MultimodalTarget):
+    """A base of targets whose codes are tokens of the text's vocabulary."""
+
+    def code_embeddings(self, codes: Tensor) -> Tensor:
+        """Return the embeddings [B, n, hidden] of the text tokens of codes i64 [B, n]."""
+        embedded: Tensor = self.model.get_input_embeddings()(self.outputs[codes])
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        """Return logits over the codes alone, [..., V]."""
+        return super().head(states)[..., self.outputs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptConditions:
+    """The token ids of each prompt, and those that guidance leads away from for it."""
+
+    prompts: list[list[int]]
+    unconditional: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+class PromptFamily(Family):
+    """The base of families over transformers models that draw prompts.
+
+    Args:
+        model, folder: See `Family`.
+        tokenizer: The model's processor, or its text tokenizer.
+        vq: The decoder of the codes, for models without one.
+        prompt_template: A text with {prompt} in it that replaces the model's template; it does not
+            apply to negative prompts.
+    """
+
+    target: ClassVar[type[MultimodalTarget]]
+    batch_size = 4  # these models are large
+    options = frozenset({"vq", "prompt_template"})
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        folder: ImageFolder | None = None,
+        *,
+        vq: Any = None,
+        prompt_template: str | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, folder)
+        self.text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        if not callable(self.text_tokenizer):
+            raise InputError(
+                f"got the tokenizer {tokenizer!r}; expected the model's processor, or its text "
+                "tokenizer."
+            )
+        if prompt_template is not None and "{prompt}" not in str(prompt_template):
+            raise InputError(
+                f"got prompt_template {prompt_template!r}; expected a text with {{prompt}} in it."
+            )
+        self.prompt_template = prompt_template
+        self.codec = self.decoder(vq)
+        self.vq = None if vq is None else self.codec
+        self.raster = self.usual_raster()
+
+    @classmethod
+    def model_class(cls) -> Any:
+        """Return the class of transformers."""
+        import transformers
+
+        return getattr(transformers, f"{cls.kind.capitalize()}ForConditionalGeneration")
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the model and the text tokenizer of a folder.
+
+        Args:
+            files: A folder as transformers writes it.
+            options: tokenizer, an object to use in place of the folder's.
+        """
+        folder = files.folder.target
+        model = cls.load_model(folder, files.device, files.dtype)
+        if (folder / "vq").is_dir():
+            options.setdefault("vq", folder / "vq")
+        return model, options.pop("tokenizer", None) or load_processor(folder)
+
+    def save(self, root: Path, **options: Any) -> None:
+        """Write the model and its tokenizer, and vq/ for a decoder of its own."""
+        self.model.save_pretrained(root, **options)
+        self.tokenizer.save_pretrained(root)
+        if self.vq is not None:
+            self.vq.model.save_pretrained(root / "vq", safe_serialization=True)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The further arguments of the constructor to save."""
+        return {"prompt_template": self.prompt_template}
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts that other pipelines may share."""
+        return {**super().components, **self.record, "vq": self.vq}
+
+    def decoder(self, vq: Any) -> Any:
+        """Return the code-book and decoder of the model; raise InputError for a second decoder."""
+        if vq is not None:
+            name = self.kind.capitalize()
+            raise InputError(f"got vq for {name}, which has a decoder of its own; leave it out.")
+        return self.model_decoder()
+
+    def model_decoder(self) -> Any:
+        """Return the code-book and decoder of the model."""
+        raise NotImplementedError
+
+    def usual_raster(self) -> Raster:
+        """Return the grid of codes of the default size."""
+        raise NotImplementedError
+
+    def request(self, prompt: str) -> str:
+        """Insert a prompt into the template."""
+        template = self.prompt_template
+        return prompt if template is None else template.replace("{prompt}", prompt)
+
+    def ids(self, text: str, raster: Raster) -> list[int]:
+        """Return the token ids of a text, up to the token that the first code follows."""
+        raise NotImplementedError
+
+    def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
+        """Return the ids of the unconditional prompt for a prompt of these ids."""
+        raise NotImplementedError
+
+    def conditions(self, call: ImageCall, raster: Raster) -> PromptConditions:
+        """Return the token ids of prompts and of their negative prompts."""
+        if call.class_labels is not None:
+            raise InputError("got class_labels; expected prompt.")
+        texts = checked_texts(some(call.prompt))
+        prompts = [self.ids(self.request(text), raster) for text in texts]
+        negatives = negatives_of(call.negative_prompt, len(texts))
+        pairs = zip(negatives, prompts, strict=True)
+        none = [self.ids(t, raster) if t else self.unconditional(ids, raster) for t, ids in pairs]
+        return PromptConditions(prompts, none)
+
+    def open(self, model: Any, conditions: PromptConditions, config: ImageConfig) -> Any:
+        """Return a target of the family."""
+        return self.target(
+            model,
+            conditions.prompts,
+            conditions.unconditional,
+            config.guidance_scale,
+            config.guidance_interval,
+            raster=config.raster,
+            fixed=config.fixed,
+        )
+
+    def check_draft(self, draft: Any) -> bool:
+        """Return whether an object is a model; raise TokenizerMismatchError if it does not fit."""
+        if not hasattr(getattr(draft, "config", None), "model_type"):
+            return False
+        for what, of in (
+            ("type", lambda model: model.config.model_type),
+            ("text vocabulary", lambda model: model.config.get_text_config().vocab_size),
+            ("code-book", lambda model: model.model.vqmodel.quantize.embedding.weight.shape[0]),
+            ("tokens of codes", _code_tokens),
+        ):
+            expected, actual = of(self.model), of(draft)
+            if expected != actual:
+                got = "others" if isinstance(expected, dict) else actual
+                raise TokenizerMismatchError(
+                    f"got a draft model with the {what} {got}; expected "
+                    f"{'those' if isinstance(expected, dict) else expected} of the target. Draft "
+                    "with a model that shares its prompts and codes."
+                )
+        return True
+
+
+def load_processor(folder: Path) -> Any:
+    """Return the text tokenizer of a folder, with the chat template of its processor.
+
+    Raises:
+        ModelError: The tokenizer is missing or does not load.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if tokenizer.chat_template is None and (folder / _TEMPLATE).is_file():
+            template = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
+            tokenizer.chat_template = template.get("chat_template")
+    except Exception as error:  # a damaged tokenizer.json raises the bare class
+        raise ModelError(
+            f"{folder} holds no tokenizer that transformers can load ({error}); expected the "
+            "files of the model's processor beside its weights. Copy them there."
+        ) from error
+    return tokenizer
+
+
+def mark(tokenizer: Any, attribute: str, *names: str) -> str:
+    """Return a special token: the tokenizer's attribute, or the first name in its vocabulary.
+
+    Raises:
+        InputError: The tokenizer has neither.
+    """
+    token = getattr(tokenizer, attribute, None)
+    if isinstance(token, str):
+        return token
+    vocabulary = tokenizer.get_vocab()
+    token = next((name for name in names if name in vocabulary), None)
+    if token is None:
+        raise InputError(
+            f"got a tokenizer without {attribute}"
+            + (f" and without {' or '.join(names)}" if names else "")
+            + "; expected the tokenizer that the image model came with."
+        )
+    return token
+
+
+def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
+    """Return the token ids of a text.
+
+    Raises:
+        InputError: They do not end with the token `last`.
+    """
+    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(last):
+        raise InputError(
+            f"the tokenizer reads {text[-40:]!r} as ids that do not end with {last!r}; expected "
+            "the tokenizer that the image model came with, to which this is one token."
+        )
+    return ids
+
+
+def _code_tokens(model: Any) -> dict[int, int] | None:
+    """Return the text token of each code, for models whose codes are text tokens."""
+    mapping = getattr(model.model, "vocabulary_mapping", None)
+    return None if mapping is None else dict(mapping.img2bpe)
+
+
+def prompt_table(
+    model: Any, prompts: Sequence[Ids], unconditional: Unconditional
+) -> ConditionTable:
+    """Return the table of embedded prompts; without unconditional ones each is its own partner.
+
+    Raises:
+        InputError: A prompt is empty, no list of token ids, or has an id that the model lacks.
+    """
+    prompted = _ids(prompts)
+    beside = prompted if unconditional is None else _partners(unconditional, len(prompted))
+    rows = [*prompted, *beside]
+    if not rows or not all(rows):
+        raise InputError(
+            f"got {len(prompted)} prompts, of {[len(row) for row in rows][:8]} tokens (the "
+            "unconditional ones included); expected at least one, and none that is empty."
+        )
+    embedding = model.get_input_embeddings()
+    size = embedding.weight.shape[0]
+    wrong = [token for row in rows for token in row if not 0 <= token < size]
+    if wrong:
+        raise InputError(
+            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
+            "made with the model's own tokenizer."
+        )
+    count, length = len(prompted), max(map(len, rows))
+    padding = [length - len(row) for row in rows]
+    padded = [[row[0]] * pad + row for row, pad in zip(rows, padding, strict=True)]
+    with torch.no_grad():
+        embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
+    conditional, none = embedded.split(count)
+    return ConditionTable.of_pairs(conditional, none, padding[:count], padding[count:])
+
+
+def _partners(unconditional: Any, count: int) -> list[list[int]]:
+    """Return one unconditional prompt for each of `count` prompts."""
+    each = len(unconditional) > 0 and whole(unconditional[0]) is None
+    rows = _ids(unconditional if each else [unconditional])
+    if len(rows) not in (1, count):
+        raise InputError(
+            f"got {len(rows)} unconditional prompts for {count} prompts; expected one, or one each."
+        )
+    return rows * count if len(rows) == 1 else rows
+
+
+def _ids(prompts: Any) -> list[list[int]]:
+    try:
+        rows = [[whole(token) for token in prompt] for prompt in prompts]
+    except TypeError:  # a number where a list is expected
+        rows = [[None]]
+    results = [[token for token in row if token is not None] for row in rows]
+    if results != rows:
+        raise InputError(
+            f"got the prompts {prompts!r}; expected a list of lists of token ids, whole numbers. "
+            "Make them with the model's own tokenizer."
+        )
+    return results
+
+
+def codes_in_order(text_ids: Mapping[int, int]) -> list[int]:
+    """Return the text id of each code; raise UnsupportedModelError unless they count from 0."""
+    if sorted(text_ids) != list(range(len(text_ids))) or not text_ids:
+        raise UnsupportedModelError(
+            f"the model's vocabulary map names {len(text_ids)} codes that are not numbered from 0 "
+            "on; expected the map that its checkpoint comes with."
+        )
+    return [text_ids[code] for code in range(len(text_ids))]

@@ -1,0 +1,313 @@
+"""`ImageOutput` and `ImageStats`: what a call of an image pipeline returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ragspec.errors import ModelError
+from ragspec.reports.generation import Generation
+from ragspec.reports.report import Report, kind_of_label
+from ragspec.visual.latents.judged import OUTCOMES
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.rules.tv_budget import position_excess
+
+LABELS = (  # from the strongest to the weakest
+    "exact",
+    "exact up to rounding",
+    "exact-for",
+    "exact-for up to rounding",
+    "bounded",
+    "approximate",
+)
+UNFINISHED = "unfinished"  # the label of images if one was interrupted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStats:
+    """Statistics of one call; B images of h * w codes or latents.
+
+    Attributes:
+        seeds: One for each image.
+        seconds: Wall time of the codes or latents, without decoding the images.
+        reports: One for each image; empty for a masked model without drafts.
+        iterations: Forward passes for each image where there are no reports.
+        excess f64 [B, h, w]: The total variation that a relaxed rule may have added at each code;
+            0 under exact rules, NaN under rules that do not measure it.
+        repeatable: Whether the same seeds give the same images again. They may not under an inexact
+            rule with a budget that depends on time, as the drafts differ.
+        nll_gaps f64 [n]: Of each measured code, see `nll_gap`.
+        outcomes i64 [B, h, w]: Of latents: indices into `OUTCOMES`, -1 where none was generated.
+        distances f64 [B, h, w]: How far latents that an approximate rule accepted are from the
+            target's own, in deviations of the latents; NaN elsewhere and under lossless rules.
+        prefixes: Masked prefixes that a masked model read for all images; a forward that verifies n
+            drafts reads n + 1.
+    """
+
+    seeds: tuple[int, ...]
+    seconds: float
+    reports: tuple[Report, ...]
+    iterations: int
+    excess: NDArray[np.float64]
+    repeatable: bool
+    nll_gaps: NDArray[np.float64]
+    outcomes: NDArray[np.int64] | None = None
+    distances: NDArray[np.float64] | None = None
+    prefixes: int = 0
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of the target over all images, prefill included.
+
+        A pass over several images counts for each of them.
+        """
+        if not self.reports:
+            return len(self.seeds) * self.iterations
+        return sum(report.forward_passes for report in self.reports)
+
+    @property
+    def codes_per_forward(self) -> float:
+        """Codes or latents per forward pass, prefill excluded."""
+        if not self.reports:
+            return self.excess.size / max(1, self.forwards)
+        passes = sum(report.forwards for report in self.reports)
+        return sum(report.tokens - 1 for report in self.reports) / max(1, passes)
+
+    @property
+    def tv_excess(self) -> float | None:
+        """The mean excess per position; None if the rule does not measure it."""
+        mean = float(self.excess.mean()) if self.excess.size else 0.0
+        return None if np.isnan(mean) else mean
+
+    @property
+    def nll_gap(self) -> float | None:
+        """The mean of -log p(code) - H(p) over all codes, in nats; about 0 without relaxation.
+
+        None if it was not measured; see `nll_gap_of` in `ragspec.visual.rules.tv_budget`.
+        """
+        return float(self.nll_gaps.mean()) if self.nll_gaps.size else None
+
+    @property
+    def nll_gap_error(self) -> float | None:
+        """One standard error of `nll_gap`."""
+        size = self.nll_gaps.size
+        return float(np.sqrt((self.nll_gaps**2).mean() / size)) if size else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of judged latents that were accepted; None without drafts of latents."""
+        if self.outcomes is None:
+            return None
+        accepted = int((self.outcomes == OUTCOMES.index("accepted")).sum())
+        judged = int((self.outcomes > 0).sum())
+        return accepted / judged if judged else None
+
+    @property
+    def distance_mean(self) -> float | None:
+        """The mean distance of accepted latents; None if none was measured."""
+        return self._distance(np.nanmean)
+
+    @property
+    def distance_most(self) -> float | None:
+        """The largest distance of an accepted latent; None if none was measured."""
+        return self._distance(np.nanmax)
+
+    def summary(self) -> str:
+        """Return a summary of one line."""
+        count, excess = len(self.seeds), self.tv_excess
+        unit = "codes" if self.outcomes is None else "latents"
+        line = f"{count} image{'s' * (count > 1)}, {self.forwards} forward passes, "
+        line += f"{self.codes_per_forward:.2f} {unit} a pass, {self.seconds:.2f} s"
+        line += f", tv_excess {excess:.4f} a position" if excess else ""
+        if excess and self.nll_gap is not None:
+            line += f", NLL gap {self.nll_gap:+.3f} +- {self.nll_gap_error:.3f} nats a code"
+        if self.prefixes and self.reports:
+            line += f", {self.prefixes / max(1, self.forwards):.2f} masked prefixes a pass"
+        if self.distance_mean is not None:
+            line += (
+                f", {self.acceptance:.0%} of drafts accepted, {self.distance_mean:.4f} from the "
+                f"target on average, {self.distance_most:.4f} at most"
+            )
+        return line + ("" if self.repeatable else ", not repeatable (the budget goes by the clock)")
+
+    def _distance(self, over: Any) -> float | None:
+        if self.distances is None or np.isnan(self.distances).all():
+            return None
+        return float(over(self.distances))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageOutput:
+    """The output of a call, for B images of h * w codes or latents.
+
+    Attributes:
+        images: A list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W]
+            in 0 .. 1 ("pt"), or the codes or latents ("latent").
+        stats: See `ImageStats`.
+        acceptance_map i64 [B, h, w]: For each code or latent, how many of them its forward
+            produced; 0 for those that an early end left out.
+        label: Exact, exact-for(distribution), bounded(tv<=x), approximate, or unfinished if a
+            callback ended the call early.
+        codes i64 [B, h, w]: An image that ended early repeats its last code. None for latents.
+        latents f32 [B, h, w, D]: In the scale of the autoencoder; None for codes.
+    """
+
+    images: Any
+    stats: ImageStats
+    acceptance_map: NDArray[np.int64]
+    label: str
+    codes: Any = None
+    latents: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageSamples:
+    """What a target generated for B images; the arrays are those of `ImageStats`.
+
+    Attributes:
+        codes i64 [B, h, w], latents [B, h, w, D]: One of them.
+        labels: Of each image.
+        gaps f64 [n]: The NLL gaps of each image.
+        maps i64 [B, h, w]: See `ImageOutput.acceptance_map`.
+    """
+
+    maps: NDArray[np.int64]
+    labels: list[str]
+    excess: NDArray[np.float64]
+    gaps: list[NDArray[np.float64]]
+    codes: Tensor | None = None
+    latents: Tensor | None = None
+    outcomes: NDArray[np.int64] | None = None
+    distances: NDArray[np.float64] | None = None
+    reports: Sequence[Report] = ()
+    prefixes: int = 0
+    iterations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def values(self) -> Tensor:
+        """The codes or the latents."""
+        values = self.codes if self.latents is None else self.latents
+        assert values is not None
+        return values
+
+    def stats(self, seeds: Sequence[int], repeatable: bool) -> ImageStats:
+        """Return the statistics of a call."""
+        return ImageStats(
+            seeds=tuple(seeds),
+            seconds=self.seconds,
+            reports=tuple(self.reports),
+            iterations=self.iterations,
+            excess=self.excess,
+            repeatable=repeatable,
+            nll_gaps=np.concatenate([np.zeros(0), *self.gaps]),
+            outcomes=self.outcomes,
+            distances=self.distances,
+            prefixes=self.prefixes,
+        )
+
+
+def joined(parts: Sequence[ImageSamples], order: Sequence[int]) -> ImageSamples:
+    """Concatenate samples, and bring their images into an order.
+
+    Args:
+        order: The number of each image of the parts among all images.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    place = np.argsort(order)
+
+    def arranged(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if values[0] is None:
+            return None
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)[torch.from_numpy(place)]
+        if isinstance(values[0], np.ndarray):
+            return np.concatenate(values)[place]
+        flat = [each for value in values for each in value]
+        return [flat[at] for at in place] if flat else flat
+
+    named = ("maps", "labels", "excess", "gaps", "codes", "latents", "outcomes", "distances")
+    arrays = {name: arranged(name) for name in (*named, "reports")}
+    sums = {name: sum(getattr(part, name) for part in parts) for name in ("prefixes", "seconds")}
+    return replace(parts[0], **arrays, **sums)
+
+
+def samples_of(generations: Sequence[Generation], raster: Raster) -> ImageSamples:
+    """Return the samples of images of codes; figures leave the ends of rows out."""
+    maps = np.zeros((len(generations), raster.tokens), dtype=np.int64)
+    excess = np.zeros(maps.shape)
+    places = set(raster.places.tolist())
+    gaps: list[NDArray[np.float64]] = []
+    for row, (counts, spent) in enumerate(zip(maps, excess, strict=True)):
+        generation = generations[row]
+        lengths = np.array([len(step.tokens) for step in generation.steps], dtype=np.int64)
+        counts[: lengths.sum()] = lengths.repeat(lengths)
+        values = position_excess(generation.steps, generation.label)
+        spent[: len(values)] = values
+        measured, first = list[float](), 0
+        for step in generation.steps:
+            measured += [gap for index, gap in enumerate(step.nll_gap, first) if index in places]
+            first += len(step.tokens)
+        gaps.append(np.asarray(measured, dtype=np.float64))
+    return ImageSamples(
+        maps=raster.grid(maps),
+        labels=[label_of(each, raster) for each in generations],
+        excess=raster.grid(excess),
+        gaps=gaps,
+        codes=codes_of([each.tokens for each in generations], raster),
+        reports=[each.report for each in generations],
+    )
+
+
+def codes_of(rows: Sequence[Sequence[int]], raster: Raster) -> Tensor:
+    """Return the codes i64 [B, h, w]; an image that ended early repeats its last code."""
+    images: list[list[int]] = []
+    for tokens in rows:
+        codes = raster.known(tokens) or [0]
+        images.append(codes + [codes[-1]] * (raster.codes - len(codes)))
+    return torch.tensor(images, dtype=torch.int64).reshape(-1, *raster.shape)
+
+
+def label_of(generation: Generation, raster: Raster) -> str:
+    """Return the label of an image; "unfinished" if it ended early."""
+    return generation.label if len(generation.tokens) >= raster.tokens else UNFINISHED
+
+
+def weakest(labels: Sequence[str]) -> str:
+    """Return the label with the weakest guarantee."""
+
+    def rank(label: str) -> tuple[int, str]:
+        kind = kind_of_label(label)
+        return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
+
+    return max(labels, key=rank)
+
+
+def as_images(pixels: Tensor, output_type: str) -> Any:
+    """Return pixels [B, 3, H, W] in [-1, 1] as an output type; see `ImageOutput`.
+
+    Raises:
+        ModelError: They are no numbers.
+    """
+    if not bool(pixels.isfinite().all()):
+        raise ModelError(
+            "the decoder returned pixels that are not finite numbers; expected numbers in [-1, 1]. "
+            "Its weights are damaged, or its dtype is too narrow: load it in float32."
+        )
+    tensor = (pixels * 0.5 + 0.5).clamp(0, 1)
+    if output_type == "pt":
+        return tensor
+    arrays = tensor.permute(0, 2, 3, 1).float().numpy()
+    if output_type == "np":
+        return arrays
+    from PIL import Image
+
+    return [Image.fromarray(each) for each in (arrays * 255).round().astype("uint8")]

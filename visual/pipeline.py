@@ -1,0 +1,484 @@
+"""`ImagePipeline`: images of every family, with the calling conventions of diffusers.
+
+The engine generates the codes of an image as it generates text. Each image has a seed of its own.
+Model, condition, settings and seed alone determine an image: under an exact rule it is the same
+with and without a drafter.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, ModelError
+from ragspec.models.device import pick_device
+from ragspec.models.load import with_adapter
+from ragspec.registry import resolve
+from ragspec.rules.base import Rule
+from ragspec.rules.walk import Walk
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.call import ImageCall
+from ragspec.visual.checks import checked_count
+from ragspec.visual.choice import AUTO, DraftSettings, choose_drafter, mode_for
+from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, family_of, kind_of_model
+from ragspec.visual.loading import ImageFolder, find_folder, read_kind
+from ragspec.visual.output import ImageOutput, ImageSamples, as_images, joined, weakest
+from ragspec.visual.progress import Progress
+from ragspec.visual.saved import as_saved, write_setup
+
+_DECODED = 64  # images in one batch of the decoder
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a pipeline drafts, whatever the family.
+
+    Attributes:
+        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy;
+            None for the family's number.
+        draft_mode: How a model or a head drafts; None takes the first mode that the rule accepts,
+            or "deterministic" for a rule with a budget of total variation.
+        min_expected_gain: See `DraftSettings`.
+        batch_size: Images side by side; None for the family's number.
+    """
+
+    budget: Any = None
+    draft_mode: str | None = None
+    min_expected_gain: float | None = None
+    batch_size: int | None = None
+
+
+class ImagePipeline:
+    """Generates images with an autoregressive image model, with or without speculation.
+
+    Args:
+        model: A model of one of the families, see `ragspec.visual.families`. One that peft wraps
+            draws with its adapters.
+        tokenizer: What belongs to it: the tokenizer of its codes or latents, or, for models of
+            transformers, the processor or tokenizer of its prompts.
+        drafter: See `choose_drafter`.
+        rule: A Rule, or a name and its settings (neighbours, delta, lam, tv_budget, r, s, ...), see
+            `make_rule` and `make_latent_rule`. "auto" is the family's usual rule. Without settings,
+            those measured on this model apply, see `relaxation_of`.
+        family: A `Family` class or its name; None finds it by the model.
+        folder: Holds the drafters "model" and "head".
+        settings: Of the rule; the fields of `PipelineOptions`; and the arguments of the family,
+            such as text_encoder, vq, steps, iterations.
+
+    Raises:
+        UnsupportedModelError, TokenizerMismatchError: The models do not fit.
+        ModelNotFoundError: A model is missing.
+        UnknownNameError, InputError, RuleError: An argument is refused.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        drafter: Any = None,
+        rule: str | Rule = AUTO,
+        *,
+        family: type[Family] | str | None = None,
+        folder: ImageFolder | None = None,
+        **settings: Any,
+    ) -> None:
+        self._adapted = hasattr(model, "peft_config")
+        if hasattr(model, "get_base_model"):
+            model = model.get_base_model()  # whose layers are those with adapters
+        kind = resolve("family", family) if isinstance(family, str) else family
+        kind = kind or family_of(kind_of_model(model), f"a {type(model).__name__}")
+        more = {name: settings.pop(name) for name in kind.options if name in settings}
+        names = {field.name for field in fields(PipelineOptions)}
+        options = PipelineOptions(**{name: settings.pop(name) for name in names & settings.keys()})
+        self.family: Any = kind(model, tokenizer, folder, **more)
+        self.batch_size = checked_count(
+            kind.batch_size if options.batch_size is None else options.batch_size, "batch_size"
+        )
+        self.budget, nodes = _budget(kind, options.budget)
+        named = not (isinstance(rule, str) and rule == AUTO)
+        rule = rule if named else kind.default_rule
+        created: tuple[Rule, dict[str, Any]] = self.family.make_rule(rule, settings)
+        self.rule, self.settings = created
+        self._saved_rule = rule if isinstance(rule, str) else None
+        mode = options.draft_mode or mode_for(self.rule)
+        draft_settings = DraftSettings(mode, options.min_expected_gain, named)
+        self.source = choose_drafter(drafter, self.family, draft_settings)
+        self.family.settle(self.rule, self.source, nodes)
+        self.rule_name = rule if isinstance(rule, str) else self.rule.name
+        if self.source.name is None:
+            self.rule_name = kind.plain_rule or self.rule_name
+        self._options, self._bar = options, dict[str, Any]()
+        self._decoded_at_once = _DECODED
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = "tiles",
+        drafter: Any = AUTO,
+        rule: str | Rule = AUTO,
+        *,
+        family: type[Family] | str | None = None,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return a pipeline over a bundled set, a folder, a model id or a published file.
+
+        Args:
+            name: A bundled set ("tiles", "emoji", "latent-tiles", ...), a folder, a model id, or a
+                published file, for which `family` is required.
+            drafter: See `choose_drafter`; "auto" is the saved one, or the family's usual one.
+            rule: "auto" takes the rule that the folder was saved with, else the family's. With it
+                come the saved settings.
+            family: See `ImagePipeline`.
+            device, dtype: Of the models; dtype also as torch_dtype.
+            settings: See `ImagePipeline`; `lora`, the folder of an adapter saved by peft, which is
+                merged; `local_files_only`; and the options of the family's `load`, such as
+                `tokenizer`.
+
+        Raises:
+            ModelError: A model or the saved settings do not load; further errors as the class.
+        """
+        dtype = settings.pop("torch_dtype", None) or dtype
+        offline = bool(settings.pop("local_files_only", False))
+        lora = settings.pop("lora", None)
+        path = Path(name).expanduser()
+        if path.is_file():
+            folder = ImageFolder(str(name), path, None, None, None)
+            if family is None:
+                raise InputError(
+                    f"got the file {path.name} without a family; expected family='llamagen' or "
+                    "family='mar' beside a published file."
+                )
+        else:
+            folder = find_folder(name, offline)
+            drafter, rule, settings = as_saved(folder.index, drafter, rule, settings)
+        kind = resolve("family", family) if isinstance(family, str) else family
+        kind = kind or family_of(read_kind(folder.target), f"{folder.target}, no image model")
+        if dtype is None or dtype == AUTO:
+            dtype = kind.dtype
+        files = ModelFiles(folder, pick_device(device), dtype)
+        model, tokenizer = kind.load(files, settings)
+        if lora is not None:
+            model = with_adapter(model, lora).eval()
+        beside = None if files.file is not None else folder
+        return cls(model, tokenizer, drafter, rule, family=kind, folder=beside, **settings)
+
+    # The parts
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self.family.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of codes, of latents or of prompts."""
+        return self.family.tokenizer
+
+    @property
+    def draft(self) -> Any:
+        """The draft model; None without one."""
+        return self.source.model
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of all classes in order; empty if the model has none."""
+        names: tuple[str, ...] = self.family.class_names
+        return names
+
+    @property
+    def folder(self) -> ImageFolder | None:
+        """Where the model was loaded from."""
+        folder: ImageFolder | None = self.family.folder
+        return folder
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts that other pipelines may share: `ImagePipeline(**pipe.components)`."""
+        return {**self.family.components, "family": type(self.family)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return torch.device(self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's dtype."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move all models to a device, and target and draft model to a dtype."""
+        for module in (self.model, self.draft):
+            if module is not None:
+                module.to(*args, **kwargs)
+        for module in self.family.modules.values():
+            module.to(self.device)
+        return self
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        """Write all models and settings to a folder for `from_pretrained`.
+
+        If the pipeline uses no other draft model or head, those beside the target are copied. The
+        folder is changed only once all is written, so it may be the one that was loaded.
+
+        Args:
+            save_directory: The folder.
+            options: Of transformers' `save_pretrained`, such as max_shard_size.
+
+        Raises:
+            InputError: The model has adapters of peft.
+        """
+        if self._adapted:
+            raise InputError(
+                "got a model that peft wraps; expected merged weights to save. Use "
+                "model.merge_and_unload(), or save the adapter with model.save_pretrained()."
+            )
+        root, folder = Path(save_directory), self.folder
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as name:
+            new = Path(name)
+            self.family.save(new, **options)
+            if self.draft is not None:
+                self.draft.save_pretrained(new / "draft", **options)
+            if self.source.head is not None:
+                self.source.head.save(new / "head")
+            if folder is not None and folder.relaxation is not None:
+                shutil.copyfile(folder.relaxation, new / folder.relaxation.name)
+            for part in ("draft", "head"):
+                place = None if folder is None else getattr(folder, part)
+                if place is not None and not (new / part).exists():
+                    shutil.copytree(place, new / part)
+            write_setup(new, self._saved_rule, self.settings, self._record())
+            for path in sorted(new.iterdir()):
+                if (root / path.name).is_dir():
+                    shutil.rmtree(root / path.name)
+                path.replace(root / path.name)
+
+    def _record(self) -> dict[str, Any]:
+        """Return the settings to save beside the rule."""
+        budget: Any = AUTO if isinstance(self.budget, AutoBudget) else None
+        return {
+            **self.family.record,
+            "drafter": self.source.saved_name,
+            "budget": self.budget.nodes if isinstance(self.budget, FixedBudget) else budget,
+            "batch_size": self.batch_size,
+            "draft_mode": self._options.draft_mode,
+            "min_expected_gain": self._options.min_expected_gain,
+        }
+
+    def set_progress_bar_config(self, **config: Any) -> None:
+        """Set the arguments of the progress bar, such as disable=True."""
+        self._bar = config
+
+    def enable_vae_slicing(self, images: int = 1) -> None:
+        """Decode so many images at a time; one takes the least memory, 64 are the default."""
+        self._decoded_at_once = checked_count(images, "images")
+
+    # Calls
+
+    def __call__(
+        self, prompt: Any = None, class_labels: Any = None, **settings: Any
+    ) -> ImageOutput:
+        """Generate images.
+
+        Args:
+            prompt, class_labels: What to draw, see `ImageCall`.
+            settings: The other fields of `ImageCall`: seed, generator, guidance_scale, ...
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError, ModelError: An argument is refused.
+        """
+        call = ImageCall.of({"prompt": prompt, "class_labels": class_labels, **settings})
+        self.family.check(call)
+        raster = self.family.sized(call.height, call.width)
+        conditions = self.family.conditions(call, raster)
+        count = call.num_images_per_prompt
+        rows = [row for row in range(len(conditions)) for _ in range(count)]
+        seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
+        images: dict[int, Any] = {}
+        parts, order = list[ImageSamples](), list[int]()
+        with closing(self._progress_bar(len(rows) * raster.tokens)) as bar, self._as_loaded():
+            for scale in dict.fromkeys(scales):
+                numbers = [number for number, each in enumerate(scales) if each == scale]
+                config = ImageConfig(
+                    scale,
+                    call.guidance_interval,
+                    raster,
+                    call.fixed(raster, self.family.codec),
+                    [rows[number] for number in numbers],
+                    [seeds[number] for number in numbers],
+                    call.temperature,
+                )
+                run = _Run(self, call, conditions, config, numbers, bar, images)
+                plain = self.source.name is None and self.family.plain_rule is not None
+                parts.append(run.plain() if plain else run.speculative())
+                order += numbers
+            samples = joined(parts, order)
+            return self._output(samples, seeds, call, images)
+
+    def _progress_bar(self, total: int) -> Any:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+        return tqdm(total=total, **self._bar)
+
+    def _as_loaded(self) -> AbstractContextManager[Any]:
+        """Return a context without autocast, which would give other codes."""
+        kind = self.device.type
+        available = torch.amp.is_autocast_available(kind)
+        return torch.autocast(kind, enabled=False) if available else nullcontext()
+
+    def _output(
+        self, samples: ImageSamples, seeds: Sequence[int], call: ImageCall, images: dict[int, Any]
+    ) -> ImageOutput:
+        if samples.latents is not None and not bool(samples.latents.isfinite().all()):
+            raise ModelError(
+                "the image model returned latents that are not finite; expected numbers. Its "
+                "weights are damaged, or its dtype is too narrow: load it in float32."
+            )
+        # A budget that depends on time changes the drafts, and an inexact rule then the image.
+        repeatable = self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
+        if call.output_type == "pil" and len(images) == len(seeds):
+            pictures: Any = [images[number] for number in range(len(seeds))]
+        else:
+            pictures = self.decode(samples.values, call.output_type)
+        return ImageOutput(
+            images=pictures,
+            stats=samples.stats(seeds, repeatable),
+            acceptance_map=samples.maps,
+            label=weakest(samples.labels),
+            codes=samples.codes,
+            latents=samples.latents,
+        )
+
+    def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
+        """Decode codes or latents [B, h, w, ...] into images of an output_type; see `ImageOutput`.
+
+        Raises:
+            ModelError: There is no decoder, or it returns no numbers.
+        """
+        if output_type == "latent":
+            return codes
+        parts = torch.split(codes, self._decoded_at_once)
+        pixels = torch.cat([self.family.pixels(part).cpu() for part in parts])
+        return as_images(pixels, output_type)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """The images of one call under one guidance scale.
+
+    Attributes:
+        numbers: Of the images among all of the call.
+        images: Takes each complete image by its number.
+    """
+
+    pipe: ImagePipeline
+    call: ImageCall
+    conditions: Any
+    config: ImageConfig
+    numbers: Sequence[int]
+    bar: Any
+    images: dict[int, Any]
+
+    def speculative(self) -> ImageSamples:
+        """Generate with the engine."""
+        pipe, family, config = self.pipe, self.pipe.family, self.config
+        assert config.raster is not None
+        target = family.open(family.model, self.conditions, config)
+        progress = self._progress(target)
+        engine = Engine(
+            target,
+            None,
+            pipe.source(target, self.conditions),
+            budget=pipe.budget,
+            rule=family.judging(pipe.rule),
+            max_batch_size=pipe.batch_size,
+        )
+        options: dict[str, Any] = {"max_new_tokens": config.raster.tokens, "ignore_eos": True}
+        if self.call.callback_on_step_end is not None:
+            options["stopping_criteria"] = [lambda ids, scores: progress.interrupted]
+        began = time.perf_counter()
+        generations = engine.generate(
+            family.prompts(target, config),
+            Sampling(
+                temperature=1.0 if family.unit == "latents" else self.call.temperature,
+                top_k=self.call.top_k,
+                top_p=self.call.top_p,
+                min_p=self.call.min_p,
+                seed=list(config.seeds),
+            ),
+            on_step=progress.step,
+            **options,
+        )
+        progress.finish()
+        seconds = time.perf_counter() - began
+        samples: ImageSamples = family.samples(generations, target, pipe.rule, config.raster)
+        return replace(samples, seconds=seconds)
+
+    def plain(self) -> ImageSamples:
+        """Generate batches of several latents in each forward pass."""
+        family, parts = self.pipe.family, list[ImageSamples]()
+        progress = self._progress(None)
+        for here in self._batches():
+            config = replace(
+                self.config, rows=self.config.rows[here], seeds=self.config.seeds[here]
+            )
+            began = time.perf_counter()
+            samples = family.plain_samples(self.conditions, config, progress)
+            parts.append(replace(samples, seconds=time.perf_counter() - began))
+            if not progress.interrupted and self.call.on_image is not None:
+                for number, latents in zip(self.numbers[here], parts[-1].values, strict=True):
+                    self._complete(number, latents[None])
+        return joined(parts, range(len(self.numbers)))
+
+    def _batches(self) -> Iterator[slice]:
+        size = self.pipe.batch_size
+        return (slice(at, at + size) for at in range(0, len(self.numbers), size))
+
+    def _progress(self, target: Any) -> Progress:
+        call, raster = self.call, self.config.raster
+        assert raster is not None
+        on_image = None
+        if call.on_image is not None:
+
+            def on_image(row: int, tokens: list[int]) -> None:
+                values = self.pipe.family.values(target, row, tokens, raster)
+                self._complete(self.numbers[row], values)
+
+        return Progress(
+            self.pipe,
+            self.bar,
+            len(self.numbers),
+            raster,
+            self.pipe.batch_size,
+            callback=call.callback_on_step_end,
+            on_image=on_image,
+            tensor=self.pipe.family.step_tensor(target),
+        )
+
+    def _complete(self, number: int, values: Tensor) -> None:
+        """Decode an image and pass it on."""
+        self.images[number] = self.pipe.decode(values)[0]
+        assert self.call.on_image is not None
+        self.call.on_image(number, self.images[number])
+
+
+def _budget(family: type[Family], budget: Any) -> tuple[Any, int]:
+    """Return the policy of a budget, and its number of draft nodes, or the family's number."""
+    policy = make_budget(family.nodes if budget is None else budget)
+    nodes = policy.nodes if isinstance(policy, FixedBudget) else family.nodes
+    return (policy if family.adaptive_budget else make_budget(nodes)), nodes

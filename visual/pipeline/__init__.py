@@ -1,1 +1,0 @@
-"""Pipelines from prompts or classes to images, with the conventions of diffusers."""

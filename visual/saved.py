@@ -1,0 +1,132 @@
+"""The settings beside a model: how a saved pipeline draws, and measured settings of relaxed rules.
+
+`ragspec.json` has the rule, the drafter, the budget and the batch size of a saved pipeline.
+`relaxation.json` has the settings of relaxed rules that were measured on the model and ship with
+it; the benchmark of images writes it (`--tune`). Both are in the folder that holds `target/`, or in
+the folder that is the target.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import ModelError
+
+SETUP, RELAXATION = "ragspec.json", "relaxation.json"
+FORMAT = 1  # of relaxation.json
+AUTO, NONE = "auto", "none"
+_PLAIN = (bool, int, float, str, type(None))
+_DRAFTING = ("draft_mode", "min_expected_gain")  # apply with the saved drafter alone
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSetup:
+    """The settings of a saved pipeline.
+
+    Attributes:
+        rule: Its name; "" if the rule could not be saved.
+        settings: Of the rule.
+        drafter: A name, or several joined by "+"; "auto" if the drafter could not be saved.
+        more: Other arguments of the pipeline.
+    """
+
+    rule: str
+    settings: dict[str, Any]
+    drafter: str
+    more: dict[str, Any]
+
+
+def write_setup(
+    root: Path, rule: str | None, settings: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Write the settings of a pipeline, except those that are None, into its folder.
+
+    Args:
+        root: The folder.
+        rule: Its name; None for a Rule without one, which is not saved, with a warning.
+        settings: Of the rule.
+        more: Drafter, budget and further arguments.
+    """
+    record = {key: value for key, value in more.items() if value is not None}
+    if rule is not None and all(isinstance(value, _PLAIN) for value in settings.values()):
+        record["rule"] = {"name": rule, **settings}
+    else:
+        warnings.warn(
+            "the rule is an object, which is not saved: the loaded pipeline will draw by the "
+            "default rule. Name the rule and its numbers to keep them.",
+            UserWarning,
+            stacklevel=3,
+        )
+    text = json.dumps(record, indent=2, sort_keys=True) + "\n"
+    (root / SETUP).write_text(text, encoding="utf-8")
+
+
+def read_setup(path: Path | None) -> SavedSetup | None:
+    """Return the settings of a saved pipeline; None without a path.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        rule = dict(record.pop("rule", None) or {"name": ""})
+        drafter = record.pop("drafter", AUTO)
+        if not isinstance(drafter, str) or not isinstance(rule["name"], str):
+            raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
+        return SavedSetup(rule.pop("name"), rule, drafter, record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
+            "pipeline again, or remove the file."
+        ) from error
+
+
+def as_saved(
+    path: Path | None, drafter: Any, rule: Any, settings: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return drafter, rule and settings with the saved values in place of "auto".
+
+    If a rule is passed, no saved value applies. If a drafter is passed, the saved one does not.
+
+    Args:
+        path: The saved file; None without one.
+        drafter, rule, settings: As passed.
+    """
+    setup = read_setup(path) if isinstance(rule, str) and rule == AUTO else None
+    if setup is None:
+        return drafter, rule, settings
+    saved = {**setup.settings, **setup.more}
+    if isinstance(drafter, str) and drafter == AUTO:
+        drafter = setup.drafter.split("+") if "+" in setup.drafter else setup.drafter
+    else:  # the saved iterations may be those of plain decoding
+        saved = {name: saved[name] for name in saved.keys() - {*_DRAFTING, "iterations"}}
+    passed = {name: value for name, value in settings.items() if value is not None}
+    return drafter, setup.rule or AUTO, {**saved, **passed}
+
+
+def relaxation_of(path: Path | None, rule: str) -> dict[str, Any]:
+    """Return a rule's measured settings from a model's file; empty if there are none.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    if path is None or not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        settings = dict(record["rules"].get(rule, {}).get("settings", {}))
+        numbers = all(isinstance(value, int | float) for value in settings.values())
+        if record["format"] != FORMAT or not numbers:
+            raise ValueError(f"format {record['format']}, settings {settings} of {rule!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{path} holds no settings of relaxed rules ({error!r}); expected what the benchmark "
+            "of images writes (--tune). Write it again, or remove it."
+        ) from error
+    return settings
