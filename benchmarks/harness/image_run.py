@@ -144,7 +144,7 @@ def _prepare_masked(
 def _image_series(options: ImageBenchOptions, base: ImagePipeline) -> ImageSeries:
     from harness.image_timing import ImageSeries
 
-    by_class = base.family.by_class
+    by_class = base.family.condition == "class_labels"
     subjects = list(range(base.family.trunk.config.num_classes)) if by_class else list(PROMPTS)
     return ImageSeries(
         subjects, by_class, options.guidance, options.temperature, options.top_k, options.seed

@@ -114,14 +114,13 @@ def build_images(
     pipes = {
         each.name: _pipe(base, each, options) for each in [ParsedVariant("plain", "plain"), *parsed]
     }
-    argument: str = "prompt"
-    subjects: Sequence[Any] = PROMPTS
-    if base.family.by_class:
-        argument, subjects = "class_labels", range(base.family.trunk.config.num_classes)
-    items = [
-        ImageItem(str(number), {argument: [subjects[number % len(subjects)]]}, seed + number)
-        for number in range(count)
-    ]
+    argument, subjects = base.family.condition, list[Any](PROMPTS)
+    if argument == "class_labels":
+        subjects = list(range(base.family.trunk.config.num_classes))
+    items = []
+    for number in range(count):
+        subject = [subjects[number % len(subjects)]]
+        items.append(ImageItem(str(number), {argument: subject} if argument else {}, seed + number))
     return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
 
 

@@ -91,7 +91,7 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
         InputError: The model draws classes and got a prompt, or the reverse.
     """
     family = pipe.family
-    by_class = family.by_class
+    by_class = family.condition == "class_labels"
     if by_class and not options.labels:
         raise InputError(
             f"Expected --class, got the prompt {options.prompts[0]!r}: {options.source} draws "

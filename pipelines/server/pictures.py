@@ -33,8 +33,10 @@ def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> d
     if request.seed is not None:
         options["seed"] = request.seed
     count = 1 if request.n is None else request.n
-    named = "class_labels" if pipe.family.by_class else "prompt"
-    out = pipe(**{named: request.prompt}, num_images_per_prompt=count, **options)
+    subject = pipe.family.condition
+    if subject is not None:
+        options[subject] = request.prompt
+    out = pipe(num_images_per_prompt=count, **options)
     data = [{"b64_json": _png(image)} for image in out.images]
     return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
 

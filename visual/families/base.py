@@ -98,7 +98,7 @@ class Family:
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
     several_drafters: ClassVar[bool] = True
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
-    by_class: bool = False  # whether it draws classes, not prompts
+    condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
     fits_square: ClassVar[bool] = False  # whether each side is limited by the default size
     fits_area: ClassVar[bool] = True  # whether the number of codes is
 

@@ -93,6 +93,7 @@ class ImageGPT(Family):
 
     kind = "imagegpt"
     guidance = 1.0
+    condition = None
 
     def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
         super().__init__(model, tokenizer, folder)

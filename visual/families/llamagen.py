@@ -93,7 +93,8 @@ class LlamaGen(Family):
         self._check_codec()
         side = int(self.trunk.config.grid_size)
         self.raster = Raster(side, side)
-        self.by_class = self.trunk.config.condition == "class"
+        by_class = self.trunk.config.condition == "class"
+        self.condition = "class_labels" if by_class else "prompt"
         self.class_names = class_names(self.trunk)
         self.text_encoder = caption_encoder(self.trunk, text_encoder)
 
@@ -144,19 +145,18 @@ class LlamaGen(Family):
         """Return the labels, or the features of prompts and negative prompts."""
         sources = {"prompt": call.prompt, "class_labels": call.class_labels}
         passed = [name for name, value in sources.items() if value is not None]
-        expected = "class_labels" if self.by_class else "prompt"
-        if passed != [expected]:
+        if passed != [self.condition]:
             raise InputError(
-                f"got {' and '.join(passed) or 'nothing to draw'}; expected {expected}."
+                f"got {' and '.join(passed) or 'nothing to draw'}; expected {self.condition}."
             )
-        if self.by_class:
+        if self.condition == "class_labels":
             if call.negative_prompt:
                 raise InputError(
                     "got a negative prompt for a model of classes; expected none. Leave it out: "
                     "guidance leads away from the model's own class of nothing."
                 )
             return Conditions(
-                torch.tensor([self.label_of(each) for each in some(sources[expected])])
+                torch.tensor([self.label_of(each) for each in some(call.class_labels)])
             )
         texts = checked_texts(some(call.prompt))
         features, padding = self._features(texts)

@@ -92,7 +92,7 @@ class Mar(LatentFamily):
         super().__init__(model, tokenizer, folder)
         self.codec = _checked_autoencoder(model, tokenizer)
         side = int(model.config.grid_size)
-        self.raster, self.by_class = Raster(side, side), True
+        self.raster, self.condition = Raster(side, side), "class_labels"
         self.class_names = class_names(model)
         self.iterations = iterations or 0
         if iterations is not None:
@@ -156,7 +156,7 @@ class Mar(LatentFamily):
     @property
     def record(self) -> dict[str, Any]:
         """The further arguments of the constructor to save."""
-        record = {"steps": self.schedule.steps, "floor": self.schedule.floor}
+        record = {"steps": self.schedule.steps, "floor": self._floor}
         return {**record, "iterations": self.iterations, "prefill": self.prefill}
 
     def settle(self, rule: Rule, drafter: Any, nodes: int) -> None:
