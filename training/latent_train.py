@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import threading
 import time
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from ragspec.visual.families.latents import Latents
 from ragspec.visual.latents.model import LatentConfig, LatentModel
-from ragspec.visual.latents.sampler import noised
+from ragspec.visual.latents.sampler import OFFSET
 from ragspec.visual.models.vq import VQTokenizer
 
 BATCH, TIMES = 32, 4  # pictures of a step, and times of each latent
@@ -126,6 +127,14 @@ def learn_to_read(
         (model.read(noisy) - selection[picked]).square().mean().backward()
         optimiser.step()
         optimiser.zero_grad()
+
+
+def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+    """Return latents [N, D] with noise added, each at its own time of [N]."""
+    start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
+    angle = (times + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
+    share = (angle.cos() / start).square().clamp(1e-5, 1.0)[:, None]
+    return share.sqrt() * clean + (1.0 - share).sqrt() * noise
 
 
 def denoised(

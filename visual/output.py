@@ -232,12 +232,31 @@ def joined(parts: Sequence[ImageSamples], order: Sequence[int]) -> ImageSamples:
         if isinstance(values[0], np.ndarray):
             return np.concatenate(values)[place]
         flat = [each for value in values for each in value]
-        return [flat[at] for at in place] if flat else flat
+        return [flat[at] for at in place] if len(flat) == len(place) else flat
 
     named = ("maps", "labels", "excess", "gaps", "codes", "latents", "outcomes", "distances")
     arrays = {name: arranged(name) for name in (*named, "reports")}
     sums = {name: sum(getattr(part, name) for part in parts) for name in ("prefixes", "seconds")}
     return replace(parts[0], **arrays, **sums)
+
+
+def missing(like: ImageSamples, count: int) -> ImageSamples:
+    """Return the samples of images of latents that an early end left out."""
+    assert like.latents is not None
+    shape = (count, *like.maps.shape[1:])
+    return replace(
+        like,
+        maps=np.zeros(shape, dtype=np.int64),
+        labels=[UNFINISHED] * count,
+        excess=np.zeros(shape),
+        gaps=[],
+        latents=like.latents.new_zeros(count, *like.latents.shape[1:]),
+        outcomes=np.full(shape, -1),
+        distances=np.full(shape, np.nan),
+        reports=(),
+        prefixes=0,
+        seconds=0.0,
+    )
 
 
 def samples_of(generations: Sequence[Generation], raster: Raster) -> ImageSamples:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,21 +19,19 @@ import torch
 from torch import Tensor
 
 from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import pick_device
 from ragspec.models.load import with_adapter
 from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
-from ragspec.sampling.settings import Sampling
 from ragspec.visual.call import ImageCall
 from ragspec.visual.checks import checked_count
 from ragspec.visual.choice import AUTO, DraftSettings, choose_drafter, mode_for
-from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, family_of, kind_of_model
+from ragspec.visual.families.base import Family, ModelFiles, family_of, kind_of_model
 from ragspec.visual.loading import ImageFolder, find_folder, read_kind
-from ragspec.visual.output import ImageOutput, ImageSamples, as_images, joined, weakest
-from ragspec.visual.progress import Progress
+from ragspec.visual.output import ImageOutput, ImageSamples, as_images, weakest
+from ragspec.visual.run import CallState
 from ragspec.visual.saved import as_saved, write_setup
 
 _DECODED = 64  # images in one batch of the decoder
@@ -309,26 +306,10 @@ class ImagePipeline:
         count = call.num_images_per_prompt
         rows = [row for row in range(len(conditions)) for _ in range(count)]
         seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
-        images: dict[int, Any] = {}
-        parts, order = list[ImageSamples](), list[int]()
         with closing(self._progress_bar(len(rows) * raster.tokens)) as bar, self._as_loaded():
-            for scale in dict.fromkeys(scales):
-                numbers = [number for number, each in enumerate(scales) if each == scale]
-                config = ImageConfig(
-                    scale,
-                    call.guidance_interval,
-                    raster,
-                    call.fixed(raster, self.family.codec),
-                    [rows[number] for number in numbers],
-                    [seeds[number] for number in numbers],
-                    call.temperature,
-                )
-                run = _Run(self, call, conditions, config, numbers, bar, images)
-                plain = self.source.name is None and self.family.plain_rule is not None
-                parts.append(run.plain() if plain else run.speculative())
-                order += numbers
-            samples = joined(parts, order)
-            return self._output(samples, seeds, call, images)
+            state = CallState(self, call, conditions, raster, bar)
+            samples = state.generate(rows, seeds, scales)
+            return self._output(samples, seeds, call, state.images)
 
     def _progress_bar(self, total: int) -> Any:
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
@@ -375,106 +356,6 @@ class ImagePipeline:
         parts = torch.split(codes, self._decoded_at_once)
         pixels = torch.cat([self.family.pixels(part).cpu() for part in parts])
         return as_images(pixels, output_type)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    """The images of one call under one guidance scale.
-
-    Attributes:
-        numbers: Of the images among all of the call.
-        images: Takes each complete image by its number.
-    """
-
-    pipe: ImagePipeline
-    call: ImageCall
-    conditions: Any
-    config: ImageConfig
-    numbers: Sequence[int]
-    bar: Any
-    images: dict[int, Any]
-
-    def speculative(self) -> ImageSamples:
-        """Generate with the engine."""
-        pipe, family, config = self.pipe, self.pipe.family, self.config
-        assert config.raster is not None
-        target = family.open(family.model, self.conditions, config)
-        progress = self._progress(target)
-        engine = Engine(
-            target,
-            None,
-            pipe.source(target, self.conditions),
-            budget=pipe.budget,
-            rule=family.judging(pipe.rule),
-            max_batch_size=pipe.batch_size,
-        )
-        options: dict[str, Any] = {"max_new_tokens": config.raster.tokens, "ignore_eos": True}
-        if self.call.callback_on_step_end is not None:
-            options["stopping_criteria"] = [lambda ids, scores: progress.interrupted]
-        began = time.perf_counter()
-        generations = engine.generate(
-            family.prompts(target, config),
-            Sampling(
-                temperature=1.0 if family.unit == "latents" else self.call.temperature,
-                top_k=self.call.top_k,
-                top_p=self.call.top_p,
-                min_p=self.call.min_p,
-                seed=list(config.seeds),
-            ),
-            on_step=progress.step,
-            **options,
-        )
-        progress.finish()
-        seconds = time.perf_counter() - began
-        samples: ImageSamples = family.samples(generations, target, pipe.rule, config.raster)
-        return replace(samples, seconds=seconds)
-
-    def plain(self) -> ImageSamples:
-        """Generate batches of several latents in each forward pass."""
-        family, parts = self.pipe.family, list[ImageSamples]()
-        progress = self._progress(None)
-        for here in self._batches():
-            config = replace(
-                self.config, rows=self.config.rows[here], seeds=self.config.seeds[here]
-            )
-            began = time.perf_counter()
-            samples = family.plain_samples(self.conditions, config, progress)
-            parts.append(replace(samples, seconds=time.perf_counter() - began))
-            if not progress.interrupted and self.call.on_image is not None:
-                for number, latents in zip(self.numbers[here], parts[-1].values, strict=True):
-                    self._complete(number, latents[None])
-        return joined(parts, range(len(self.numbers)))
-
-    def _batches(self) -> Iterator[slice]:
-        size = self.pipe.batch_size
-        return (slice(at, at + size) for at in range(0, len(self.numbers), size))
-
-    def _progress(self, target: Any) -> Progress:
-        call, raster = self.call, self.config.raster
-        assert raster is not None
-        on_image = None
-        if call.on_image is not None:
-
-            def on_image(row: int, tokens: list[int]) -> None:
-                values = self.pipe.family.values(target, row, tokens, raster)
-                self._complete(self.numbers[row], values)
-
-        return Progress(
-            self.pipe,
-            self.bar,
-            len(self.numbers),
-            raster,
-            self.pipe.batch_size,
-            callback=call.callback_on_step_end,
-            on_image=on_image,
-            tensor=self.pipe.family.step_tensor(target),
-        )
-
-    def _complete(self, number: int, values: Tensor) -> None:
-        """Decode an image and pass it on."""
-        self.images[number] = self.pipe.decode(values)[0]
-        assert self.call.on_image is not None
-        self.call.on_image(number, self.images[number])
 
 
 def _budget(family: type[Family], budget: Any) -> tuple[Any, int]:

@@ -16,7 +16,7 @@ from ragspec.rules.base import Rule
 from ragspec.visual import ImageOutput, ImagePipeline
 from ragspec.visual.families.base import ImageConfig
 from ragspec.visual.families.latents import Latents
-from ragspec.visual.latents.judged import steps_of
+from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSamples
 
@@ -54,7 +54,7 @@ class PathLatents(Latents):
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
     ) -> ImageSamples:
         """Return the latents, and keep their paths."""
-        steps = steps_of(rule, self.schedule.steps)
+        steps = rule.steps(self.schedule.steps) if isinstance(rule, Coupled) else None
         self.paths = (
             steps,
             torch.cat([target.squares(each.tokens, steps) for each in generations]),

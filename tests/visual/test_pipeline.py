@@ -197,33 +197,6 @@ def test_loaders_take_keywords_of_diffusers_or_refuse_them(
     assert requests == [True, False]
 
 
-def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
-    pipe = opened(folder)
-    with torch.random.fork_rng(devices=[]):
-        sample = []
-        for _ in range(2):
-            torch.manual_seed(0)
-            sample.append(pipe(class_labels=[0, 1]))
-        later = pipe(class_labels=[0, 1])
-    assert torch.equal(sample[0].codes, sample[1].codes)
-    assert sample[0].stats.seeds == sample[1].stats.seeds != later.stats.seeds
-
-
-def test_a_dtype_may_be_requested_by_both_names(folder: Path) -> None:
-    for name in ("dtype", "torch_dtype"):
-        assert opened(folder, **{name: torch.bfloat16}).model.dtype == torch.bfloat16
-    assert opened(folder, torch_dtype=None).model.dtype == torch.float32
-
-
-def test_a_saved_pipeline_draws_the_same(folder: Path, tmp_path: Path) -> None:
-    pipe = opened(folder)
-    pipe.save_pretrained(tmp_path / "saved")
-    again = opened(tmp_path / "saved")
-    assert again.class_names == tiny_images.CLASSES
-    one, two = (each(class_labels=1, generator=dice()) for each in (pipe, again))
-    assert torch.equal(one.codes, two.codes) and one.stats.forwards == two.stats.forwards
-
-
 def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
     model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
     pipe = ImagePipeline(model, tokenizer, tiny_images.model(layers=1), Walk(), budget=4)
@@ -283,12 +256,6 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
     for arguments in wrong:
         with pytest.raises(InputError, match="expected"):
             pipe(**arguments)
-
-
-@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
-def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
-    with pytest.raises(InputError, match=r"batch_size is .* expected a whole number, at least 1"):
-        opened(folder, batch_size=count)
 
 
 @pytest.mark.parametrize("drafter", [None, "jacobi", "model"])

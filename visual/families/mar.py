@@ -269,12 +269,9 @@ class Mar(LatentFamily):
             return not progress.interrupted
 
         labels, places = conditions.labels[list(config.rows)], self.raster.codes
-        if progress.interrupted:  # by an earlier batch
-            latents = torch.zeros(count, places, self.codec.width, device=self.model.device)
-        else:
-            latents = sampler.draw(labels, noises, after)
+        latents = sampler.draw(labels, noises, after)
         sizes = -np.diff(np.array([places, *sampler.left]))
-        maps = np.tile(np.repeat(sizes, sizes), (count, 1)) * (before > 0)
+        maps = np.tile(np.repeat(sizes, sizes), (count, 1))
         orders = torch.stack([order_of(noise, places) for noise in noises])
         grid = self.raster.grid
         return ImageSamples(
@@ -283,7 +280,7 @@ class Mar(LatentFamily):
             excess=grid(np.zeros(maps.shape)),
             gaps=[],
             latents=self._restored(latents),
-            outcomes=grid(np.zeros_like(maps) - (before == 0)),
+            outcomes=grid(np.zeros_like(maps)),
             distances=grid(np.full(maps.shape, np.nan)),
             prefixes=count * self.iterations,
             iterations=self.iterations,

@@ -12,7 +12,7 @@ from torch import Tensor
 from ragspec.rules.base import Around, Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.coupling import Aligned, Coupled
+from ragspec.visual.latents.rules.coupling import Aligned
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
 OUTCOMES = ("target", "accepted", "reflected", "redrawn")
@@ -98,8 +98,3 @@ class RecordingRule(Around):
         if isinstance(target, LatentView) and isinstance(target.target, RecordingTarget):
             target.target.note(tree, target, verdict)
         return verdict
-
-
-def steps_of(rule: Rule, most: int) -> int | None:
-    """Return how many denoising steps a rule judges, at most `most`; None for other rules."""
-    return rule.steps(most) if isinstance(rule, Coupled) else None

@@ -65,14 +65,6 @@ def signal_share(time: float) -> float:
     return min(max((math.cos(angle) / start) ** 2, 1e-5), 1.0)
 
 
-def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return latents [N, D] with noise added, each at its own time of [N], for training."""
-    start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
-    angle = (times + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
-    share = (angle.cos() / start).square().clamp(1e-5, 1.0)[:, None]
-    return share.sqrt() * clean + (1.0 - share).sqrt() * noise
-
-
 def path_noise(noise: NoiseStream, indices: Sequence[int], steps: int, width: int) -> Tensor:
     """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
     lanes = torch.arange((steps + 1) * width).expand(len(indices), -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from ragspec.pipelines.cli.app import main
 from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
@@ -165,13 +163,6 @@ def test_outputs_and_settings(folder: Path) -> None:
     assert not torch.allclose(unguided.latents, result.latents)
 
 
-def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None:
-    pipe = pipeline(folder)
-    pipe.save_pretrained(tmp_path / "copy")
-    again = pipeline(tmp_path / "copy")
-    assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -205,22 +196,3 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="latents")
     with pytest.raises(RagspecError, match="has no r"):
         make_latent_rule("path", r=1.0)
-
-
-@pytest.mark.parametrize(
-    "rule", [[], ["--rule", "near", "-s", "r=0.5"], ["--rule", "path", "--drafter", "model"]]
-)
-def test_the_command_draws(
-    folder: Path, tmp_path: Path, rule: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = tmp_path / "figures.json"
-    inputs = ["draw", "--model", str(folder), "--class", "1", "--n", "2", "--seed", "3"]
-    inputs += [*rule, "--out", str(tmp_path / "out"), "--json", str(figures)]
-    assert main(inputs) == 0, capsys.readouterr().err
-    result = json.loads(figures.read_text())
-    assert result["rule"] == (rule[1] if rule else "aligned")
-    assert len(result["images"]) == 2 and all(Path(path).is_file() for path in result["images"])
-    approximate = "near" in rule
-    assert result["label"] == ("approximate" if approximate else "exact-for(distribution)")
-    assert result["forwards"] > 0
-    assert (result["distance_mean"] is not None) is approximate

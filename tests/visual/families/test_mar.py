@@ -199,15 +199,15 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     message: list[tuple[int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
-        assert latents in (tensors["latents"] != 0).all(-1).sum(1).tolist()
+        assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
         message.append((iteration, latents))
         return True
 
     pipe = pipeline(folder, **DRAFTED, batch_size=2)
     ended = sampled(pipe, 3, callback_on_step_end=note)
-    assert [each[0] for each in message] == [0, 1, 2, 3]  # two passes of each batch
+    assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
     assert 0 < message[0][1] < message[1][1] < 9
-    assert ended.label == "unfinished" and not bool(ended.latents[2].all())
+    assert ended.label == "unfinished" and not bool(ended.latents[2].any())
     assert sampled(pipe, 3).label == "exact-for(distribution)"
 
 

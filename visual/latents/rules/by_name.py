@@ -7,7 +7,7 @@ it needs no density, and with r = 0 the image equals that of plain decoding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.needs import Needs
 from ragspec.registry import unknown
-from ragspec.rules.base import Rule, TargetView, Verdict, expect_rule
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.checks import check_settings, is_number
 from ragspec.visual.latents.rules.coupling import (
@@ -92,16 +92,3 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
     inputs = {key: value for key, value in settings.items() if value is not None}
     check_settings(name, inputs, allowed)
     return kind(**inputs)
-
-
-def latent_rule(rule: str | Rule, settings: Mapping[str, Any]) -> tuple[Rule, str]:
-    """Return a rule, or the one of a name and settings, with its name.
-
-    Raises:
-        InputError, UnknownNameError: See `make_latent_rule`; a `Rule` takes no settings.
-    """
-    if isinstance(rule, str):
-        return make_latent_rule(rule, **settings), rule
-    if settings:
-        raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-    return expect_rule(rule), rule.name
