@@ -113,19 +113,19 @@ def measure_build(folder: Path, text: Path, documents: int, vocab_size: int) -> 
 
     before = resident_bytes()
     start, busy = time.perf_counter(), time.process_time()
-    sizes = build_segment(folder, read_text(text, documents), vocab_size)
+    segment = build_segment(folder, read_text(text, documents), vocab_size)
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     grown = resident_bytes(peak=True) - before
     disk = sum((folder / name).stat().st_size for name in FILES)
     return {
         "build_seconds": seconds,
         "build_cpu_seconds": busy,
-        "build_bytes_per_token": grown / sizes.suffixes,
-        "disk_bytes_per_token": disk / sizes.suffixes,
+        "build_bytes_per_token": grown / len(segment),
+        "disk_bytes_per_token": disk / len(segment),
     }
 
 
-def publish_segment(root: Path, folder: Path) -> Path:
+def publish_segment(root: Path, folder: Path, vocab_size: int) -> Path:
     """Publish a segment as a corpus; return the new folder of the segment."""
     from ragspec.drafters.method import GLOBAL
     from ragspec.retrievers.corpus import catalogue
@@ -133,7 +133,7 @@ def publish_segment(root: Path, folder: Path) -> Path:
     from ragspec.storage.manifest import Contents
     from ragspec.storage.store import publish
 
-    segment = Segment.open(folder)
+    segment = Segment.open(folder, vocab_size)
     counts = len(segment), segment.document_count
     record = catalogue.SegmentRecord(_NAME, GLOBAL, catalogue.SegmentSource.BUILT, *counts)
     contents = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
@@ -159,14 +159,14 @@ def measure_open(root: Path) -> dict[str, float]:
 
 
 def measure_lookups(
-    folder: Path, contexts: list[list[int]], budget: int, rounds: int
+    folder: Path, vocab_size: int, contexts: list[list[int]], budget: int, rounds: int
 ) -> dict[str, float]:
     """Time one draft for each context; return percentiles, mean nodes and match length."""
     import numpy as np
 
     from ragspec.retrievers.indexes.segment import Segment
 
-    segment = Segment.open(folder)
+    segment = Segment.open(folder, vocab_size)
     start = time.perf_counter()
     segment.warm_up()
     warm_up = time.perf_counter() - start
@@ -227,10 +227,10 @@ def run_store_benchmark(
     figures |= in_fresh_process(measure_build, folder, text, documents, vocab_size)
     text.unlink()
     progress("opening it")
-    folder = publish_segment(scratch / "corpus", folder)
+    folder = publish_segment(scratch / "corpus", folder, vocab_size)
     figures |= in_fresh_process(measure_open, scratch / "corpus")
     progress("looking things up")
-    lookups = in_fresh_process(measure_lookups, folder, contexts, budget, rounds)
+    lookups = in_fresh_process(measure_lookups, folder, vocab_size, contexts, budget, rounds)
     return figures | lookups | {"rounds": rounds, "seed": seed}
 
 

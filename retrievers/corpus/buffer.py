@@ -13,36 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.indexes.continuations import Arrays
-from ragspec.retrievers.indexes.segment import Segment, SegmentSizes
-from ragspec.retrievers.indexes.suffix_array import (
-    check_ids,
-    count_first_tokens,
-    sort_suffixes,
-    token_row,
-)
+from ragspec.retrievers.indexes.segment import Segment, segment_in_memory
+from ragspec.retrievers.indexes.suffix_array import check_ids, token_row
 
 FACTOR = 4  # an older part is merged with newer ones while it is less than so many times as large
 MOST_TENANTS = 16  # scopes whose segments stay in memory; others are built again when read
 
 Document = NDArray[np.int32]
-
-
-def segment_in_memory(documents: Sequence[NDArray[Any]], vocab_size: int, depth: int) -> Segment:
-    """Return a segment like those of `build_segment`, without files."""
-    sizes = SegmentSizes(0, 0, 0, vocab_size, depth)
-    border = np.array([vocab_size], dtype=sizes.dtype)
-    chunks = [border]
-    for document in documents:
-        chunks += [document.astype(sizes.dtype), border]
-    tokens = np.concatenate(chunks)
-    starts = np.cumsum([1, *(len(document) + 1 for document in documents)], dtype=np.int64)
-    buckets = count_first_tokens(tokens, vocab_size)
-    suffixes = sort_suffixes(tokens, vocab_size, depth=depth, buckets=buckets)
-    sizes = SegmentSizes(len(tokens), len(suffixes), len(documents), vocab_size, depth)
-    for array in (tokens, suffixes, buckets, starts):
-        array.flags.writeable = False  # as if mapped from a file: one kind of array to compile for
-    return Segment(sizes, Arrays(tokens, suffixes, buckets, starts))
 
 
 @dataclass(slots=True)

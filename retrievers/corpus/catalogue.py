@@ -169,11 +169,13 @@ def files_of(store: OpenStore, record: SegmentRecord) -> dict[str, FileRecord]:
     return {name: store.manifest.files[name] for name in names}
 
 
-def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Segment:
+def open_segment(
+    store: OpenStore, catalogue: Catalogue, record: SegmentRecord, verify: Verify
+) -> Segment:
     """Map one segment into memory; raise StoreError if its files do not match the records."""
     for name, each in files_of(store, record).items():
         check_file(store.path, name, each, verify)
-    segment = Segment.open(store.path / record.name)
+    segment = Segment.open(store.path / record.name, catalogue.vocab_size, catalogue.depth)
     counts = (len(segment), segment.document_count)
     if counts != (record.tokens, record.documents):
         raise StoreError(
@@ -233,7 +235,8 @@ def open_view(
             store = open_store(root, KIND, verify="size", fingerprints=expected)
             catalogue = read_catalogue(store)
             segments = tuple(
-                reusable.get(_identity(store, record)) or open_segment(store, record, verify)
+                reusable.get(_identity(store, record))
+                or open_segment(store, catalogue, record, verify)
                 for record in catalogue.segments
             )
         except StoreError:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ragspec.drafters.combined import within
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.corpus.buffer import AppendBuffer, segment_in_memory
+from ragspec.retrievers.corpus.buffer import AppendBuffer
 from ragspec.retrievers.corpus.catalogue import (
     MODEL,
     TOKENIZER,
@@ -46,8 +46,7 @@ from ragspec.retrievers.fingerprints import (
     same_print,
     tokenizer_fingerprint,
 )
-from ragspec.retrievers.indexes.continuations import DraftOptions
-from ragspec.retrievers.indexes.segment import DEPTH, Segment
+from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import checked
 from ragspec.storage.manifest import Verify
 
@@ -196,9 +195,7 @@ class CorpusIndex:
         from ragspec.retrievers.corpus.rest import RestDrafter
 
         checked_scope(scope)
-        segment = segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth)
-        segment.longest_match([0], 1)
-        segment.draft([0], 1, options=DraftOptions(max_match=1, max_depth=1))
+        segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth).warm_up()
         return RestDrafter(self, scope, **options)
 
     def append(self, tokens: Sequence[int] | NDArray[Any], *, scope: str) -> None:

@@ -62,12 +62,12 @@ class Revision:
         folder, catalogue = self.folder / name, self.catalogue
         folder.mkdir()
         texts = (document for document in documents if len(document))
-        sizes = build_segment(folder, texts, catalogue.vocab_size, depth=catalogue.depth)
-        if not sizes.documents:
+        segment = build_segment(folder, texts, catalogue.vocab_size, depth=catalogue.depth)
+        if not segment.document_count:
             shutil.rmtree(folder)
             return None
         self.catalogue = replace(catalogue, serial=catalogue.serial + 1)
-        return SegmentRecord(name, scope, source, sizes.suffixes, sizes.documents)
+        return SegmentRecord(name, scope, source, len(segment), segment.document_count)
 
     def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
         """Replace `old` by `new`, at the place of the last of `old`; without `old`, at the end."""
@@ -85,9 +85,13 @@ class Revision:
 
     def documents(self, record: SegmentRecord) -> list[Document]:
         """Return the texts of a segment, checked against their hashes, oldest first."""
-        if record.name not in self._old or self._store is None:
-            return list(Segment.open(self.folder / record.name).documents())
-        return list(open_segment(self._store, record, "full").documents())
+        catalogue = self.catalogue
+        if record.name in self._old and self._store is not None:
+            segment = open_segment(self._store, catalogue, record, "full")
+        else:
+            folder = self.folder / record.name
+            segment = Segment.open(folder, catalogue.vocab_size, catalogue.depth)
+        return list(segment.documents())
 
     def append(self, documents: Sequence[Document], scope: str, largest: int = MERGED) -> None:
         """Add appended text of a scope, merged with the newest segments if that pays.

@@ -36,18 +36,14 @@ class Draft(NamedTuple):
     Attributes:
         tokens, parents: i64 [N]; the parent is -1 for a child of the context's last token.
         accept_prob: f64 [N], not increasing.
-        counts: i64 [N], occurrences behind the contexts in use, estimated if they were sampled.
         depths: i64 [N], 0 for the first drafted token.
-        origin: i64 [N, 2], (document, token offset) of one occurrence, of the best child's if any.
         length: Length of the longest match, 0 without one.
     """
 
     tokens: Ints
     parents: Ints
     accept_prob: Floats
-    counts: Ints
     depths: Ints
-    origin: Ints
     length: int
 
 

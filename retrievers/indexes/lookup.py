@@ -122,22 +122,21 @@ def collect(
     caps: tuple[int, int, int],
     shorter: Ints,
     chances: Floats,
-) -> tuple[Ints, Ints, Floats, Ints]:
+) -> tuple[Ints, Ints, Floats]:
     """Sample occurrences of the longest match, then of shorter suffixes, up to the cap of rows.
 
     Returns:
-        Start and context of every continuation [R], weights [contexts, D], strides [contexts].
+        Start and context of every continuation [R], and weights [contexts, D].
     """
     (tokens, suffixes), cap = text, caps[1]
     size = len(tokens)
     places, context = np.empty(cap, dtype=np.int64), np.empty(cap, dtype=np.int64)
-    weights, strides = np.empty((caps[2], chances.shape[2])), np.empty(caps[2], dtype=np.int64)
+    weights = np.empty((caps[2], chances.shape[2]))
     (length, low, high), escape = match, 1.0
     taken, used, before, fallback = 0, 0, 0, 0
     while True:
-        strides[used] = max(1, -(-(high - low) // (cap - taken)))
-        end = taken
-        for index in range(low, high, strides[used]):
+        end, stride = taken, max(1, -(-(high - low) // (cap - taken)))
+        for index in range(low, high, stride):
             position = place(suffixes, index, size)
             # The occurrences of the longer suffix before are already taken.
             if before == 0 or agree(tokens, position, tail, before) < before:
@@ -155,7 +154,7 @@ def collect(
                 low, high = widen(text, tail, length, outer, (low, high))
             fallback += 1
         if high - low == width or taken >= cap or used == caps[2]:
-            return places[:taken], context[:taken], weights[:used], strides[:used]
+            return places[:taken], context[:taken], weights[:used]
 
 
 @compiled
@@ -188,24 +187,19 @@ def arrange(
 
 @compiled
 def grow(
-    tokens: NDArray[Any],
-    places: Ints,
-    context: Ints,
-    weights: Floats,
-    strides: Ints,
-    limits: tuple[int, int, int],
+    tokens: NDArray[Any], places: Ints, context: Ints, weights: Floats, limits: tuple[int, int, int]
 ) -> tuple[Ints, Floats]:
-    """Return the best nodes (token, parent, count, level, row) i64 [5, N], and accept_prob f64 [N].
+    """Return the best nodes (token, parent, level) i64 [3, N], and their accept_prob f64 [N].
 
     Args:
         limits: Most nodes, most levels, and the separator.
     """
     budget, depth, separator = limits
     n = len(places)
-    keys, part = np.arange(n), np.zeros(len(strides), dtype=np.int64)
-    # (-accept_prob, level, low, high, parent, count): likelier first, then shallower, then earlier.
-    heap = [(0.0, 0, 0, 0, 0, 0) for _ in range(0)]  # empty, of this type
-    chosen, accept_prob = np.empty((5, budget), dtype=np.int64), np.empty(budget)
+    keys, part = np.arange(n), np.zeros(len(weights), dtype=np.int64)
+    # (-accept_prob, level, low, high, parent): likelier first, then shallower, then earlier.
+    heap = [(0.0, 0, 0, 0, 0) for _ in range(0)]  # empty, of this type
+    chosen, accept_prob = np.empty((3, budget), dtype=np.int64), np.empty(budget)
     taken, level, low, high = 0, 0, 0, n  # of the children to make next, those of the root first
     while True:
         at = low if level < depth else high
@@ -216,33 +210,16 @@ def grow(
             while at < high and keys[at] >> 20 == token:
                 part[context[keys[at] & ROW]] += 1
                 at += 1
-            chance, count = 0.0, 0
+            chance = 0.0
             for c in range(len(part)):
                 chance += weights[c, level] * part[c]
-                count += part[c] * strides[c]
-            heappush(heap, (-chance, level, first, at, taken - 1, count))
+            heappush(heap, (-chance, level, first, at, taken - 1))
         if len(heap) == 0 or taken == budget:
             return chosen[:, :taken], accept_prob[:taken]
-        cost, level, low, high, parent, count = heappop(heap)
-        chosen[0, taken], chosen[1, taken], chosen[2, taken] = keys[low] >> 20, parent, count
-        chosen[3, taken], chosen[4, taken], accept_prob[taken] = level, keys[low] & ROW, -cost
+        cost, level, low, high, parent = heappop(heap)
+        chosen[0, taken], chosen[1, taken], chosen[2, taken] = keys[low] >> 20, parent, level
+        accept_prob[taken] = -cost
         taken, level = taken + 1, level + 1
-
-
-@compiled
-def origins(starts: Ints, places: Ints, chosen: Ints) -> Ints:
-    """Return (document, offset) of one occurrence of each node, of its best child's if any."""
-    _, parents, _, levels, rows = chosen
-    origin, document = np.empty((len(rows), 2), dtype=np.int64), -1
-    for node in range(len(rows) - 1, -1, -1):
-        if parents[node] >= 0:
-            rows[parents[node]] = rows[node]
-        position = places[rows[node]] + levels[node]
-        if document < 0 or not starts[document] <= position < starts[document + 1]:
-            document = int(np.searchsorted(starts, position, side="right")) - 1
-            document = min(document, len(starts) - 2)
-        origin[node, 0], origin[node, 1] = document, position - starts[document]
-    return origin
 
 
 @compiled
@@ -250,24 +227,22 @@ def draft(
     tokens: NDArray[Any],
     suffixes: NDArray[np.int32],
     buckets: Ints,
-    starts: Ints,
     tail: Ints,
     budget: int,
     depth: int,
     caps: tuple[int, int, int],
     shorter: Ints,
     chances: Floats,
-) -> tuple[Ints, Ints, Floats, Ints, Ints, Ints, int]:
+) -> tuple[Ints, Ints, Floats, Ints, int]:
     """Return the fields of a `Draft`; `caps` are the longest match, most rows, most contexts."""
     match = longest((tokens, suffixes), buckets, tail, caps[0])
     if match[0] == 0 or budget < 1 or depth < 1:
         none = np.empty(0, dtype=np.int64)
-        return none, none, np.empty(0), none, none, np.empty((0, 2), dtype=np.int64), match[0]
+        return none, none, np.empty(0), none, match[0]
     outer = bucket(suffixes, buckets, tail)
-    places, context, weights, strides = collect(
+    places, context, weights = collect(
         (tokens, suffixes), tail, match, outer, caps, shorter, chances
     )
     limits = (budget, depth, len(buckets) - 1)
-    chosen, accept_prob = grow(tokens, places, context, weights, strides, limits)
-    origin = origins(starts, places, chosen)
-    return chosen[0], chosen[1], accept_prob, chosen[2], chosen[3], origin, match[0]
+    chosen, accept_prob = grow(tokens, places, context, weights, limits)
+    return chosen[0], chosen[1], accept_prob, chosen[2], match[0]

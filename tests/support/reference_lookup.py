@@ -24,7 +24,6 @@ class _Rows(NamedTuple):
     starts: Ints
     context: Ints
     weights: Floats
-    strides: Ints
 
 
 class ReferenceLookup:
@@ -80,18 +79,17 @@ class ReferenceLookup:
         match = self.longest_match(context, options.max_match)
         if not match.length or budget < 1 or depth < 1:
             none = np.empty(0, dtype=np.int64)
-            return Draft(none, none, np.empty(0), none, none, none.reshape(0, 2), match.length)
+            return Draft(none, none, np.empty(0), none, match.length)
         return self._grow(self._rows(context, match, options), budget, depth, match.length)
 
     def _rows(self, context: Sequence[int], match: Match, options: DraftOptions) -> _Rows:
         """Collect occurrences of the longest match, then of shorter suffixes, up to the cap."""
         tokens, suffixes = self._arrays.tokens, self._arrays.suffixes
         starts: list[Ints] = []
-        weights, strides = [], []
+        weights = []
         taken, escape, before = 0, 1.0, 0
         for length, low, high in self._intervals(context, match, options):
-            room = options.rows - taken
-            stride = max(1, -(-(high - low) // room))
+            stride = max(1, -(-(high - low) // (options.rows - taken)))
             at = suffixes[low:high:stride].astype(np.int64)
             if before:  # without the occurrences of the longer suffix
                 back = np.arange(length, before)
@@ -102,13 +100,12 @@ class ReferenceLookup:
             chances = options.chances[int(before > 0), length]
             weights.append(escape * chances / len(at))
             starts.append(at + 1)
-            strides.append(stride)
             escape *= 1.0 - chances[0]
             taken, before = taken + len(at), length
             if taken >= options.rows or len(starts) == options.contexts:
                 break
         context_of = np.repeat(np.arange(len(starts)), [len(at) for at in starts])
-        return _Rows(np.concatenate(starts), context_of, np.array(weights), np.array(strides))
+        return _Rows(np.concatenate(starts), context_of, np.array(weights))
 
     def _intervals(
         self, context: Sequence[int], match: Match, options: DraftOptions
@@ -137,44 +134,19 @@ class ReferenceLookup:
         at = np.flatnonzero(flags)  # by depth, then by row: a node's first row
         level, low = np.divmod(at, n)
         high = np.minimum(np.append(at[1:], depth * n), (level + 1) * n) - level * n
-        accept_prob, count = np.zeros(len(at)), np.zeros(len(at), dtype=np.int64)
-        for c, stride in enumerate(rows.strides):
+        accept_prob = np.zeros(len(at))
+        for c in range(len(rows.weights)):
             through = np.concatenate(([0], np.cumsum(context == c)))
-            part = through[high] - through[low]
-            accept_prob += rows.weights[c, level] * part
-            count += part * stride
+            accept_prob += rows.weights[c, level] * (through[high] - through[low])
         token = table.T.ravel()[at]
         accept_prob[token == separator] = -1.0
         best = _largest(accept_prob, budget)
-        level, low, high = level[best], low[best], high[best]
+        level, low = level[best], low[best]
         number = np.full(len(at), -1)
         number[best] = np.arange(len(best))
         above = np.cumsum(flags)[(level - 1) * n + low] - 1
         parents = np.where(level > 0, number[above], -1)
-        origin = self._origins(rows.starts, order, level, low, high, parents)
-        return Draft(
-            token[best].astype(np.int64),
-            parents,
-            accept_prob[best],
-            count[best],
-            level,
-            origin,
-            length,
-        )
-
-    def _origins(
-        self, starts: Ints, order: Ints, level: Ints, low: Ints, high: Ints, parents: Ints
-    ) -> Ints:
-        """Return (document, offset) of one occurrence of each node, its best child's if it can."""
-        rank = np.append(order, 0)  # rows come by context, the longest first
-        of = np.minimum.reduceat(rank, np.stack((low, high), 1).ravel())[::2].tolist()
-        up = parents.tolist()
-        for node in range(len(of) - 1, -1, -1):
-            if up[node] >= 0:
-                of[up[node]] = of[node]
-        position = starts[of] + level
-        document = np.searchsorted(self._arrays.starts, position, side="right") - 1
-        return np.stack((document, position - self._arrays.starts[document]), axis=1)
+        return Draft(token[best].astype(np.int64), parents, accept_prob[best], level, length)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -19,15 +19,7 @@ from tests.support import tiny
 from tests.support.corpora import build, reopen, rows
 from tests.support.damage import DAMAGES
 
-KINDS = (
-    "CURRENT",
-    "manifest.json",
-    "tokens.bin",
-    "suffixes.bin",
-    "buckets.bin",
-    "starts.bin",
-    "segment.json",
-)
+KINDS = ("CURRENT", "manifest.json", "tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin")
 TIMES = 200
 
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.corpus.buffer import segment_in_memory
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter, RestSession
-from ragspec.retrievers.indexes.segment import Segment
+from ragspec.retrievers.indexes.segment import Segment, segment_in_memory
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
