@@ -63,10 +63,6 @@ class OpenStore:
             raise StoreError(f"{self.path} holds no file {name!r}; build the store again.")
         return self.path / name
 
-    def expect(self, name: str, fingerprint: str) -> None:
-        """Raise StoreError unless the store was built with this fingerprint of `name`."""
-        check_fingerprint(self.path.parent, name, self.manifest.fingerprints.get(name), fingerprint)
-
 
 Writer = Callable[[Path], Contents | None]
 
@@ -255,20 +251,17 @@ def remove_old(root: Path) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
-def open_store(
-    root: Path, kind: str, *, verify: Verify = "full", fingerprints: Mapping[str, str] | None = None
-) -> OpenStore:
+def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
     """Check a store and return its current generation.
 
     Args:
         root: The folder of the store.
         kind: The expected kind of the contents.
         verify: "full" hashes every file, "size" only compares sizes. The manifest is always hashed.
-        fingerprints: The fingerprints that the store must have been built with.
 
     Raises:
         InputError: `verify` is unknown.
-        StoreError: The store is missing, damaged, of another kind or of other fingerprints.
+        StoreError: The store is missing, damaged or of another kind.
     """
     root = Path(root)
     if verify not in ("full", "size"):
@@ -276,8 +269,6 @@ def open_store(
     path, manifest = read_current(root)
     if manifest.kind != kind:
         raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
-    for name, expected in (fingerprints or {}).items():
-        check_fingerprint(root, name, manifest.fingerprints.get(name), expected)
     for name, record in manifest.files.items():
         check_file(path, name, record, verify)
     return OpenStore(path, manifest)
@@ -304,12 +295,3 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(f"{path} is not the manifest that {POINTER} names; build the store again.")
     return path.parent, Manifest.from_bytes(data, path)
-
-
-def check_fingerprint(root: Path, name: str, actual: str | None, expected: str) -> None:
-    """Raise StoreError unless two fingerprints of `name` are equal."""
-    if actual != expected:
-        raise StoreError(
-            f"{root} was built with another {name} (fingerprint {str(actual)[:12]}, expected "
-            f"{expected[:12]}); build it again or use the {name} that it was built with."
-        )

@@ -7,7 +7,7 @@ segments that both have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import chain, islice
@@ -205,23 +205,16 @@ class View:
         return tuple(segment for record, segment in pairs if record.scope in (GLOBAL, scope))
 
 
-def open_view(
-    root: Path,
-    verify: Verify,
-    *,
-    expected: Mapping[str, str] | None = None,
-    last: View | None = None,
-) -> View:
+def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
     """Check the current generation and open it. A reader that two writers overtake starts again.
 
     Args:
         verify: "full" hashes every file, "size" compares sizes only.
-        expected: Fingerprints that the store must have.
         last: An older view, whose open segments are reused and not checked again.
 
     Raises:
         InputError: `verify` is neither.
-        StoreError: The store is missing, damaged, or has other fingerprints.
+        StoreError: The store is missing or damaged.
     """
     if verify not in ("full", "size"):
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
@@ -232,7 +225,7 @@ def open_view(
     while True:
         pointer = read_pointer(root)
         try:
-            store = open_store(root, KIND, verify="size", fingerprints=expected)
+            store = open_store(root, KIND, verify="size")
             catalogue = read_catalogue(store)
             segments = tuple(
                 reusable.get(_identity(store, record))

@@ -39,13 +39,7 @@ from ragspec.retrievers.corpus.catalogue import (
     tokenized,
 )
 from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, create, revise
-from ragspec.retrievers.fingerprints import (
-    check_prints,
-    model_fingerprint,
-    prints_of,
-    same_print,
-    tokenizer_fingerprint,
-)
+from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import checked
 from ragspec.storage.manifest import Verify
@@ -153,7 +147,7 @@ class CorpusIndex:
 
         Args:
             tokenizer, model: What the corpus must have been made with, None for anything. Text that
-                no model wrote fits every model.
+                no model wrote fits every model, token ids of no known tokenizer every tokenizer.
             verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
             flush_tokens: Appended tokens that are written together.
             max_tokens: Most appended tokens to keep; the oldest are evicted. None keeps all.
@@ -162,8 +156,8 @@ class CorpusIndex:
             StoreError: The corpus is missing, damaged, or made with another tokenizer or model.
         """
         root = Path(path)
-        view = open_view(root, verify, expected=prints_of(tokenizer=tokenizer))
-        check_model(root, view.catalogue.model, prints_of(model).get(MODEL))
+        view = open_view(root, verify)
+        check_prints(str(root), view.catalogue.fingerprints, prints_of(model, tokenizer))
         return cls(root, view, verify, flush_tokens, max_tokens)
 
     @property
@@ -239,18 +233,10 @@ class CorpusIndex:
                 model: a corpus takes the outputs of one model only.
         """
         checked_scope(scope)
-        expected = self._view.catalogue.tokenizer
-        if expected is not None and engine.tokenizer is not None:
-            mark = tokenizer_fingerprint(engine.tokenizer)
-            if mark != expected:
-                raise StoreError(
-                    f"{self.path} was built with another tokenizer (fingerprint {expected[:12]}) "
-                    f"than the engine's ({mark[:12]}); record into a store built with that one."
-                )
         self._check_open()
-        mark = model_fingerprint(engine.model)
-        check_model(self.path, self._model, mark)
-        self._model = self._model or mark  # the store's fingerprint may cover more dtypes
+        prints = prints_of(engine.model, engine.tokenizer)
+        check_prints(str(self.path), self._prints, prints)
+        self._model = self._model or prints[MODEL]  # the store's fingerprint may cover more dtypes
         self._check_read(engine, scope)
 
         def keep(generation: Generation) -> None:
@@ -285,8 +271,12 @@ class CorpusIndex:
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
-        prints = {"tokenizer": self._view.catalogue.tokenizer, "model": self._model}
-        check_prints(str(self.path), prints, prints_of(model, tokenizer))
+        check_prints(str(self.path), self._prints, prints_of(model, tokenizer))
+
+    @property
+    def _prints(self) -> dict[str, str | None]:
+        """The fingerprints of the tokenizer, and of the model that writes appended text."""
+        return {TOKENIZER: self._view.catalogue.tokenizer, MODEL: self._model}
 
     def flush(self) -> None:
         """Write the appended text to disk now."""
@@ -405,7 +395,8 @@ class CorpusIndex:
         """Add the waiting text to a generation, and evict beyond the limit."""
         catalogue = revision.catalogue
         self._check_same(catalogue)
-        check_model(self.path, catalogue.model, self._model)
+        if self._model is not None:
+            check_prints(str(self.path), catalogue.fingerprints, {MODEL: self._model})
         revision.catalogue = replace(catalogue, model=catalogue.model or self._model)
         limit, largest = self._max_tokens, MERGED
         if limit is not None:
@@ -442,16 +433,6 @@ def _warn_lost(root: Path, buffer: AppendBuffer) -> None:
             f"{root} was never closed: {buffer.tokens} appended tokens are lost.",
             ResourceWarning,
             stacklevel=2,
-        )
-
-
-def check_model(root: Path, mark: str | None, expected: str | None) -> None:
-    """Raise StoreError if a corpus holds the outputs of another model; None fits every model."""
-    if mark is not None and expected is not None and not same_print(mark, expected):
-        raise StoreError(
-            f"{root} holds outputs of another model (fingerprint {mark[:12]}, expected "
-            f"{expected[:12]}): they draft badly for this one. Make a store of this model's own "
-            "outputs, or use the model that it was made with."
         )
 
 

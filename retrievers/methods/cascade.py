@@ -9,15 +9,11 @@ nodes are taken by their acceptance probability, whichever source offers them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
-
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
 from ragspec.errors import InputError
-from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, overlay, select, share_out
 
@@ -129,36 +125,3 @@ def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> Non
         node = parents[node]
     if len(chosen) + len(path) <= room:
         chosen.update(path)
-
-
-class Named(Combined):
-    """A drafter under another name, so that reports distinguish two of one class."""
-
-    def __init__(self, drafter: Drafter, name: str) -> None:
-        super().__init__(name, [drafter])
-        self.drafter, self.kind, self.looks_up = drafter, drafter.kind, drafter.looks_up
-
-    def open(self, request: DraftRequest) -> NamedSession:
-        """Return the drafter's session, its trees under the new name."""
-        return NamedSession(self.drafter.open(request), self.name)
-
-
-class NamedSession(DraftSession):
-    """A session whose trees name one source; see `Named`."""
-
-    def __init__(self, inner: DraftSession, name: str) -> None:
-        self._inner = inner
-        self._name = name
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the session's tree under the new name."""
-        tree = self._inner.propose(context, budget)
-        return replace(tree, source=np.zeros_like(tree.source), sources=(self._name,))
-
-    def observe(self, step: Step) -> None:
-        """Pass the step to the drafter's session."""
-        self._inner.observe(step)
-
-    def observe_prefill(self, prefill: Prefill) -> None:
-        """Pass the prefill to the drafter's session."""
-        self._inner.observe_prefill(prefill)

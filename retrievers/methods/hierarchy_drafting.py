@@ -11,32 +11,23 @@ corpus is not padded with random tokens. In the trie form the target's second ch
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
-from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
 Form = Literal["trie", "ngram"]
 PREVIOUS = 2
+ANSWERS, TEXT = "answers", "statistics"  # names of the sources in reports
 
 
-@runtime_checkable
-class HasDrafter(Protocol):
-    """A store to draft from, such as `CorpusIndex`."""
-
-    def drafter(self, **options: Any) -> Drafter:
-        """Return a drafter over the store."""
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError if the store was made with another model or tokenizer."""
-
-
-Store = HasDrafter | NGramPool | Drafter
+Store = CorpusIndex | NGramPool | Drafter
 Database = Store | str | Path
 
 
@@ -82,17 +73,20 @@ class HierarchyDrafter(Cascade):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
         self.form = form
         answers, text = opened(model_store), opened(corpus)
-        self._stores = [store for store in (answers, text) if isinstance(store, HasDrafter)]
+        self._stores = [store for store in (answers, text) if isinstance(store, CorpusIndex)]
         drafters: list[Drafter] = [ContextDrafter()]
         settings: dict[str, Any] = {}  # of the look-ups in the corpus
         if form == "ngram":
             drafters = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
             settings = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
-            answers = _as_pool(answers, level, guess, most)
+            if isinstance(answers, CorpusIndex):  # of its documents in the global scope
+                documents = (each for segment in answers.segments() for each in segment.documents())
+                texts = (each.tolist() for each in documents)
+                answers = NGramPool.common(texts, level=level, guess=guess, most=most)
         if answers is not None:
-            drafters.append(_drafter(answers, "answers"))
+            drafters.append(_drafter(answers, ANSWERS))
         if text is not None:
-            drafters.append(_drafter(text, "statistics", **settings))
+            drafters.append(_drafter(text, TEXT, **settings))
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
         super().__init__(drafters, name="hierarchy", **options)
@@ -113,40 +107,27 @@ def opened(database: Database | None) -> Store | None:
         StoreError: The folder holds no such store.
     """
     if not isinstance(database, (str, Path)):
-        usable = database is None or isinstance(database, (HasDrafter, NGramPool, Drafter))
+        usable = database is None or isinstance(database, Store)
         if not usable or isinstance(database, type):
             raise InputError(
                 f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
                 "a drafter, the folder of a saved store, or None."
             )
         return database
-    from ragspec.retrievers.corpus.index import CorpusIndex
-
     return CorpusIndex.open(database)
 
 
-def _as_pool(answers: Store | None, level: int, guess: int, most: int) -> Store | None:
-    """Return the n-gram pool of a corpus, of its documents in the global scope; others as is."""
-    if not isinstance(answers, HasDrafter) or isinstance(answers, Drafter):
-        return answers
-    corpus: Any = answers
-    texts = (each.tolist() for segment in corpus.segments() for each in segment.documents())
-    return NGramPool.common(texts, level=level, guess=guess, most=most)
-
-
 def _drafter(store: Store, name: str, **options: Any) -> Drafter:
-    """Return a drafter over a store, under the name of its level."""
+    """Return a drafter over a store, under the name of its level; a drafter has its own name."""
     if isinstance(store, NGramPool):
         return NGramDrafter(store, name=name)
-    if isinstance(store, Drafter):
-        return Named(store, name)
-    return Named(store.drafter(**options), name)
+    return store if isinstance(store, Drafter) else store.drafter(name=name, **options)
 
 
 def _over(sources: Sources) -> HierarchyDrafter:
     answers, text = sources.history, sources.corpus
     return HierarchyDrafter(
-        model_store=None if answers is None else answers.drafter(sources.scope),
-        corpus=None if text is None else text.drafter(sources.scope),
+        model_store=None if answers is None else answers.drafter(sources.scope, name=ANSWERS),
+        corpus=None if text is None else text.drafter(sources.scope, name=TEXT),
         lookahead=sources.top_k_feedback,
     )

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.fingerprints import check_prints
 from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
     DenseIndex,
@@ -348,7 +349,8 @@ class PassageIndex:
         dense, fusion = None, Fusion(**parameters["fusion"])
         if parameters["embedder"] is not None:
             model = load_embedder(embedder or parameters["embedder"])
-            store.expect("embedder", model.fingerprint)
+            prints = store.manifest.fingerprints
+            check_prints(str(store.path.parent), prints, {"embedder": model.fingerprint})
             vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None

@@ -15,7 +15,7 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import Capabilities, Needs, match
-from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
@@ -75,7 +75,7 @@ HOLDERS: dict[str, Callable[[Drafter], Drafter]] = {
     "fuse of fuses": lambda drafter: Fuse([Fuse([Fuse([drafter], "a")], "b"), FixedDrafter([1])]),
     "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
     "select": lambda drafter: Select([ContextDrafter()], drafter),
-    "suffix": lambda drafter: SuffixDrafter(Named(drafter, "other")),
+    "suffix": lambda drafter: SuffixDrafter(drafter),
     "rasd": lambda drafter: Rasd(drafter, [ContextDrafter()]),
     "rapid": lambda drafter: Rapid(drafter),
 }

@@ -18,7 +18,7 @@ from ragspec.retrievers.fingerprints import (
     tokenizer_fingerprint,
 )
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.rasd import Rasd
@@ -115,7 +115,6 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "suffix": SuffixDrafter,
     "suffix of several": lambda drafter: SuffixDrafter(Fuse([drafter, ContextDrafter()])),
     "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
-    "named": lambda drafter: Named(drafter, "other"),
     "hierarchy": lambda drafter: HierarchyDrafter(corpus=drafter, lookahead=False),
 }
 
@@ -143,7 +142,7 @@ def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) 
 
 
 @pytest.mark.parametrize("wrong", ["context", ContextDrafter, 3])
-@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"named"}))
+@pytest.mark.parametrize("holder", sorted(HOLDERS))
 def test_whoever_holds_something_else_than_a_drafter_says_so(holder: str, wrong: Any) -> None:
     if (holder, wrong) == ("list", "context"):
         return  # a name is fine there

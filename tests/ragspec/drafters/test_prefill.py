@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.rasd import Rasd
@@ -101,7 +101,6 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "select of several": lambda one, two: Select([one, two], by="accept_prob"),
     "rasd": lambda one, two: Rasd(one, [two]),
     "suffix": lambda one, two: SuffixDrafter(Fuse([one, two])),
-    "named": lambda one, two: Fuse([Named(one, "one"), Named(two, "two")]),
 }
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.methods.cascade import Cascade, Named, fill
+from ragspec.retrievers.corpus.rest import RestDrafter
+from ragspec.retrievers.methods.cascade import Cascade, fill
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Form, HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramPool
@@ -113,16 +113,6 @@ def test_it_is_a_drafter_of_the_kind_of_its_parts() -> None:
     assert both.open(REQUEST).propose(PLACE, 4).kind is DraftKind.COUPLED
 
 
-def test_a_name_replaces_those_of_the_parts() -> None:
-    named = Named(FixedDrafter([5, 6], "a"), "other")
-    session = named.open(REQUEST)
-    assert session.propose(PLACE, 4).sources == ("other",)
-    assert isinstance(named, Drafter)
-    step = Step(DraftTree.empty(), (), (5,))
-    session.observe(step)
-    assert named.drafter.heard == [step]  # type: ignore[attr-defined]
-
-
 def test_settings_are_checked() -> None:
     with pytest.raises(InputError, match="0 drafters"):
         Cascade([])
@@ -195,7 +185,7 @@ def pool(*ngrams: tuple[int, ...]) -> NGramPool:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_level_drafts_under_its_name(form: Form) -> None:
     context = [1, 2, 3, 4, 5, 6, 7, 8, 1]
-    corpus = FixedDrafter([30, 31, 32, 33], accept_prob=[0.5, 0.4, 0.3, 0.2])
+    corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
     result = hierarchy_drafting_names(
         drafted(HierarchyDrafter(pool((1, 20, 21, 22, 23)), corpus, form=form), context)
     )
@@ -206,7 +196,7 @@ def test_every_level_drafts_under_its_name(form: Form) -> None:
 
 def test_a_full_context_starves_no_other_level() -> None:
     context = [token for i in range(7) for token in (1, *range(40 + 5 * i, 45 + 5 * i))] + [1]
-    corpus = FixedDrafter([30, 31, 32, 33], accept_prob=[0.5, 0.4, 0.3, 0.2])
+    corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
     answers = pool((1, 20, 21, 22, 23))
     result = hierarchy_drafting_names(
         drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64)
@@ -224,20 +214,13 @@ def test_the_common_ngrams_of_the_answers_come_first() -> None:
     assert tree.tokens.tolist() == [9, 9]
 
 
-def test_the_ngram_form_asks_the_corpus_as_the_paper_does() -> None:
-    requests: list[dict[str, Any]] = []
-
-    class Store:
-        def drafter(self, **options: Any) -> Drafter:
-            requests.append(options)
-            return FixedDrafter([5])
-
-        def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-            return None
-
-    HierarchyDrafter(None, Store(), form="ngram")
-    HierarchyDrafter(None, Store(), form="trie")
-    assert requests == [{"longest": 2, "shortest": 1, "shorter": (1,), "depth": 4}, {}]
+def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:
+    plain, paper = (HierarchyDrafter(None, folder / "c.store", form=form) for form in FORMS)
+    rest = paper.drafters[-1]
+    assert isinstance(rest, RestDrafter)
+    options = rest.options
+    assert (options.max_match, options.shorter, options.max_depth) == (2, (1,), 4)
+    assert rest.name == plain.drafters[1].name == "statistics"
 
 
 def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:
