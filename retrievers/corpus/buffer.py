@@ -26,34 +26,9 @@ Document = NDArray[np.int32]
 class _Part:
     """Some documents of one scope, oldest first, and their segment if it was built."""
 
-    documents: list[Document]
-    tokens: int
+    documents: list[Document] = field(default_factory=list)
+    tokens: int = 0
     segment: Segment | None = None
-
-
-@dataclass(slots=True)
-class _Scope:
-    """The text of one scope: parts of decreasing size, then the documents that came since."""
-
-    parts: list[_Part] = field(default_factory=list)
-    fresh: list[Document] = field(default_factory=list)
-
-    @property
-    def documents(self) -> list[Document]:
-        """All documents, oldest first."""
-        return [*(document for part in self.parts for document in part.documents), *self.fresh]
-
-    def fold(self) -> None:
-        """Make a part of the fresh documents, merged with the newest parts if that pays."""
-        if not self.fresh:
-            return
-        documents, self.fresh = self.fresh, []
-        tokens = sum(map(len, documents))
-        while self.parts and self.parts[-1].tokens < FACTOR * tokens:
-            part = self.parts.pop()
-            documents = part.documents + documents
-            tokens += part.tokens
-        self.parts.append(_Part(documents, tokens))
 
 
 class AppendBuffer:
@@ -67,7 +42,7 @@ class AppendBuffer:
     def __init__(self, vocab_size: int, depth: int) -> None:
         self._vocab_size = vocab_size
         self._depth = depth
-        self._scopes: dict[str, _Scope] = {}
+        self._scopes: dict[str, list[_Part]] = {}  # of decreasing size
         self._visible: dict[str, None] = {}  # scopes with segments, least recently read first
         self.tokens = self.dropped = 0
 
@@ -76,17 +51,25 @@ class AppendBuffer:
         row = token_row(tokens)
         check_ids(row, self._vocab_size, "the document")
         document = row.astype(np.int32)  # a copy: the caller may go on writing to its array
-        if len(document):
-            self._scopes.setdefault(scope, _Scope()).fresh.append(document)
-            self.tokens += len(document) + 1
+        if not len(document):
+            return
+        parts = self._scopes.setdefault(scope, [])
+        if not parts or parts[-1].segment is not None:
+            parts.append(_Part())
+        parts[-1].documents.append(document)
+        parts[-1].tokens += len(document)
+        self.tokens += len(document) + 1
 
     def segments(self, scope: str) -> tuple[Segment, ...]:
         """Return segments that hold all documents of one scope; build the missing ones."""
         if scope not in self._scopes:
             return ()
-        self._scopes[scope].fold()
-        segments = []
-        for part in self._scopes[scope].parts:
+        parts, segments = self._scopes[scope], list[Segment]()
+        while len(parts) > 1 and parts[-2].tokens < FACTOR * parts[-1].tokens:
+            newest, older = parts.pop(), parts.pop()
+            documents = older.documents + newest.documents
+            parts.append(_Part(documents, older.tokens + newest.tokens))
+        for part in parts:
             if part.segment is None:
                 part.segment = segment_in_memory(part.documents, self._vocab_size, self._depth)
             segments.append(part.segment)
@@ -95,13 +78,13 @@ class AppendBuffer:
         while len(self._visible) > MOST_TENANTS:
             unseen = next(iter(self._visible))
             del self._visible[unseen]
-            for part in self._scopes[unseen].parts:
+            for part in self._scopes[unseen]:
                 part.segment = None
         return tuple(segments)
 
     def documents(self) -> Mapping[str, list[Document]]:
         """Return all documents by scope, oldest first."""
-        return {scope: each.documents for scope, each in self._scopes.items()}
+        return {scope: _joined(parts) for scope, parts in self._scopes.items()}
 
     def clear(self) -> None:
         """Forget all documents: they are on disk."""
@@ -109,19 +92,24 @@ class AppendBuffer:
 
     def forget(self, scope: str) -> None:
         """Drop the documents of one scope."""
-        gone = self._scopes.pop(scope, _Scope()).documents
-        self.tokens -= sum(len(document) + 1 for document in gone)
+        gone = self._scopes.pop(scope, [])
+        self.tokens -= sum(part.tokens + len(part.documents) for part in gone)
         self._visible.pop(scope, None)
 
     def drop(self, most: int) -> None:
         """Drop the oldest documents of the largest scopes until at most `most` tokens wait."""
         while self.tokens > most:
-            held = {s: sum(map(len, each.documents)) for s, each in self._scopes.items()}
+            held = {name: sum(p.tokens for p in parts) for name, parts in self._scopes.items()}
             scope = max(held, key=lambda name: held[name])
-            documents, before = self._scopes[scope].documents, self.tokens
+            documents, before = _joined(self._scopes[scope]), self.tokens
             lengths = np.cumsum([len(document) + 1 for document in documents])
             first = int(np.searchsorted(lengths, before - most)) + 1
             self.forget(scope)
             for document in documents[first:]:
                 self.append(document, scope)
             self.dropped += before - self.tokens
+
+
+def _joined(parts: Sequence[_Part]) -> list[Document]:
+    """Return all documents, oldest first."""
+    return [document for part in parts for document in part.documents]
