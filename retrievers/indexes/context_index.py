@@ -24,32 +24,48 @@ _OFFERED = 4
 _TEMPERATURE = 2.0
 
 
-class ContextIndex:
-    """Every substring of the request's text so far.
+class RequestText:
+    """The further texts of a request, with a separator behind each, then the prompt and the output.
 
     Attributes:
-        automaton: Suffix automaton of all tokens.
-        base: Position of the prompt's first token in it.
+        base: Position of the prompt's first token.
         ranges: The parts that are text of documents.
     """
 
     def __init__(self, request: DraftRequest) -> None:
-        self.automaton = SuffixAutomaton(request.vocab_size)
         self.ranges: list[DocumentRange] = []
         self.base = 0
         for text in request.texts:
             end = self.base + len(text.tokens)
             self.ranges.append(DocumentRange(self.base, end, text.document, text.offset))
-            self.automaton.extend(text.tokens, text.document >= 0)
-            self.automaton.separate()
             self.base = end + 1
-        marks = [False] * len(request.prompt)
         for start, end, document, offset in sorted(request.spans):
-            marks[start:end] = [True] * (end - start)
             place = DocumentRange(self.base + start, self.base + end, document, offset)
             self.ranges.append(place)
-        self.automaton.extend(request.prompt, marks)
         self._starts = [r.start for r in self.ranges]
+
+    def origin(self, position: int) -> tuple[int, int]:
+        """Return (document, token offset) of a position, (-1, -1) outside of documents."""
+        at = bisect_right(self._starts, position) - 1
+        if at < 0 or position >= self.ranges[at].end:
+            return NO_ORIGIN
+        r = self.ranges[at]
+        return r.document, r.offset + position - r.start
+
+
+class ContextIndex(RequestText):
+    """Every substring of the request's text so far, in the suffix automaton `automaton`."""
+
+    def __init__(self, request: DraftRequest) -> None:
+        super().__init__(request)
+        self.automaton = SuffixAutomaton(request.vocab_size)
+        for text in request.texts:
+            self.automaton.extend(text.tokens, text.document >= 0)
+            self.automaton.separate()
+        marks = [False] * len(request.prompt)
+        for start, end, *_ in request.spans:
+            marks[start:end] = [True] * (end - start)
+        self.automaton.extend(request.prompt, marks)
 
     @property
     def matched(self) -> int:
@@ -68,14 +84,6 @@ class ContextIndex:
             states.append(state)
             state = automaton.link[state]
         return states
-
-    def origin(self, position: int) -> tuple[int, int]:
-        """Return (document, token offset) of a position, (-1, -1) outside of documents."""
-        at = bisect_right(self._starts, position) - 1
-        if at < 0 or position >= self.ranges[at].end:
-            return NO_ORIGIN
-        r = self.ranges[at]
-        return r.document, r.offset + position - r.start
 
 
 @dataclass(frozen=True, slots=True)

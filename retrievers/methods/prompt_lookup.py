@@ -15,6 +15,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
+from ragspec.retrievers.indexes.context_index import RequestText
 from ragspec.retrievers.methods.context import ACCEPT_PRIOR
 from ragspec.trees.draft_tree import DraftTree
 
@@ -59,19 +60,11 @@ class LookupSession(DraftSession):
         self._drafter = drafter
         self.matched: int = 0
         before = [token for text in request.texts for token in (*text.tokens, _BORDER)]
+        self._origin = RequestText(request).origin
         self._base = len(before)
         self._held = self._base
         self._tokens: NDArray[np.int32] = np.zeros(self._base + 256, dtype=np.int32)
         self._tokens[: self._base] = before
-        self._origins = [
-            (text.document, text.offset + i) if i < len(text.tokens) else (-1, -1)
-            for text in request.texts
-            for i in range(len(text.tokens) + 1)
-        ]
-        self._origins += [(-1, -1)] * len(request.prompt)
-        for start, end, document, offset in sorted(request.spans):
-            place = slice(self._base + start, self._base + end)
-            self._origins[place] = [(document, offset + i) for i in range(end - start)]
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
@@ -84,13 +77,11 @@ class LookupSession(DraftSession):
         copied = self._tokens[start : min(start + n, self._held)]
         border = np.flatnonzero(copied == _BORDER)
         copied = copied[: border[0]] if len(border) else copied
-        origin = self._origins[start : start + len(copied)]
-        origin += [(-1, -1)] * (len(copied) - len(origin))
         return DraftTree.chain(
             copied.astype(np.int64),
             self._drafter.name,
             accept_prob=chain_accept_prob(self.matched, len(copied)),
-            origin=origin,
+            origin=[self._origin(start + i) for i in range(len(copied))],
         )
 
     def _follow(self, tokens: list[int]) -> None:
