@@ -18,6 +18,7 @@ from ragspec.drafters.method import Method
 from ragspec.needs import Needs
 from ragspec.retrievers.neighbours.table import LONGEST, NOTHING, NeighbourTable, Place, RankRates
 from ragspec.rules.base import Step
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 _FLOOR = 0.002
@@ -88,13 +89,18 @@ class NeighbourSession(DraftSession):
     def observe_prefill(self, prefill: Prefill) -> None:
         """Learn rows from the prompt."""
         if prefill.best is not None:
-            self._table.learn_prompt(prefill.tokens, prefill.best)
+            self._table.learn_text(prefill.tokens.tolist(), self._rows(prefill.best))
 
     def observe(self, step: Step) -> None:
         """Learn rows and rates from a step, possibly later."""
         self._pending.append(Step(step.tree, step.path, step.tokens, best=step.best))
         if len(step.tree) or len(self._pending) >= self._patience:
             self._catch_up()
+
+    def _rows(self, best: TopTokens) -> list[list[int]]:
+        """Return the rows of the table that the target's best tokens make."""
+        rows: list[list[int]] = best.host()[:, : self._table.k].tolist()
+        return rows
 
     def _catch_up(self) -> None:
         for step in self._pending:
@@ -120,7 +126,9 @@ class NeighbourSession(DraftSession):
             accepted = set(visited)
             # The accepted path is learned last, so it overwrites the other nodes.
             order = [at for at in range(len(places) - 1, -1, -1) if at not in accepted]
-            self._table.learn_step(places, order + visited, step.best)
+            rows = self._rows(step.best)
+            for at in order + visited:
+                self._table.learn(places[at], rows[at])
         for token in step.tokens:
             place = (place[1], place[2], token)
         self._place = place

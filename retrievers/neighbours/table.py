@@ -13,8 +13,6 @@ from threading import Lock
 from typing import NamedTuple
 
 from ragspec.errors import InputError
-from ragspec.sampling.top_tokens import TopTokens
-from ragspec.trees.draft_tree import Ints
 
 LONGEST = 3
 MOST_ROWS = 1 << 16
@@ -98,18 +96,6 @@ class NeighbourTable:
         for token, best in zip(tokens, top, strict=True):
             self.learn((older, before, token), best)
             older, before = before, token
-
-    def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
-        """Learn the best tokens after consecutive tokens i64 [T]."""
-        self.learn_text(tokens.tolist(), top_tokens.host()[:, : self.k].tolist())
-
-    def learn_step(
-        self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
-    ) -> None:
-        """Learn the best tokens after the places whose numbers are in `order`, in that order."""
-        best = top_tokens.host()[:, : self.k].tolist()
-        for at in order:
-            self.learn(places[at], best[at])
 
 
 class RankRates:
