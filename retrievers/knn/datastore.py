@@ -21,17 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import DocumentError, InputError, StoreError
-from ragspec.retrievers.corpus.catalogue import Texts, tokenized
+from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.knn.keys import (
-    KEYS,
-    STARTS,
-    VALUES,
-    KeyReader,
-    KeysWritten,
-    ProgressCallback,
-    write_keys,
-)
+from ragspec.retrievers.knn.keys import KEYS, STARTS, VALUES, KeyReader, KeysWritten, write_keys
 from ragspec.retrievers.knn.neighbours import Fit, NearestKeys, Neighbours, fit_temperature
 from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.catalogue import ProgressCallback
 from ragspec.retrievers.indexes.suffix_array import check_ids
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
 WINDOW = 512  # tokens that are read at once
 SHARE_KNOWN = 8  # 1/8 of a window repeats the end of the window before
 TOGETHER = 64  # windows that are collected, then read in batches of similar length
-
-ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

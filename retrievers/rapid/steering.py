@@ -24,24 +24,22 @@ if TYPE_CHECKING:
     from ragspec.verification.causal import CausalTarget
 
 MODES = ("exact", "steered")
-ETA, ALPHA = 10.0, 0.1
+ETA = 10.0
+ALPHA = 0.1  # tokens move to which the model gives at least so many times its best probability
 TOGETHER = 16  # nodes that are read with the root; others are read when the rule visits them
 
 
-def shift(p: Tensor, q: Tensor, scale: float, alpha: float) -> Tensor:
+def shift(p: Tensor, q: Tensor, scale: float) -> Tensor:
     """Return the term to add to the target's logits: distributions p, q [.., V] -> [.., V]."""
-    counts = q >= alpha * q.amax(-1, keepdim=True)
+    counts = q >= ALPHA * q.amax(-1, keepdim=True)
     return scale * (q - p) * counts
 
 
-def checked(eta: float, alpha: float) -> tuple[float, float]:
-    """Return both as floats; raise InputError if one is out of range."""
-    if not (math.isfinite(eta) and eta >= 0.0 and 0.0 <= alpha <= 1.0):
-        raise InputError(
-            f"got eta {eta} and alpha {alpha}; expected eta of 0 or more, such as 5 to 20, and "
-            "alpha from 0 to 1."
-        )
-    return float(eta), float(alpha)
+def checked(eta: float) -> float:
+    """Return eta as a float; raise InputError if it is out of range."""
+    if not (math.isfinite(eta) and eta >= 0.0):
+        raise InputError(f"got eta {eta}; expected 0 or more, such as 5 to 20.")
+    return float(eta)
 
 
 def eta_of(mode: str, eta: float | None) -> float:
@@ -54,7 +52,7 @@ def eta_of(mode: str, eta: float | None) -> float:
     if mode not in MODES:
         raise UnknownNameError(unknown("mode", mode, MODES))
     if mode != "exact":
-        return checked(ETA if eta is None else eta, ALPHA)[0]
+        return checked(ETA if eta is None else eta)
     if eta:
         raise InputError(
             f"got eta={eta} with mode='exact', where the distribution is the target's; expected "
@@ -72,25 +70,20 @@ class Steering(Transform):
     Args:
         model: A transformers causal model of the target's vocabulary, or the target itself. It
             reads `draft_prompt` in place of the prompt.
-        eta: Strength: logits move by at most eta times the temperature.
-        kappa: The same for greedy text, in logits; None is eta.
-        alpha: Only tokens move to which the model gives at least alpha times its best probability.
+        eta: Strength: logits move by at most eta times the temperature, those of greedy text by at
+            most eta.
 
     Raises:
-        InputError: A setting is out of range.
+        InputError: `eta` is out of range.
         UnsupportedModelError: The model has no KV cache.
     """
 
-    def __init__(
-        self, model: Any, eta: float = ETA, *, kappa: float | None = None, alpha: float = ALPHA
-    ) -> None:
+    def __init__(self, model: Any, eta: float = ETA) -> None:
         from ragspec.drafters.model.drafter import draft_target
 
         self.model: CausalTarget = draft_target(model)
-        self.eta, self.alpha = checked(eta, alpha)
-        self.kappa, _ = checked(eta if kappa is None else kappa, alpha)
-        greedy = "" if self.kappa == self.eta else f", kappa {self.kappa:g}"
-        self.name = f"RAPID, eta {self.eta:g}{greedy}"
+        self.eta = checked(eta)
+        self.name = f"RAPID, eta {self.eta:g}"
 
     def open(self, start: TextStart) -> SteeredText:
         """Return the steering of one text."""
@@ -110,8 +103,7 @@ class SteeredText(RowTransform):
         self._taken = start.distribution.without_lazy()
         self._compared = _at_temperature_one(self._taken)
         sampling = start.distribution.sampling
-        scale = steering.kappa if sampling.greedy else steering.eta * sampling.temperature
-        self._scale, self._alpha = scale, steering.alpha
+        self._scale = steering.eta * (1.0 if sampling.greedy else sampling.temperature)
         self._cache = cache
         self._prompt_length = len(start.prompt)
         self._text = list(prompt)
@@ -154,7 +146,7 @@ class SteeredText(RowTransform):
         path = self._path(node)
         p = self._probabilities(self._compared, logits, path)
         q = self._probabilities(self._compared, other.to(logits.device), path)
-        steered = logits.double() + shift(p, q, self._scale, self._alpha)
+        steered = logits.double() + shift(p, q, self._scale)
         if self._compared is not self._taken:  # greedy text takes the best token alone
             p = self._probabilities(self._taken, logits, path)
         difference = (self._probabilities(self._taken, steered, path) - p).abs().sum()

@@ -233,11 +233,7 @@ class DenseIndex:
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:
         """Return the k best (passage number, cosine), best first."""
-        return self.search_many([query], k)[0]
-
-    def search_many(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
-        """Return the k best (passage number, cosine) of each query, best first."""
-        return self.search_vectors(self.embed(queries), k)
+        return self.search_vectors(self.embed([query]), k)[0]
 
     def embed(self, queries: Sequence[str]) -> Floats:
         """Return the vectors of queries f32 [Q, dimensions].

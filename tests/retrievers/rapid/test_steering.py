@@ -119,20 +119,20 @@ def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
     assert still.tokens == plain.tokens and still.report.drift == 0.0
 
 
-def test_greedy_text_is_steered_by_kappa() -> None:
-    prompt, kappa = tiny.prompt(30), 4.0
-    distribution = Steering(other(), kappa=kappa)
+def test_greedy_text_is_steered_in_logits() -> None:
+    prompt, eta = tiny.prompt(30), 4.0
+    distribution = Steering(other(), eta)
     result = engine().generate(prompt, transform=distribution, draft_prompt=OF_MODEL, **INPUTS)
     rows = []
     with torch.no_grad():
         for model, start in ((target(), prompt), (other(), OF_MODEL)):
             logits = model(torch.tensor([start + result.tokens])).logits[0]
             rows.append(logits[len(start) - 1 : -1])
-    steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), kappa, rows[0])
+    steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), eta, rows[0])
     assert steered.argmax(-1).tolist() == result.tokens
     changed = (steered.argmax(-1) != rows[0].argmax(-1)).double().mean()
     assert result.report.drift == pytest.approx(float(changed)) and changed > 0
-    assert result.label == "exact-for(RAPID, eta 10, kappa 4)"
+    assert result.label == "exact-for(RAPID, eta 4)"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
