@@ -45,7 +45,7 @@ _PRIOR, _DECAY = 8.0, 0.97
 
 
 @dataclass(slots=True)
-class _Acceptance:
+class Acceptance:
     """Corrects probabilities by the acceptance so far, by key."""
 
     ratios: dict[int, Ratio] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class _Acceptance:
         return chance
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
+        """Count one claim of a key, and whether it held."""
         self.cache.pop(key, None)
         self.ratios.setdefault(key, Ratio()).learn(expected, hit, _DECAY)
 
@@ -124,7 +125,7 @@ class ContextSession(DraftSession):
         if inside and (sentence_ends is None or sentence_ends):
             question = request.prompt[max(r.end for r in inside) - base :]
             self._starts = QuotationStarts(self._index.tokens, inside, question, sentence_ends)
-        self._acceptance = _Acceptance()
+        self._acceptance = Acceptance()
         self._drafted: list[_Node] = []
         self.matched = 0
 

@@ -3,32 +3,145 @@
 The context (this prompt and output) drafts first, then the model's earlier answers, then a corpus
 of other text. The form "ngram" has the paper's databases (section 3; level 5, guess 7, the corpus
 queried with the last 2, then 1 tokens). The form "trie" is our own: suffixes of any length with
-counts, in place of n-grams after one token. Deviations in both: see `ngrams` and `cascade`; the
-corpus is not padded with random tokens. In the trie form the target's second choices (see
-`token_recycling`) replace Lookahead's n-grams of the context.
+counts, in place of n-grams after one token. Deviations in both: see `ngrams`; the corpus is not
+padded with random tokens; nodes are counted instead of branches, and shared prefixes once; each
+database keeps a part of the budget for its sure nodes, so none can starve the others; other nodes
+are taken by their acceptance probability, whichever database offers them. In the trie form the
+target's second choices (see `token_recycling`) replace Lookahead's n-grams of the context.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.combined import Combined
+from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best, overlay, select, share_out
 
 Form = Literal["trie", "ngram"]
 PREVIOUS = 2
+RESERVE = 0.2
+SURE = 0.1
 ANSWERS, TEXT = "answers", "statistics"  # names of the sources in reports
-
 
 Store = CorpusIndex | NGramPool | Drafter
 Database = Store | str | Path
+
+
+class Cascade(Combined):
+    """Drafts with several drafters in order of trust.
+
+    Args:
+        reserve: Share of the budget that each later drafter keeps for its sure nodes.
+        sure: Acceptance probability from which a node counts as sure.
+        patience: See `Source`. A drafter that fails is switched off.
+
+    Attributes:
+        most_nodes: Limit of every tree besides the budget, None for no limit.
+
+    Raises:
+        InputError: There is no drafter, or the reserves leave the first one nothing.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        reserve: float = RESERVE,
+        sure: float = SURE,
+        patience: float | None = PATIENCE,
+        name: str = "cascade",
+    ) -> None:
+        if not drafters or not 0.0 <= reserve * (len(drafters) - 1) < 1.0:
+            raise InputError(
+                f"got {len(drafters)} drafters and a reserve of {reserve}; expected at least one "
+                "drafter, and less than the whole budget reserved for the later ones."
+            )
+        super().__init__(name, drafters)
+        self.reserve = reserve
+        self.sure = sure
+        self.patience = patience
+        self.most_nodes: int | None = None
+
+    def open(self, request: DraftRequest) -> CascadeSession:
+        """Return a session that holds one session of every drafter."""
+        return CascadeSession(self, request)
+
+
+class CascadeSession(SourcesSession):
+    """The sources of one row, in order; see `Cascade`."""
+
+    def __init__(self, cascade: Cascade, request: DraftRequest) -> None:
+        super().__init__(Source(drafter, request, cascade.patience) for drafter in cascade.drafters)
+        self._cascade = cascade
+        self._kind = cascade.kind
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a tree of at most `budget` nodes, filled source after source."""
+        if self._cascade.most_nodes is not None:
+            budget = min(budget, self._cascade.most_nodes)
+        if budget < 1:
+            return DraftTree.empty(self._kind)
+        trees = [source.propose(context, budget) for source in self._sources]
+        offered = [as_kind(tree, self._kind) for tree in trees if len(tree)]
+        if not offered:
+            return DraftTree.empty(self._kind)
+        if len(offered) == 1:
+            return keep_best(offered[0], budget)
+        merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
+        if len(merged) <= budget:
+            return share_out(merged)
+        reserve = int(self._cascade.reserve * budget)
+        chosen = fill(merged, offers, len(offered), budget, reserve, self._cascade.sure)
+        return share_out(select(merged, sorted(chosen)))
+
+
+def fill(
+    tree: DraftTree, offers: Sequence[int], sources: int, budget: int, reserve: int, sure: float
+) -> set[int]:
+    """Return the nodes of a merged tree that fill a budget, with all their ancestors.
+
+    Args:
+        offers: By node, the sources that offer it as bits, the first source lowest.
+        reserve: Nodes reserved for each later source, if it has as many of at least `sure`.
+    """
+    parents, accept_prob = tree.parents.tolist(), tree.accept_prob.tolist()
+    best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
+    certain = [node for node in best if accept_prob[node] >= sure]
+    waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]
+    chosen: set[int] = set()
+    for i in range(sources):
+        room = budget - sum(waiting[i + 1 :])
+        for node in certain:
+            if len(chosen) >= room:
+                break
+            if offers[node] >> i & 1:
+                _take(node, parents, chosen, room)
+    for node in best:
+        if len(chosen) >= budget:
+            break
+        _take(node, parents, chosen, budget)
+    return chosen
+
+
+def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> None:
+    """Add a node and its ancestors to the chosen ones, if they all fit."""
+    path = []
+    while node >= 0 and node not in chosen:
+        path.append(node)
+        node = parents[node]
+    if len(chosen) + len(path) <= room:
+        chosen.update(path)
 
 
 class HierarchyDrafter(Cascade):
@@ -107,8 +220,7 @@ def opened(database: Database | None) -> Store | None:
         StoreError: The folder holds no such store.
     """
     if not isinstance(database, (str, Path)):
-        usable = database is None or isinstance(database, Store)
-        if not usable or isinstance(database, type):
+        if database is not None and not isinstance(database, Store):
             raise InputError(
                 f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
                 "a drafter, the folder of a saved store, or None."

@@ -27,14 +27,12 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
-from ragspec.retrievers.methods.context import ACCEPT_PRIOR
+from ragspec.retrievers.methods.context import ACCEPT_PRIOR, Acceptance
 from ragspec.rules.base import Step
-from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
 _LONGEST = len(ACCEPT_PRIOR) - 1
-_PRIOR, _DECAY = 8.0, 0.97
 
 Node = tuple[float, int, int, int, int]
 """(minus the path probability, parent, depth, token, state), as a heap orders them."""
@@ -109,7 +107,7 @@ class SuffixSession(SourcesSession):
         self._drafter = drafter
         self._index = ContextIndex(request)
         self._kind = drafter.kind
-        self._ratios = [Ratio() for _ in range(_LONGEST + 1)]  # by length of the match
+        self._acceptance = Acceptance()  # by length of the match
         self._drafted: tuple[int, list[Node]] = (0, [])
         self.matched = 0
 
@@ -144,7 +142,7 @@ class SuffixSession(SourcesSession):
                 break
             key = min(matched + depth, _LONGEST)
             at = children.get((at, token))
-            self._ratios[key].learn(ACCEPT_PRIOR[key], at is not None, _DECAY)
+            self._acceptance.learn(key, ACCEPT_PRIOR[key], at is not None)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""
@@ -194,8 +192,7 @@ class SuffixSession(SourcesSession):
         results = [1.0]
         for place in range(matched, matched + depth):
             key = min(place, _LONGEST)
-            scale = self._ratios[key].share(_PRIOR)
-            results.append(results[-1] * min(ACCEPT_PRIOR[key] * scale, 0.99))
+            results.append(results[-1] * self._acceptance.expect(key, ACCEPT_PRIOR[key]))
         return results
 
     def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:

@@ -66,10 +66,8 @@ class IndexOrigin:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> IndexOrigin:
-        """Return the recorded origin; older indexes have none."""
-        paths = tuple(map(str, record.get("paths", ())))
-        removed = tuple(map(str, record.get("removed", ())))
-        return cls(paths, removed, int(record.get("words", WORDS)))
+        """Return the recorded origin."""
+        return cls(tuple(record["paths"]), tuple(record["removed"]), int(record["words"]))
 
 
 class PassageIndex:
@@ -354,13 +352,13 @@ class PassageIndex:
             vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
-        origin = IndexOrigin.of(parameters.get("origin", {}))
+        origin = IndexOrigin.of(parameters["origin"])
         return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
 
 
 def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
-    """Return the index over the vectors of a store; older stores are searched exactly."""
-    parameters = dict(store.manifest.parameters.get("dense") or {"kind": FLAT})
+    """Return the index over the vectors of a store."""
+    parameters = dict(store.manifest.parameters["dense"])
     kind = parameters.pop("kind")
     if kind not in KINDS:
         raise StoreError(
@@ -405,7 +403,7 @@ def searched_text(document: Document, passage: Passage) -> str:
 def read_document(record: dict[str, Any]) -> Document:
     """Return the document of a JSON record."""
     headings = tuple((int(offset), str(title)) for offset, title in record.pop("headings"))
-    pages = tuple(int(offset) for offset in record.pop("pages", ()))
+    pages = tuple(int(offset) for offset in record.pop("pages"))
     return Document(**record, headings=headings, pages=pages)
 
 

@@ -190,7 +190,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     parameters = store.manifest.parameters
     spans = np.load(store.file("passages.npy"), allow_pickle=False)
     counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
-    origin = IndexOrigin.of(parameters.get("origin", {}))
+    origin = IndexOrigin.of(parameters["origin"])
     records = read_lines(store.file("documents.jsonl"))
     return {
         "documents": [

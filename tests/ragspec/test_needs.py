@@ -15,8 +15,8 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import Capabilities, Needs, match
-from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter

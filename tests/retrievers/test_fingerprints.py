@@ -18,9 +18,8 @@ from ragspec.retrievers.fingerprints import (
     tokenizer_fingerprint,
 )
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter

@@ -24,8 +24,7 @@ from ragspec.errors import (
 )
 from ragspec.needs import Needs
 from ragspec.registry import NAMES
-from ragspec.retrievers.methods.cascade import Cascade
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget

@@ -16,8 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.cascade import Cascade
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select

@@ -16,9 +16,8 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import ANCHOR, check_length, encode_prompts, read_prediction
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk

@@ -14,7 +14,7 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import Needs
-from ragspec.retrievers.methods.cascade import Cascade
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling

@@ -12,9 +12,8 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
-from ragspec.retrievers.methods.cascade import Cascade, fill
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Form, HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade, Form, HierarchyDrafter, fill
 from ragspec.retrievers.methods.ngrams import NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
