@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +32,23 @@ if TYPE_CHECKING:
 NEW_TOKENS = 160
 JUDGED = 5  # passages that decide whether the documents cover a question
 OnText = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with the passages of its search.
+
+    Attributes:
+        sampling: How tokens are chosen; None is greedy.
+        stream: Called with each piece of the answer that is final.
+        options: Further arguments of `Engine.generate`, `max_new_tokens` among them.
+    """
+
+    text: str
+    hits: Sequence[Hit]
+    sampling: Sampling | None
+    stream: OnText | None
+    options: dict[str, Any]
 
 
 class Answerer(ABC):
@@ -138,7 +155,7 @@ class Answerer(ABC):
             answer = Answer.refusal(question, hits, refused)
         else:
             options["max_new_tokens"] = max_new_tokens
-            answer = self._write(question, hits, sampling, stream, options)
+            answer = self._write(Question(question, hits, sampling, stream, options))
         milliseconds += answer.report.milliseconds.get("retrieve", 0.0)
         report = answer.report.with_retrieval(milliseconds)
         return replace(answer, generation=replace(answer.generation, report=report))
@@ -170,32 +187,16 @@ class Answerer(ABC):
         )
 
     @abstractmethod
-    def _write(
-        self,
-        question: str,
-        hits: Sequence[Hit],
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Answer:
-        """Write the answer to a question over the passages of its search.
+    def _write(self, question: Question) -> Answer:
+        """Write the answer to a question over the passages of its search."""
 
-        Args:
-            options: Further arguments of `Engine.generate`, `max_new_tokens` among them.
-        """
-
-    def _generate(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Generation:
-        """Generate the text after a prompt; with `stream` an interrupt keeps it."""
-        ids, every = list(prompt.token_ids), self._options_over(prompt, options)
+    def _generate(self, prompt: Prompt, question: Question) -> Generation:
+        """Generate the text after a prompt; with a stream an interrupt keeps it."""
+        ids, sampling, stream = list(prompt.token_ids), question.sampling, question.stream
+        options = self._options_over(prompt, question.options)
         if stream is not None:
-            return cast(Generation, drain(self.engine.stream(ids, sampling, **every), stream))
-        return cast(Generation, self.engine.generate(ids, sampling, **every))
+            return cast(Generation, drain(self.engine.stream(ids, sampling, **options), stream))
+        return cast(Generation, self.engine.generate(ids, sampling, **options))
 
     def _options_over(
         self, prompt: Prompt, options: dict[str, Any], first: int = 0

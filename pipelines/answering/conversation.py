@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.answerer import Answerer, OnText
+from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
 from ragspec.pipelines.answering.template import PromptTemplate, is_chat, templated
@@ -26,7 +26,6 @@ from ragspec.retrievers.search.fusion import Hit
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.sampling.settings import Sampling
 
 FREED = 0.25  # share of the context that is free after the oldest turns are dropped
 
@@ -101,24 +100,19 @@ class Conversation(Answerer):
         before = {_place(hit) for turn in self.turns for hit in turn.hits}
         return (hits if why else [hit for hit in hits if _place(hit) not in before]), why
 
-    def _write(
-        self,
-        question: str,
-        hits: Sequence[Hit],
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Answer:
+    def _write(self, question: Question) -> Answer:
         """Answer one turn, and add it to the conversation unless it has no tokens."""
-        prompt, turn, dropped = self._fitted(question, list(hits), options["max_new_tokens"])
+        text, options = question.text, question.options
+        prompt, turn, dropped = self._fitted(text, list(question.hits), options["max_new_tokens"])
         # A stream keeps the text of an interrupted turn.
-        stream = stream or (lambda piece: None)
-        generation = self._generate(prompt, sampling, stream, {"stop": (), **options})
+        stream = question.stream or (lambda piece: None)
+        streamed = replace(question, stream=stream, options={"stop": (), **options})
+        generation = self._generate(prompt, streamed)
         if not generation.tokens:  # interrupted during prefill
-            return self._answer(question, prompt, generation, passages=turn.hits)
+            return self._answer(text, prompt, generation, passages=turn.hits)
         self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
         facts = {"passages": turn.hits, "dropped_turns": dropped}
-        return self._answer(question, prompt, generation, **facts)
+        return self._answer(text, prompt, generation, **facts)
 
     def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
         """Return the prompt, the turn, and the number of oldest turns to drop for it.

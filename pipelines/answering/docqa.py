@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, OnText
+from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
@@ -22,7 +22,6 @@ from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.sampling.settings import Sampling
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -128,13 +127,6 @@ class DocQA(Answerer):
         tokenizer = self.engine.tokenizer
         return build_prompt(tokenizer, question, hits, room=room, template=self.template)
 
-    def _write(
-        self,
-        question: str,
-        hits: Sequence[Hit],
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Answer:
-        prompt = self._prompt(question, hits, options["max_new_tokens"])
-        return self._answer(question, prompt, self._generate(prompt, sampling, stream, options))
+    def _write(self, question: Question) -> Answer:
+        prompt = self._prompt(question.text, question.hits, question.options["max_new_tokens"])
+        return self._answer(question.text, prompt, self._generate(prompt, question))

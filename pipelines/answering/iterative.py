@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.request import stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.answerer import Answerer, OnText
+from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.strides import (
     FinalText,
     PassagePrompts,
@@ -139,19 +139,12 @@ class IterativeRag(Answerer):
         """Judge a question; the strides search for its passages."""
         return super().search(question, top_k) if refuse and self.judges else ([], None)
 
-    def _write(
-        self,
-        question: str,
-        hits: Sequence[Hit],
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Answer:
+    def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
-        tokenizer = self.engine.tokenizer
-        prompts = PassagePrompts(tokenizer, " ".join(question.split()), self.template)
+        tokenizer, options = self.engine.tokenizer, question.options
+        prompts = PassagePrompts(tokenizer, " ".join(question.text.split()), self.template)
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
-        text = FinalText(stream, tokenizer, stops)
+        text = FinalText(question.stream, tokenizer, stops)
 
         def show(stride: Stride) -> None:
             if self.rounds is None:  # another round may change the text
@@ -161,7 +154,7 @@ class IterativeRag(Answerer):
             self.engine.without_callbacks(),
             prompts.of,
             lambda prompt, number: self._options_over(prompt, options, number),
-            seeded(sampling or Sampling(), "ask()"),
+            seeded(question.sampling or Sampling(), "ask()"),
             self.stride,
             scored=self.flare is not None,
         )
@@ -176,7 +169,7 @@ class IterativeRag(Answerer):
             with self.engine.hold():
                 loop.run()
         except KeyboardInterrupt:
-            if stream is None or not loop.cut():
+            if question.stream is None or not loop.cut():
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
         last = loop.strides[-1]
@@ -184,7 +177,8 @@ class IterativeRag(Answerer):
         text.push(last.generation.prompt_tokens, rest, ends=True)
         passages = tuple(passage.hit for passage in loop.answers)
         prompt = replace(prompts.of(loop.answers[-1]), hits=passages, spans=(), chars=())
-        answer = self._answer(question, prompt, self._joined(loop, time.perf_counter() - began))
+        generation = self._joined(loop, time.perf_counter() - began)
+        answer = self._answer(question.text, prompt, generation)
         self.engine.notify(answer.generation)
         return answer
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +18,7 @@ from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.answerer import Answerer, OnText
+from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.engine.request import OnRead
     from ragspec.retrievers.search.dense import Embedder
-    from ragspec.sampling.settings import Sampling
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
 
@@ -205,26 +203,20 @@ class LongDocument(Answerer):
         """Return the prompt of a question, which begins with the document."""
         return passage_first(self.engine.tokenizer, question, self.hit, self.template, self.prefix)
 
-    def _write(
-        self,
-        question: str,
-        hits: Sequence[Hit],
-        sampling: Sampling | None,
-        stream: OnText | None,
-        options: dict[str, Any],
-    ) -> Answer:
-        prompt, chunks = self.prompt(question), tuple[Hit, ...]()
+    def _write(self, question: Question) -> Answer:
+        text, options = question.text, question.options
+        prompt, chunks = self.prompt(text), tuple[Hit, ...]()
         if options.get("transform") is not None or self.engine.needs.draft_prompt:
-            chunks, ids = self.chunks.find(self.engine.tokenizer, question, self.template)
+            chunks, ids = self.chunks.find(self.engine.tokenizer, text, self.template)
             options.setdefault("draft_prompt", ids)
         if self.states is not None and self.engine.needs.hidden_states:
-            spans = self.chunks.spans(question, self.prefix)
+            spans = self.chunks.spans(text, self.prefix)
             states = [KnownStates(start, self.states[:, start:end]) for start, end in spans]
             options.setdefault("known_states", tuple(states))
-        generation = self._generate(prompt, sampling, stream, options)
+        generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
-        return self._answer(question, prompt, generation, chunks=chunks)
+        return self._answer(text, prompt, generation, chunks=chunks)
 
     @property
     def chunks(self) -> Chunks:

@@ -152,17 +152,21 @@ def is_chat(tokenizer: Any) -> bool:
 
 
 def templated(
-    tokenizer: Any, turns: Sequence[Mapping[str, Any]], template: str | None = None
+    tokenizer: Any,
+    turns: Sequence[Mapping[str, Any]],
+    template: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Return turns in the chat template, followed by the generation prompt.
 
     Args:
         template: Jinja source in place of the tokenizer's template.
+        variables: Further variables of the template.
 
     Raises:
         InputError: The template refuses the turns.
     """
-    options = {} if template is None else {"chat_template": template}
+    options = dict(variables or {}) if template is None else {"chat_template": template}
     try:
         text = tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True, **options
