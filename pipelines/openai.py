@@ -1,242 +1,255 @@
-"""Generations in OpenAI's forms: choices, usage, log-probabilities, citations."""
+"""OpenAI's forms: settings by its names, choices, usage, log-probabilities, citations."""
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ragspec.pipelines.answering.citations import Citation, cite
-from ragspec.sampling.text_output import TextOutput
+from ragspec.engine.request import Options
+from ragspec.errors import InputError
+from ragspec.pipelines.answering.citations import cite
+from ragspec.registry import unknown
+from ragspec.reports.report import joined
+from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.reports.generation import Generation
-    from ragspec.sampling.settings import TokenLogprob
+    from ragspec.sampling.placed_tokens import PlacedToken
 
-REASONS = {"length": "length", "paused": "length"}  # in OpenAI's terms; all others are "stop"
+
+# Names of OpenAI, transformers and Haystack for one of ours.
+ALIASES = MappingProxyType(
+    {
+        "max_tokens": "max_new_tokens",
+        "max_completion_tokens": "max_new_tokens",
+        "num_return_sequences": "n",
+        "stop_words": "stop",
+        "stop_sequences": "stop",
+        "top_logprobs": "logprobs",
+        "min_tokens": "min_new_tokens",
+    }
+)
+SAMPLING = frozenset(field.name for field in fields(Sampling))
+OPTIONS = frozenset(
+    [
+        "max_new_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "ignore_defaults",
+        "logprobs",
+        "prediction",
+    ]
+)
+NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A token's log-probability, with the character at which it begins in the text."""
+class GenerateRequest:
+    """The settings of one call.
 
-    scored: TokenLogprob
-    offset: int
+    Attributes:
+        documents: Texts to draft from and to cite.
+        tenant: Owner of the text.
+    """
+
+    sampling: Sampling
+    options: Options
+    documents: tuple[Any, ...] = ()
+    tenant: str = ""
 
 
-def place_tokens(generation: Generation, tokenizer: Any) -> list[Placed]:
-    """Return the tokens of a finished text with their places, without those of its stop string."""
-    scored = generation.logprobs or ()
-    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
-    output.push([each.token for each in scored])
-    end = len(generation.text)
-    stopped = generation.finish_reason == "stop" and len(output.text) > end
-    placed = [Placed(*pair) for pair in zip(scored, output.starts, strict=True)]
-    return [each for each in placed if not stopped or each.offset < end]
+def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateRequest:
+    """Return the request of merged settings; later mappings override, and None means absent.
+
+    Args:
+        stop: Stop strings in addition to those of the mappings.
+
+    Raises:
+        InputError, SamplingError: A name is unknown or a value is out of range.
+    """
+    merged: dict[str, Any] = {}
+    for mapping in settings:
+        for name, value in mapping.items():
+            if name not in NAMES:
+                raise InputError(unknown("setting", name, NAMES))
+            if value is not None:
+                merged[ALIASES.get(name, name)] = value
+    stops = dict.fromkeys([*_strings(merged.pop("stop", None)), *_strings(stop)])
+    documents, tenant = merged.pop("documents", ()), merged.pop("tenant", "")
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
+        raise InputError(f"documents is {documents!r}; expected a list of texts or documents.")
+    if not isinstance(tenant, str):
+        raise InputError(f"tenant is {tenant!r}; expected a text.")
+    options: Any = {name: value for name, value in merged.items() if name in OPTIONS}
+    if stops:
+        options["stop"] = list(stops)
+    sampling = Sampling(**{name: v for name, v in merged.items() if name in SAMPLING})
+    return GenerateRequest(sampling, options, tuple(documents), tenant)
+
+
+def _strings(stop: Any) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(strings, Iterable):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None.")
+    return list(strings)
 
 
 class OpenAIReply:
     """Builds the JSON of one answer, whole or as the chunks of a stream.
 
     Args:
-        kind: "chat" or "completion".
+        chat: Whether it answers a chat, or else a completion.
         model: Name of the model in the API.
     """
 
-    def __init__(self, kind: str, model: str, tokenizer: Any) -> None:
-        self.chat = kind == "chat"
+    def __init__(self, chat: bool, model: str, tokenizer: Any) -> None:
+        self.chat = chat
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = model
         self.tokenizer = tokenizer
 
-    def whole(
-        self, done: Sequence[tuple[Generation, Prompt | None]], prompts: Sequence[int]
+    def record(self, choices: Sequence[dict[str, Any]], *, chunk: bool = False, **more: Any) -> Any:
+        """Return an answer, or a chunk of a stream."""
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": list(choices), **more}
+
+    def choice(
+        self,
+        index: int,
+        text: str,
+        *,
+        stream: bool = False,
+        placed: Sequence[PlacedToken] | None = None,
+        finish: str | None = None,
+        **message: Any,
     ) -> dict[str, Any]:
-        """Return the whole answer.
+        """Return a choice: a whole text, or with `stream` a piece of one or its end.
 
         Args:
-            done: The texts, each with the prompt that it may cite.
-            prompts: For each prompt the number of one of its texts, for the usage.
+            placed: The tokens of the text, if their log-probabilities are requested.
+            message: Fields of the message of a chat.
         """
-        texts = [generation for generation, _ in done]
-        return {
-            **self._head("chat.completion" if self.chat else "text_completion"),
-            "choices": [
-                self._choice(index, generation, cited)
-                for index, (generation, cited) in enumerate(done)
-            ],
-            "usage": usage(texts, prompts),
-            "metrics": metrics(texts),
-        }
-
-    def chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a chunk of a stream."""
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": list(choices), **more}
-
-    def opening(self, index: int) -> dict[str, Any]:
-        """Return the first choice of a stream, which has the role."""
-        return {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-
-    def piece(self, index: int, text: str, placed: Sequence[Placed] | None) -> dict[str, Any]:
-        """Return a choice of a stream that holds a piece of text."""
+        body: dict[str, Any] = {"text": text}
+        if self.chat and stream:
+            body = {"delta": message if finish else {**message, "content": text}}
+        elif self.chat:
+            usual: dict[str, Any] = {
+                "role": "assistant",
+                "content": text,
+                "refusal": None,
+                "annotations": [],
+            }
+            body = {"message": usual | message}
         logprobs = None if placed is None else self.logprobs(placed)
-        record: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
-        return {**record, "delta": {"content": text}} if self.chat else {**record, "text": text}
+        return {"index": index, "logprobs": logprobs, "finish_reason": finish, **body}
 
-    def end(
-        self, index: int, text: str, generation: Generation, cited: Prompt | None
-    ) -> dict[str, Any]:
-        """Return the last choice of a text in a stream: rest, finish reason and citations."""
-        record: dict[str, Any] = {
-            "index": index,
-            "logprobs": None,
-            "finish_reason": REASONS.get(generation.finish_reason, "stop"),
-        }
-        if not self.chat:
-            return {**record, "text": text}
-        delta: dict[str, Any] = {"content": text} if text else {}
-        if cited is not None:
-            delta["annotations"] = self.annotations(generation, cited)
-        return {**record, "delta": delta}
-
-    def refused(self, text: str, why: str, samples: int = 1) -> dict[str, Any]:
-        """Return the answer to a question that the documents do not cover."""
-        message = {"role": "assistant", "content": text, "refusal": why, "annotations": []}
-        choice = {"message": message, "logprobs": None, "finish_reason": "stop"}
-        choices = [{"index": index, **choice} for index in range(samples)]
-        head = self._head("chat.completion")
-        return {**head, "choices": choices, "usage": usage([], []), "metrics": metrics([])}
-
-    def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
-        """Return the citations of a text."""
-        citations = cite(generation.text, cited, generation.steps)
-        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in citations]
-
-    def logprobs(self, placed: Sequence[Placed]) -> dict[str, Any]:
+    def logprobs(self, placed: Sequence[PlacedToken]) -> dict[str, Any]:
         """Return log-probabilities in the form of chats, or of completions."""
         scored = [each.scored for each in placed]
         if self.chat:
             content = [
                 {
-                    **self._scored(each.token, each.logprob),
-                    "top_logprobs": [self._scored(token, value) for token, value in each.top],
+                    **self._scored(token.scored.token, token.scored.logprob, token.part),
+                    "top_logprobs": [self._scored(*pair) for pair in token.scored.top],
                 }
-                for each in scored
+                for token in placed
             ]
             return {"content": content, "refusal": None}
+        # The first token of an echoed prompt has no probability.
+        values = [None if math.isnan(each.logprob) else each.logprob for each in scored]
+        top = [{self._decode(token): logprob for token, logprob in each.top} for each in scored]
         return {
-            "tokens": [self._decode([each.token]) for each in scored],
-            "token_logprobs": [each.logprob for each in scored],
+            "tokens": [self._decode(each.token) for each in scored],
+            "token_logprobs": values,
             "top_logprobs": [
-                {self._decode([token]): value for token, value in each.top} for each in scored
+                None if value is None else best for value, best in zip(values, top, strict=True)
             ],
-            "text_offset": [each.offset for each in placed],
+            "text_offset": [each.start for each in placed],
         }
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _decode(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], skip_special_tokens=True))
 
-    def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
-        note = None
-        if generation.logprobs is not None:
-            note = self.logprobs(place_tokens(generation, self.tokenizer))
-        record: dict[str, Any] = {
-            "index": index,
-            "logprobs": note,
-            "finish_reason": REASONS.get(generation.finish_reason, "stop"),
-        }
-        if not self.chat:
-            return {**record, "text": generation.text}
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": generation.text,
-            "refusal": None,
-            "annotations": [] if cited is None else self.annotations(generation, cited),
-        }
-        return {**record, "message": message}
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._decode([token])
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    def _scored(self, token: int, logprob: float, part: str | None = None) -> dict[str, Any]:
+        text = self._decode(token)
+        characters = list((text if part is None else part).encode())
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": characters}
 
 
-def usage(texts: Sequence[Generation], prompts: Sequence[int]) -> dict[str, Any]:
-    """Return the tokens of prompts and texts; a prompt of several samples counts once.
+def finish_reason(generation: Generation) -> str:
+    """Return the finish reason in OpenAI's terms."""
+    return "length" if generation.finish_reason in ("length", "paused") else "stop"
 
-    Args:
-        prompts: For each prompt the number of one of its texts.
+
+def figures(texts: Sequence[Generation]) -> dict[str, Any]:
+    """Return the usage of an answer, and its figures of speculation under vLLM's names.
+
+    A prompt of several samples counts once.
     """
-    read = sum(len(texts[number].prompt_tokens) for number in prompts)
+    total = joined([text.report for text in texts], (), 0.0)
+    firsts = [text for text in texts if not text.sample]
+    read = sum(len(text.prompt_tokens) for text in firsts)
     written = sum(len(text.tokens) for text in texts)
+    histogram = total.acceptance_histogram
     return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(texts[number].report.cached_tokens for number in prompts)
+        "usage": {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(text.report.cached_tokens for text in firsts)
+            },
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": total.accepted_prediction_tokens,
+                "rejected_prediction_tokens": total.rejected_prediction_tokens,
+            },
         },
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(t.report.accepted_prediction_tokens for t in texts),
-            "rejected_prediction_tokens": sum(t.report.rejected_prediction_tokens for t in texts),
+        "metrics": {
+            "speculative_decoding": {
+                "num_drafts": sum(1 for count in total.per_step_drafted if count),
+                "num_draft_tokens": total.drafted,
+                "num_accepted_tokens": total.accepted,
+                "num_accepted_tokens_per_pos": [
+                    sum(histogram[place:]) for place in range(1, len(histogram))
+                ],
+                "num_forwards": total.forwards,
+                "accepted_by_source": total.accepted_by_source,
+                "label": texts[0].label,
+                "seeds": [text.report.seed for text in texts if text.report.seed is not None],
+            }
         },
     }
 
 
-def metrics(texts: Sequence[Generation]) -> dict[str, Any]:
-    """Return the figures of speculation under vLLM's names, and the label of exactness."""
-    reports = [text.report for text in texts]
-    by_source: Counter[str] = Counter()
-    for report in reports:
-        by_source.update(report.accepted_by_source)
-    accepted = [count for report in reports for count in report.per_step_accepted]
-    drafted = [count for report in reports for count in report.per_step_drafted]
-    return {
-        "speculative_decoding": {
-            "num_drafts": sum(1 for count in drafted if count),
-            "num_draft_tokens": sum(drafted),
-            "num_accepted_tokens": sum(accepted),
-            "num_accepted_tokens_per_pos": [
-                sum(1 for count in accepted if count > place)
-                for place in range(max(accepted, default=0))
-            ],
-            "num_forwards": sum(report.forwards for report in reports),
-            "accepted_by_source": dict(by_source),
-            "label": reports[0].label if reports else "exact",
-            "seeds": [report.seed for report in reports],
+def citations_of(generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
+    """Return the citations of a text; a URL is the document's name and characters (RFC 5147)."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "url": f"{quote(each.document)}#char={each.start},{each.end}",
+                "title": cited.hits[each.passage - 1].passage.title,
+                "start_index": each.answer_start,
+                "end_index": each.answer_end,
+            },
+            "document": each.document,
+            "start": each.start,
+            "end": each.end,
+            "page": each.page,
+            "passage": each.passage,
+            "matched_by": each.matched_by,
         }
-    }
-
-
-def _annotation(citation: Citation, title: str) -> dict[str, Any]:
-    """Return a citation, whose URL is the document's name with the characters (RFC 5147)."""
-    place = f"{quote(citation.document)}#char={citation.start},{citation.end}"
-    return {
-        "type": "url_citation",
-        "url_citation": {
-            "url": place,
-            "title": title,
-            "start_index": citation.answer_start,
-            "end_index": citation.answer_end,
-        },
-        "document": citation.document,
-        "start": citation.start,
-        "end": citation.end,
-        "page": citation.page,
-        "passage": citation.passage,
-        "matched_by": citation.matched_by,
-    }
+        for each in cite(generation.text, cited, generation.steps)
+    ]

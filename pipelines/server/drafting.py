@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.method import Sources, listed
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
-ALL = object()  # every store of the server
 Names = str | Sequence[str] | None
 
 
@@ -47,13 +46,17 @@ class TenantDrafting:
             base.measure()
         self.base = base
         self.stores: dict[str, CorpusIndex] = {}
-        self._default: tuple[Names, str | int] = (_as_key(drafter), budget)
+        self.default = (_as_key(drafter), budget)
         self._draft_model = draft_model
-        self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._engines = lru_cache(MOST)(self._create)
         self._lock = threading.Lock()
 
     def engine(
-        self, tenant: str, drafter: Names = None, budget: str | int | None = None, store: Any = ALL
+        self,
+        tenant: str,
+        drafter: Names = None,
+        budget: str | int | None = None,
+        store: str | bool | None = True,
     ) -> Engine:
         """Return the engine that serves a request.
 
@@ -61,26 +64,18 @@ class TenantDrafting:
             tenant: Owner of the request, see `tenant_of`.
             drafter: Method names, "none" for plain decoding, None for the server's default.
             budget: Draft nodes per step or "auto"; None for the server's default.
-            store: Name of a store, None for none; all of them by default.
+            store: Name of a store, None for none, a boolean for all of them.
 
         Raises:
             UnknownNameError, InputError: There is no such drafter or store, or it does not fit.
         """
-        names, nodes = self._default
-        names = names if drafter is None else _as_key(drafter)
-        nodes = nodes if budget is None else budget
-        stores = self._named(store)
-        key = (tenant, names, nodes, tuple(stores))
-        with self._lock:
-            if key in self._engines:
-                self._engines.move_to_end(key)
-                return self._engines[key]
-        engine = self._create(tenant, names, nodes, stores)
-        with self._lock:
-            self._engines[key] = engine
-            if len(self._engines) > MOST:
-                self._engines.popitem(last=False)
-        return engine
+        names = self.default[0] if drafter is None else _as_key(drafter)
+        nodes = self.default[1] if budget is None else budget
+        stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
+        for name in stores:
+            if name not in self.stores:
+                raise UnknownNameError(unknown("store", name, self.stores))
+        return self._engines(tenant, names, nodes, stores)
 
     def add(self, name: str, store: CorpusIndex) -> None:
         """Add a store to draft from; running requests do not use it.
@@ -98,25 +93,18 @@ class TenantDrafting:
         for store in self.stores.values():
             store.close()
 
-    def _named(self, store: Any) -> list[str]:
-        if store is ALL:
-            return list(self.stores)
-        if store is not None and store not in self.stores:
-            raise UnknownNameError(unknown("store", store, self.stores))
-        return [] if store is None else [store]
-
     def _create(
-        self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]
+        self, tenant: str, names: Any, budget: str | int, stores: tuple[str, ...]
     ) -> Engine:
         if names in (None, "none"):
             return self.base.with_drafter(None, budget)
-        requests = [names] if isinstance(names, str) else list(names or ())
+        requests = [names] if isinstance(names, str) else list(names)
         methods = {name for name, method in listed().items() if not method.needs}
         if self._draft_model is not None:
             methods.add("model")
         for name in requests:
             # The server's default may be a folder.
-            if name not in methods and names != self._default[0]:
+            if name not in methods and names != self.default[0]:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
         chosen = [name for name in requests if name != "model"]
         composed: Any = compose(chosen, Sources(), self.base.model) if chosen else []

@@ -22,12 +22,20 @@ from ragspec.errors import (
     UnknownNameError,
 )
 
-RETRY_AFTER = "1"  # seconds
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES = {408: "timeout", 413: "too_large"}
+# The first that fits decides status and code.
+STATUSES: tuple[tuple[type[Exception], int, str | None], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (QueueFullError, 429, "queue_full"),
+    (EngineClosedError, 503, "stopping"),
+    (UnknownNameError, 400, "unknown_name"),
+    *((kind, 400, None) for kind in (InputError, DocumentError, StoreError, ModelError)),
+    (RagspecError, 500, None),
+)
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An error with its HTTP status, and `code` and `param` of OpenAI's form."""
 
     def __init__(
@@ -38,17 +46,14 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        super().__init__(status, message, headers)
         self.code = code
         self.param = param
-        self.headers = headers
 
     def body(self) -> dict[str, Any]:
         """Return the error in OpenAI's form."""
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        record = {"message": self.message, "type": TYPES.get(self.status, usual)}
+        usual = "invalid_request_error" if self.status_code < 500 else "server_error"
+        record = {"message": self.detail, "type": TYPES.get(self.status_code, usual)}
         return {"error": {**record, "param": self.param, "code": self.code}}
 
 
@@ -61,25 +66,19 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         code = CODES.get(error.status_code)
         return ApiError(error.status_code, f"{error.detail}.", code, headers=error.headers)
-    if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), "context_length_exceeded", "messages")
-    if isinstance(error, QueueFullError):
-        return ApiError(429, str(error), "queue_full", headers={"Retry-After": RETRY_AFTER})
-    if isinstance(error, EngineClosedError):
-        return ApiError(503, "the server is stopping; ask another one.", "stopping")
-    if isinstance(error, UnknownNameError):
-        return ApiError(400, str(error), "unknown_name")
-    if isinstance(error, InputError | DocumentError | StoreError | ModelError):
-        return ApiError(400, str(error))
-    if isinstance(error, RagspecError):
-        return ApiError(500, str(error))
+    for kind, status, code in STATUSES:
+        if isinstance(error, kind):
+            stopping = "the server is stopping; ask another one."
+            headers = {"Retry-After": "1"} if status == 429 else None  # seconds
+            message = stopping if status == 503 else str(error)
+            return ApiError(status, message, code, headers=headers)
     return ApiError(500, f"the request failed with {type(error).__name__}; see the server's log.")
 
 
 def error_response(error: Exception) -> JSONResponse:
     """Return the response to a request that failed."""
     failure = as_api_error(error)
-    return JSONResponse(failure.body(), failure.status, failure.headers)
+    return JSONResponse(failure.body(), failure.status_code, failure.headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -88,7 +87,7 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return error_response(error)
 
-    for kind in (ApiError, RagspecError, RequestValidationError, HTTPException):
+    for kind in (RagspecError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 

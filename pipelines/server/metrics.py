@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ragspec.engine.handle import RequestHandle
-
 if TYPE_CHECKING:
+    from ragspec.engine.handle import RequestHandle
     from ragspec.engine.scheduler import Scheduler
+    from ragspec.reports.generation import Generation
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds a token
@@ -19,63 +21,45 @@ class Metrics:
     """Metrics of the texts of an engine, in a separate registry."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        registry = CollectorRegistry()
-        self.registry = registry
+        self.registry = CollectorRegistry()
+        common: dict[str, Any] = {"namespace": "ragspec", "registry": self.registry}
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(name, what, labels, **common)
+
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: scheduler.waiting),
             ("live", "Requests that have a slot.", lambda: scheduler.live),
-            ("max_batch_size", "Texts that are decoded at once.", lambda: scheduler.max_batch_size),
-            (
-                "prefix_cache_bytes",
-                "Keys and values of earlier texts.",
-                lambda: scheduler.prefix_cache.bytes,
-            ),
+            ("max_batch_size", "Texts decoded at once.", lambda: scheduler.max_batch_size),
+            ("prefix_cache_bytes", "Bytes of earlier texts.", lambda: scheduler.prefix_cache.bytes),
         ):
-            Gauge(f"ragspec_{name}", what, registry=registry).set_function(value)
-        self.requests = Counter(
-            "ragspec_requests", "Requests answered.", ["route", "status"], registry=registry
-        )
-        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=registry)
-        self.prompt_tokens = Counter(
-            "ragspec_prompt_tokens", "Tokens of prompts.", registry=registry
-        )
-        self.cached = Counter(
-            "ragspec_cached_tokens", "Of these, not read again.", registry=registry
-        )
-        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=registry)
-        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=registry)
-        self.drafted = Counter(
-            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=registry
-        )
-        self.accepted = Counter(
-            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=registry
-        )
-        self.first = Histogram(
-            "ragspec_first_token_seconds",
-            "From a request to its first token.",
-            buckets=FIRST,
-            registry=registry,
-        )
-        self.each = Histogram(
-            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=registry
-        )
+            Gauge(name, what, **common).set_function(value)
+        self.requests = counter("requests", "Requests answered.", "route", "status")
+        self.texts = counter("texts", "Texts ended.", "reason")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.cached_tokens = counter("cached_tokens", "Of these, not read again.")
+        self.tokens = counter("tokens", "Tokens written.")
+        self.forwards = counter("forwards", "Forwards of the model.")
+        self.drafted = counter("drafted_tokens", "Tokens drafted, by source.", "source")
+        self.accepted = counter("accepted_tokens", "Drafts accepted, by source.", "source")
+        self.first = Histogram("first_token_seconds", "To the first.", buckets=FIRST, **common)
+        self.each = Histogram("token_seconds", "Of each after it.", buckets=EACH, **common)
 
-    def ended(self, handle: RequestHandle) -> None:
+    def ended(self, reference: weakref.ref[RequestHandle], future: Future[Generation]) -> None:
         """Count a text that has ended."""
-        if handle.future.exception() is not None:
+        if future.exception() is not None:
             self.texts.labels("error").inc()
             return
-        generation = handle.future.result()
+        generation, handle = future.result(), reference()
         self.texts.labels(generation.finish_reason).inc()
-        if handle.first:
+        if handle is not None and handle.first:
             self.first.observe(handle.first - handle.submitted)
-        if handle.first and len(generation.tokens) > 1:
-            self.each.observe((handle.finished - handle.first) / (len(generation.tokens) - 1))
+            if len(generation.tokens) > 1:
+                seconds = handle.finished - handle.first
+                self.each.observe(seconds / (len(generation.tokens) - 1))
         report = generation.report
-        self.prompt_tokens.inc(report.prompt_tokens)
-        self.cached.inc(report.cached_tokens)
-        self.tokens.inc(report.tokens)
-        self.forwards.inc(report.forwards)
+        for name in ("prompt_tokens", "cached_tokens", "tokens", "forwards"):
+            getattr(self, name).inc(getattr(report, name))
         for source, count in report.drafted_by_source.items():
             self.drafted.labels(source).inc(count)
         for source, count in report.accepted_by_source.items():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import mark_special_tokens
+from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
+from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import (
     find_template,
@@ -17,12 +19,15 @@ from ragspec.pipelines.answering.template import (
     suited,
     templated,
 )
-from ragspec.pipelines.server.drafting import ALL
+from ragspec.pipelines.openai import GenerateRequest, read_settings
 from ragspec.pipelines.server.errors import ApiError
+from ragspec.pipelines.server.schema import text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, TokenLogprob
+from ragspec.sampling.text_output import TextOutput
+from ragspec.verification.causal import score_tokens
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -37,32 +42,44 @@ if TYPE_CHECKING:
 
 CHARACTERS = 8  # of a token, as an upper bound
 LONGEST = 8192  # tokens of a context that the model does not state
+COMPLETION_TOKENS = 16  # of a completion that names no limit
+SETTINGS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
+    *("presence_penalty", "logit_bias", "min_tokens", "seed", "stop", "stop_token_ids"),
+    "ignore_eos",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that is part of the answer: its text, and its tokens if they are scored."""
+
+    text: str
+    scored: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request for `samples` texts after one prompt.
+    """A request for one text.
 
     Attributes:
-        prompt: Token ids or a text.
-        store: Name of a store, None for none; all of them by default.
+        sample: Which of the samples of the prompt it is.
         cited: The prompt with its passages, if it has any.
-        refused: Why the model is not called, None if it is.
+        refusal: The answer without the model, None if it is called.
+        echo: The prompt, if it is part of the answer.
     """
 
-    prompt: Any
+    prompt: Sequence[int]
     sampling: Sampling
     options: Options
-    samples: int
-    drafter: Any = None
-    budget: Any = None
-    store: Any = ALL
+    sample: int = 0
     cited: Prompt | None = None
-    refused: str | None = None
+    refusal: Answer | None = None
+    echo: Echo | None = None
 
 
-def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> EngineRequest:
-    """Return the engine's request for a chat request.
+def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> list[EngineRequest]:
+    """Return the engine's requests for a chat request, one for each sample.
 
     The documents of the request are put before its last message. Without any, the passages that the
     server's documents have for that message are.
@@ -70,115 +87,134 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     Raises:
         InputError, ApiError: The request contradicts itself, or has empty documents.
     """
-    turns = [(turn.role, turn.text) for turn in request.messages]
-    hits, refused = _hits(request, turns[-1], engine, documents)
-    alternatives = _alternatives(request)
-    options = _options(request, engine, request.max_completion_tokens or request.max_tokens)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
+    turns = [text_of(turn.content) for turn in body.messages]
+    question, tokenizer = turns[-1], engine.tokenizer
+    hits, refused = _hits(body, question, engine, documents)
+    read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
+    sampling, options = read.sampling, read.options
     if refused is not None:
-        return _engine_request(request, "", options, alternatives, refused=refused)
-    if hits and not is_chat(engine.tokenizer):
-        prompt = _question(turns, hits, engine, options)
+        refusal = Answer.refusal(question, hits, refused)
+        return [EngineRequest((), sampling, options, refusal=refusal)] * body.samples
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    new = body.max_completion_tokens or body.max_tokens
+    if hits and not is_chat(tokenizer):
+        template = find_template(suited(tokenizer))
+        options.setdefault("stop", template.stop)
+        limit = engine.target.max_length
+        room = None if limit is None else limit - max(new or 0, 0)
+        prompt = build_prompt(tokenizer, question, hits, room=room, template=template)
     else:
-        prompt = _conversation(turns, hits, engine)
-    options["spans"], options["texts"] = prompt.spans, prompt.layout
-    ids = list(prompt.token_ids)
-    return _engine_request(request, ids, options, alternatives, prompt if hits else None)
+        prompt = _conversation(body, turns, hits, tokenizer)
+    options |= {"spans": prompt.spans, "texts": prompt.layout}
+    source = "documents" if body.documents else "messages"
+    _limit(options, prompt.token_ids, new, engine, (source, name))
+    return [
+        EngineRequest(prompt.token_ids, sampling, options, sample, prompt if hits else None)
+        for sample in range(body.samples)
+    ]
 
 
-def read_completion(request: CompletionRequest, engine: Engine) -> list[EngineRequest]:
-    """Return the engine's requests for a completion request, one for each prompt."""
-    options = _options(request, engine, 16 if request.max_tokens is None else request.max_tokens)
-    return [_engine_request(request, each, options, request.logprobs) for each in request.prompts]
+def read_completion(
+    body: CompletionRequest, engine: Engine, gone: Callable[[], bool] = lambda: False
+) -> list[EngineRequest]:
+    """Return the engine's requests for a completion request, one for each sample of each prompt.
+
+    Args:
+        gone: Returns whether the client has disconnected.
+
+    Raises:
+        ApiError: The request contradicts itself, or a prompt is too long.
+    """
+    requests: list[EngineRequest] = []
+    if body.echo and body.stream:
+        raise ApiError(400, "got echo with stream; expected one of them.", None, "echo")
+    read = _read(body, engine, body.logprobs)
+    new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    for prompt in body.prompts:
+        ids = encode_prompts(prompt, engine.tokenizer, engine.target.input_size).ids[0]
+        options: Options = {**read.options}
+        _limit(options, ids, new, engine, ("prompt", "max_tokens"))
+        echo = _echo(ids, body.logprobs, engine) if body.echo and not gone() else None
+        requests += [
+            EngineRequest(ids, read.sampling, options, sample, echo=echo)
+            for sample in range(body.samples)
+        ]
+    return requests
 
 
-def _engine_request(
-    request: TextRequest,
-    prompt: Any,
-    options: Options,
-    alternatives: int | None,
-    cited: Prompt | None = None,
-    refused: str | None = None,
-) -> EngineRequest:
-    if alternatives is not None:
-        options["logprobs"] = alternatives
-    store = request.store if "store" in request.model_fields_set else ALL
-    return EngineRequest(
-        prompt,
-        _sampling(request),
-        options,
-        request.samples,
-        request.drafter,
-        request.budget,
-        store,
-        cited,
-        refused,
-    )
+def _echo(ids: Sequence[int], logprobs: int | None, engine: Engine) -> Echo:
+    """Return a prompt as a part of the answer."""
+    output = TextOutput(engine.tokenizer)
+    output.push(ids)
+    if logprobs is None:
+        return Echo(output.text)
+    return Echo(output.text, tuple(score_tokens(engine.target, ids, logprobs)))
 
 
-def _sampling(request: TextRequest) -> Sampling:
-    """Return the sampling settings; the defaults are OpenAI's: temperature 1 over all tokens."""
-    settings: dict[str, Any] = {
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": request.top_p,
-        "top_k": None if request.top_k is None else max(0, request.top_k),
-        "min_p": request.min_p,
-        "repetition_penalty": request.repetition_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "presence_penalty": request.presence_penalty,
-        "logit_bias": _bias(request.logit_bias),
-        "seed": request.seed,
-    }
-    return Sampling(**{name: value for name, value in settings.items() if value is not None})
+def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRequest:
+    """Return the settings but for the limit of new tokens.
 
-
-def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
-    if not bias:
-        return None
-    for token in bias:
-        if not (token.isdecimal() and token.isascii() and len(token) < 12):
-            raise InputError(f"logit_bias has the token {token[:20]!r}; expected token ids.")
-    return {int(token): value for token, value in bias.items()}
-
-
-def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
-    options: Options = {"ignore_eos": request.ignore_eos}
-    if request.stops:
-        options["stop"] = request.stops
-    if most is not None:
-        options["max_new_tokens"] = most
-    if request.prediction is not None:
-        if request.drafter == "none":
+    The defaults are OpenAI's: temperature 1 over all tokens.
+    """
+    settings = {name: getattr(body, name) for name in SETTINGS}
+    request = read_settings({"temperature": 1.0, "logprobs": logprobs}, settings)
+    if body.prediction is not None:
+        if body.drafter == "none":
             raise InputError("got a prediction and drafter none; expected one: leave one out.")
-        options["prediction"] = text = request.prediction.text
+        request.options["prediction"] = text = text_of(body.prediction.content)
         longest = CHARACTERS * (engine.target.max_length or LONGEST)
         if len(text) > longest:
             raise InputError(
                 f"got a prediction of {len(text)} characters; expected {longest} at most, as no "
                 "output here is longer. Send the part that the output will resemble."
             )
-    return options
+    return request
 
 
-def _alternatives(request: ChatRequest) -> int | None:
-    """Return the number of top log-probabilities, None for no log-probabilities."""
-    if request.top_logprobs is not None and not request.logprobs:
-        raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
-    return (request.top_logprobs or 0) if request.logprobs else None
+def _limit(
+    options: Options, ids: Sequence[int], new: int | None, engine: Engine, names: tuple[str, str]
+) -> None:
+    """Set the limit of new tokens; -1 is the rest of the context.
+
+    Args:
+        names: The fields of the prompt and of the limit.
+
+    Raises:
+        ApiError: They exceed the context.
+    """
+    limit = engine.target.max_length
+    least = 1 if new is None or new < 0 else new
+    if limit is not None and len(ids) + least > limit:
+        excess, left = len(ids) + least - limit, limit - len(ids)
+        advice = [f"shorten {names[0]} by {excess} tokens"] if least < limit else []
+        advice += [f"set {names[1]} to {left} or less"] if left > 0 else []
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {limit} tokens, but the prompt has "
+            f"{len(ids)} tokens and {names[1]} is {least}. To do: {', or '.join(advice)}.",
+            "context_length_exceeded",
+            names[1] if left > 0 else names[0],
+        )
+    if new is not None:
+        options["max_new_tokens"] = new if new > 0 else (limit or LONGEST) - len(ids)
 
 
 def _hits(
-    request: ChatRequest, last: tuple[str, str], engine: Engine, documents: DocQA | None
+    body: ChatRequest, question: str, engine: Engine, documents: DocQA | None
 ) -> tuple[list[Hit], str | None]:
     """Return the passages of the prompt, and why the model is not called or None."""
-    if request.documents is not None:
-        hits = [_hit_of(number, each) for number, each in enumerate(request.documents, start=1)]
-        if hits and last[0] != "user":
+    last = body.messages[-1].role
+    if body.documents is not None:
+        hits = [_hit_of(number, each) for number, each in enumerate(body.documents, start=1)]
+        if hits and last != "user":
             raise ApiError(400, "got documents, and a last message that is no user's.", None)
         return hits, None
-    if documents is None or last[0] != "user" or not last[1].strip():
+    if documents is None or last != "user" or not question.strip():
         return [], None
-    hits, refused = documents.search(last[1], passages_for(engine))
-    if refused is not None and len(request.messages) > 1:  # may be about an earlier message
+    hits, refused = documents.search(question, passages_for(engine))
+    if refused is not None and len(body.messages) > 1:  # may be about an earlier message
         return [], None
     return hits, refused
 
@@ -193,31 +229,20 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
     return Hit(Document(name, name, text), Passage(number - 1, 0, len(text), name, text), 1.0)
 
 
-def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine) -> Prompt:
+def _conversation(
+    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: Any
+) -> Prompt:
     """Return the prompt of the turns, with the passages in the last one.
 
     Without a chat template it has the texts of the turns alone, separated by blank lines.
     """
-    tokenizer = engine.tokenizer
-    marked = [
-        ("system" if role == "developer" else role, mark_special_tokens(text, tokenizer))
-        for role, text in turns
-    ]
+    marked = [mark_special_tokens(text, tokenizer) for text in turns]
     if not is_chat(tokenizer):
-        return placed(tokenizer, "\n\n".join(text for _, text in marked), hits)
+        return placed(tokenizer, "\n\n".join(marked), hits)
     if hits:
         template = find_template(suited(tokenizer))
-        marked[-1] = ("user", template.content(marked[-1][1], passages_of(hits, tokenizer)))
-    messages = [{"role": role, "content": text} for role, text in marked]
-    return placed(tokenizer, templated(tokenizer, messages), hits)
-
-
-def _question(
-    turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine, options: Options
-) -> Prompt:
-    """Return the last turn as a question over passages, for a model without a chat template."""
-    template = find_template(suited(engine.tokenizer))
-    options.setdefault("stop", template.stop)
-    limit = engine.target.max_length
-    room = None if limit is None else limit - (options.get("max_new_tokens") or 0)
-    return build_prompt(engine.tokenizer, turns[-1][1], hits, room=room, template=template)
+        marked[-1] = template.content(marked[-1], passages_of(hits, tokenizer))
+    roles = ["system" if turn.role == "developer" else turn.role for turn in body.messages]
+    messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
+    text = templated(tokenizer, messages, variables=body.chat_template_kwargs)
+    return placed(tokenizer, text, hits)

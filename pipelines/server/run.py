@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +57,8 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
     Raises:
         InputError: The address is not available; also the errors of loading.
     """
-    app = build_app(lambda: _settled(load(served, settings)), settings)
+    loading: Future[Serving] = Future()
+    app = build_app(loading, settings)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -68,10 +71,18 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
     host, port = listening.getsockname()[:2]
     on_progress(f"listening on http://{host}:{port}, ready when /health says so")
     server = _Server(config, app.state.routes.stop)
-    app.state.routes.on_failure = lambda: setattr(server, "should_exit", True)
+
+    def begin() -> None:
+        try:
+            loading.set_result(_settled(load(served, settings)))
+        except Exception as error:
+            loading.set_exception(error)
+            server.should_exit = True
+
+    threading.Thread(target=begin, name="ragspec-load", daemon=True).start()
     server.run(sockets=[listening])
-    if app.state.routes.failure is not None:
-        raise app.state.routes.failure
+    if loading.done():
+        loading.result()
 
 
 class _Server(uvicorn.Server):
@@ -90,12 +101,10 @@ class _Server(uvicorn.Server):
 def load(served: Served, settings: ServerSettings) -> Serving:
     """Load the models, documents and stores."""
     engine = served.engine()
-    source = _draft_model(engine)
-    drafting = TenantDrafting(engine, served.drafter, served.budget, source)
     serving = Serving(
         engine,
         served.name,
-        drafting=drafting,
+        drafting=TenantDrafting(engine, served.drafter, served.budget, _draft_model(engine)),
         documents=served.documents(),
         images={Path(name).name: _pipeline(name) for name in served.images},
         max_batch_size=settings.max_batch_size,
@@ -126,9 +135,8 @@ def _draft_model(engine: Engine) -> object:
     from ragspec.drafters.combined import within
     from ragspec.drafters.model.drafter import ModelDrafter
 
-    if engine.drafter is None:
-        return None
-    return next((each for each in within(engine.drafter) if isinstance(each, ModelDrafter)), None)
+    drafters = () if engine.drafter is None else within(engine.drafter)
+    return next((each for each in drafters if isinstance(each, ModelDrafter)), None)
 
 
 def _pipeline(name: str) -> object:
@@ -140,15 +148,11 @@ def _pipeline(name: str) -> object:
 def _listen(settings: ServerSettings) -> socket.socket:
     """Return a listening socket; raise InputError if the address is not available."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((settings.host, settings.port))
-        listening.listen(2048)
+        address = settings.host, settings.port
+        return socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
-        listening.close()
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
             "expected a free address of this machine. Choose another with --port."
         ) from error
-    return listening

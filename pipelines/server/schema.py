@@ -1,121 +1,174 @@
 """Schemas of requests: OpenAI's fields, and those that speculation adds.
 
-Unknown fields are refused, since the server would ignore them.
+A field that changes the result is honoured or refused by name. All other fields are accepted, and
+`ignored_fields` names them for a header of the response.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+from ragspec.pipelines.server.errors import ApiError
 
 MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCUMENTS = 16, 16, 64, 256
 LONGEST = 1 << 20  # characters of a text, or tokens of a list
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+# Fields that would change the result, each with the values that ask for nothing.
+REFUSED = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("tools", "functions", "tool_calls", "guided_json", "guided_regex", "guided_choice"),
+            *("guided_grammar", "structured_outputs", "json_schema", "grammar", "suffix", "mask"),
+            *("audio", "web_search_options", "use_beam_search", "bad_words", "allowed_token_ids"),
+            *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "image"),
+            *("continue_final_message", "chat_template", "truncate_prompt_tokens", "echo"),
+        ),
+        NOTHING,
+    )
+    | {
+        "tool_choice": (*NOTHING, "none", "auto"),
+        "function_call": (*NOTHING, "none", "auto"),
+        "response_format": (None, {"type": "text"}),
+        "modalities": (*NOTHING, ["text"]),
+        "best_of": (None, 1),
+        "length_penalty": (None, 1),
+        "typical_p": (None, 1),
+        "skip_special_tokens": (None, True),
+        "add_generation_prompt": (None, True),
+        "output_format": (None, "png"),
+        "background": (None, "auto", "opaque"),
+    }
+)
 
+
+def _whole(value: Any) -> Any:
+    """Return a float without a fraction as an integer, as some clients send integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _counts_tokens(value: int) -> int:
+    if value == 0:
+        raise ValueError("expected at least 1, or -1 for the rest of the context")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, Field(max_length=LONGEST)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST)]
-Alternatives = Annotated[int, Field(ge=0, le=20)]
-Positive = Annotated[int, Field(ge=1, le=1 << 31)]
+Alternatives = Annotated[Int, Field(ge=0, le=20)]
+Limit = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(_counts_tokens)]
+Token = Annotated[str, Field(pattern=r"^[0-9]{1,11}$"), AfterValidator(int)]
+Name = Annotated[str, Field(max_length=500)]
+Samples = Annotated[Int, Field(ge=1, le=MOST_SAMPLES)]
 
 
-class Strict(BaseModel):
-    """A schema that refuses unknown fields and texts in place of numbers."""
+class Body(BaseModel):
+    """A schema that refuses texts in place of numbers."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
-class Part(Strict):
+class Part(Body):
     """A part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
-Parts = Annotated[list[Part], Field(min_length=1, max_length=1000)]
+Content = Text | Annotated[list[Part], Field(min_length=1, max_length=1000)]
 
 
-class Message(Strict):
-    """A turn of a conversation."""
+def text_of(content: str | list[Part] | None) -> str:
+    """Return the text of a content, its parts joined."""
+    return content or "" if not isinstance(content, list) else "".join(p.text for p in content)
+
+
+class Message(Body):
+    """A turn of a conversation; only an assistant's may have no text."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Parts
-    name: str | None = None
+    content: Content | None
 
-    @property
-    def text(self) -> str:
-        """The text of the message, its parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    @field_validator("content")
+    @classmethod
+    def _has_text(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise ValueError("expected a text")
+        return content
 
 
-class DocumentText(Strict):
+class DocumentText(Body):
     """A document of a request, which is drafted from and cited."""
 
     text: Annotated[str, Field(min_length=1, max_length=LONGEST)]
     title: Annotated[str, Field(max_length=1000)] = ""
 
 
-class PredictedContent(Strict):
+class PredictedContent(Body):
     """A text that the output is expected to resemble (Predicted Outputs)."""
 
     type: Literal["content"]
-    content: Text | Parts
-
-    @property
-    def text(self) -> str:
-        """The predicted text, its parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    content: Content
 
 
-class StreamOptions(Strict):
+class StreamOptions(Body):
     """Options of a stream."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
 
 
-class TextFormat(Strict):
-    """The only response format: text."""
-
-    type: Literal["text"]
-
-
-class TextRequest(Strict):
+class TextRequest(Body):
     """The fields that chat and completion requests share.
 
     Attributes:
+        max_tokens: Most new tokens; -1 for the rest of the context.
         drafter: A method by name, several (fused), or "none".
         budget: "auto", or draft nodes per step.
-        store: One of the server's stores; absent for all, null for none.
+        store: One of the server's stores; absent for all, null for none. OpenAI's boolean is
+            ignored.
     """
 
-    model: Annotated[str, Field(max_length=500)]
-    max_tokens: Positive | None = None
+    model: Name
+    max_tokens: Limit | None = None
+    min_tokens: Annotated[Int, Field(ge=0, le=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))] | None = (
+        None
+    )
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=4096)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
+    logit_bias: Annotated[dict[Token, float], Field(max_length=4096)] | None = None
+    n: Samples | None = None
     stop: Stop | Stops | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop_token_ids: Annotated[list[Int], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[Int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     prediction: PredictedContent | None = None
     drafter: str | Annotated[list[str], Field(min_length=1, max_length=8)] | None = None
-    budget: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] | None = None
-    store: Annotated[str, Field(max_length=200)] | None = None
+    budget: Literal["auto"] | Annotated[Int, Field(ge=0, le=64)] | None = None
+    store: Annotated[str, Field(max_length=200)] | bool | None = True
     user: Annotated[str, Field(max_length=200)] | None = None
-    metadata: dict[str, Any] | None = None  # as OpenAI's clients send it; not kept
 
     @property
     def samples(self) -> int:
@@ -123,18 +176,19 @@ class TextRequest(Strict):
         return 1 if self.n is None else self.n
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The strings that end the text."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def with_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class ChatRequest(TextRequest):
     """A request for the next turn of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     documents: (
         Annotated[
             list[DocumentText | Annotated[str, Field(min_length=1, max_length=LONGEST)]],
@@ -142,7 +196,6 @@ class ChatRequest(TextRequest):
         ]
         | None
     ) = None
-    response_format: TextFormat | None = None
 
 
 class CompletionRequest(TextRequest):
@@ -155,7 +208,7 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
     logprobs: Alternatives | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -164,21 +217,60 @@ class CompletionRequest(TextRequest):
         return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
 
 
-class ImageRequest(Strict):
+class ImageRequest(Body):
     """A request for images."""
 
-    model: Annotated[str, Field(max_length=500)] | None = None
+    model: Name | None = None
     prompt: Annotated[str, Field(min_length=1, max_length=4000)]
-    n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
-    size: Annotated[str, Field(max_length=20)] | None = None
+    n: Samples | None = None
+    size: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,5}x[0-9]{1,5})$")] | None = None
     response_format: Literal["b64_json"] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    seed: Annotated[Int, Field(ge=0, lt=1 << 63)] | None = None
     guidance_scale: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
-    user: Annotated[str, Field(max_length=200)] | None = None
 
 
-class StoreRequest(Strict):
+class StoreRequest(BaseModel):
     """A store to draft from: its name in requests, and its folder on the server."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     path: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+def ignored_fields(body: Body) -> dict[str, str]:
+    """Return the header that names the fields of a request that have no effect, {} for none.
+
+    Raises:
+        ApiError: A field would change the result, or resembles the name of another one.
+    """
+    names: dict[str, None] = {}
+    for path, name, value, known in _unknown_fields(body):
+        if value in REFUSED.get(name, NOTHING):
+            continue
+        near = difflib.get_close_matches(name, known, 1, 0.8)
+        if name in REFUSED or near:
+            hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
+            raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
+        names[".".join(part for part in path.split(".") if not part.isdecimal())] = None
+    listing = ", ".join(quote(each[:100]) for each in [*names][:20])
+    return {"X-Ignored-Fields": listing} if names else {}
+
+
+def _unknown_fields(body: Body, path: str = "") -> Iterator[tuple[str, str, Any, list[str]]]:
+    """Yield path, name and value of each field without a schema, and the names beside it."""
+    known = list(type(body).model_fields)
+    for name, value in (body.model_extra or {}).items():
+        yield path + name, name, value, known
+    for name in body.model_fields_set.intersection(known):
+        value = getattr(body, name)
+        if name == "chat_template_kwargs":
+            variables = (value or {}).items()
+            yield from (
+                (f"{name}.{key}", key, each, []) for key, each in variables if key in REFUSED
+            )
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(item, Body):
+                yield from _unknown_fields(item, f"{path}{name}.{number}.")
+        if isinstance(value, Body):
+            yield from _unknown_fields(value, f"{path}{name}.")

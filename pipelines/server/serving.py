@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
@@ -24,7 +23,8 @@ from ragspec.pipelines.server.prompting import EngineRequest
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.reports.generation import Generation
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -63,45 +63,9 @@ class Serving:
         self.created = int(time.time())
         self.documents = documents
         self.images = dict(images or {})
-        self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
-        self._image_requests = 0  # that have not ended
-        self._image_lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(1, "ragspec-alone")
+        self.running_alone: set[Future[Any]] = set()
         self.metrics = Metrics(self.scheduler)
-
-    def submit(self, request: Sequence[EngineRequest], tenant: str) -> list[RequestHandle]:
-        """Submit all samples of some requests, all of them or none.
-
-        Raises:
-            InputError: The server cannot hold so many texts.
-            QueueFullError: The queue is full; also the errors of `Engine.submit`.
-        """
-        handles: list[RequestHandle] = []
-        samples = sum(each.samples for each in request)
-        if samples > self.most:
-            raise InputError(
-                f"got {samples} texts in one request; expected {self.most} at most, which is all "
-                "that this server holds. Ask in several requests."
-            )
-        try:
-            for each in request:
-                engine = self.drafting.engine(tenant, each.drafter, each.budget, each.store)
-                for sample in range(each.samples):
-                    options: Options = {**each.options, "tenant": tenant}
-                    handle = engine.submit(each.prompt, each.sampling, sample=sample, **options)
-                    handles.append(handle)
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
-        for handle in handles:
-            handle.future.add_done_callback(partial(self._ended, weakref.ref(handle)))
-        return handles
-
-    def _ended(self, message: weakref.ref[RequestHandle], future: Future[Generation]) -> None:
-        # A future keeps its callbacks, so a handle in one would be a reference cycle.
-        handle = message()
-        if handle is not None:
-            self.metrics.ended(handle)
 
     @property
     def most(self) -> float:
@@ -109,37 +73,60 @@ class Serving:
         queue = self.scheduler.max_queue_size
         return math.inf if queue is None else self.scheduler.max_batch_size + queue
 
-    def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
-        """Submit a request for images; one request is drawn at a time.
+    def expect(self, model: str, texts: int) -> None:
+        """Raise an error unless a request for some texts of a model can be served now.
+
+        Raises:
+            ApiError: This is not the name of the model.
+            InputError: The server can never hold so many texts.
+            QueueFullError: The queue is full.
+        """
+        if model != self.name:
+            message = f"got the model {model!r}; expected {self.name!r}, which is served here."
+            raise ApiError(404, message, "model_not_found", "model")
+        if texts > self.most:
+            raise InputError(
+                f"got {texts} texts in one request; expected {self.most} at most, which is all "
+                "that this server holds. Ask in several requests."
+            )
+        self.scheduler.expect_room(texts)
+
+    def submit(
+        self, requests: Sequence[EngineRequest], engine: Engine, tenant: str
+    ) -> list[RequestHandle]:
+        """Submit some requests to an engine of `drafting`, all of them or none.
+
+        Raises:
+            QueueFullError: The queue is full; also the errors of `Engine.submit`.
+        """
+        handles: list[RequestHandle] = []
+        try:
+            for each in requests:
+                options: Options = {**each.options, "tenant": tenant}
+                handle = engine.submit(each.prompt, each.sampling, sample=each.sample, **options)
+                handles.append(handle)
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        for handle in handles:
+            # A future keeps its callbacks, so a handle in one would be a reference cycle.
+            handle.future.add_done_callback(partial(self.metrics.ended, weakref.ref(handle)))
+        return handles
+
+    def submit_alone(self, work: Callable[[], T]) -> Future[T]:
+        """Submit long work, such as that of images, of which one runs at a time.
 
         Raises:
             QueueFullError: Too many requests wait.
         """
-        with self._image_lock:
-            waiting = self._image_requests
-            if (
-                self.scheduler.max_queue_size is not None
-                and waiting > self.scheduler.max_queue_size
-            ):
-                raise QueueFullError(f"{waiting} requests for pictures wait; try again later.")
-            future = self._image_executor.submit(work)
-            self._image_requests += 1
-        future.add_done_callback(self._left)
+        waiting, most = len(self.running_alone), self.scheduler.max_queue_size
+        if most is not None and waiting > most:
+            raise QueueFullError(f"{waiting} requests for pictures wait; try again later.")
+        future = self._executor.submit(work)
+        self.running_alone.add(future)
+        future.add_done_callback(self.running_alone.discard)
         return future
-
-    def _left(self, done: Future[dict[str, Any]]) -> None:
-        with self._image_lock:
-            self._image_requests -= 1
-
-    def expect(self, model: str) -> None:
-        """Raise ApiError unless `model` is the name of this model."""
-        if model != self.name:
-            raise ApiError(
-                404,
-                f"got the model {model!r}; expected {self.name!r}, which is served here.",
-                "model_not_found",
-                "model",
-            )
 
     def add_store(self, name: str, path: str) -> dict[str, Any]:
         """Open a store to draft from, and return its record.
@@ -171,7 +158,7 @@ class Serving:
 
     def close(self, drain: float) -> None:
         """Let running texts end within `drain` seconds, cancel the rest, and close the stores."""
-        self._image_executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
         self.engine.close(timeout=drain)
         self.drafting.close()
 

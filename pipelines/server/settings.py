@@ -18,9 +18,7 @@ class ServerSettings:
         admin_key: Key of /admin.
         max_batch_size: Texts decoded in one batch.
         max_queue_size: Requests that may wait.
-        body: Most bytes of a request.
         drain: Seconds that running texts have when the server stops.
-        stall: Seconds after which a stream that is not read ends.
 
     Raises:
         InputError: A value is out of range.
@@ -32,20 +30,12 @@ class ServerSettings:
     admin_key: str | None = None
     max_batch_size: int = 8
     max_queue_size: int = 32
-    body: int = 2_000_000
     drain: float = 20.0
-    stall: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise InputError(f"port is {self.port}; expected 0 to 65535.")
-        for name, least in (
-            ("max_batch_size", 1),
-            ("max_queue_size", 0),
-            ("body", 1000),
-            ("drain", 0),
-            ("stall", 0),
-        ):
+        for name, least in (("max_batch_size", 1), ("max_queue_size", 0), ("drain", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         # HTTP clients send keys without outer spaces.

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request, Response
@@ -21,22 +20,20 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from ragspec.pipelines.answering.answer import NO_ANSWER_TEXT
-from ragspec.pipelines.server.answers import OpenAIReply, Placed, metrics, place_tokens, usage
+from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
 from ragspec.pipelines.server.errors import ApiError, as_api_error
-from ragspec.sampling.text_output import TextOutput
+from ragspec.sampling.placed_tokens import place_tokens
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
-    from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.pipelines.server.prompting import EngineRequest
     from ragspec.pipelines.server.schema import TextRequest
     from ragspec.reports.generation import Generation
-    from ragspec.sampling.settings import TokenLogprob
+    from ragspec.sampling.placed_tokens import PlacedToken
 
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
-DONE = b"data: [DONE]\n\n"
+STALL = 10.0  # seconds after which a stream that is not read ends
 # When the server stops, the engine ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
 
@@ -53,7 +50,7 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         content: AsyncGenerator[bytes, None],
-        stall: float,
+        stall: float = STALL,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(content, send_timeout=stall)
@@ -72,14 +69,12 @@ class EventStream(EventSourceResponse):
             del self._release, self._content, self.body_iterator  # frees the texts at once
 
 
-def encode_event(record: Any) -> bytes:
-    """Return one event."""
-    return b"data: " + json.dumps(record).encode() + b"\n\n"
-
-
 @dataclass(frozen=True, slots=True)
 class RunningTexts:
-    """The running texts of one API request, with a handle for each sample."""
+    """The running texts of one API request: the request and the handle of each sample.
+
+    A refused request has no handles.
+    """
 
     requests: Sequence[EngineRequest]
     handles: Sequence[RequestHandle]
@@ -89,94 +84,92 @@ class RunningTexts:
         for handle in self.handles:
             handle.cancel()
 
-    @property
-    def cited(self) -> list[Prompt | None]:
-        """The prompt that each text may cite from."""
-        return [each.cited for each in self.requests for _ in range(each.samples)]
+    async def finished(self) -> list[Generation]:
+        """Return the texts, once all have ended."""
+        futures = [asyncio.wrap_future(handle.future) for handle in self.handles]
+        texts = [_expect_whole(each) for each in await asyncio.gather(*futures)]
+        return texts or [each.refusal.generation for each in self.requests if each.refusal]
 
-    @property
-    def firsts(self) -> list[int]:
-        """The number of the first sample of each prompt."""
-        return list(accumulate((each.samples for each in self.requests[:-1]), initial=0))
+    def message(self, index: int, generation: Generation) -> dict[str, Any]:
+        """Return the refusal or the citations of a text."""
+        request = self.requests[index]
+        if request.refusal is not None:
+            return {"refusal": request.refusal.refused, "annotations": []}
+        if request.cited is None:
+            return {}
+        return {"annotations": citations_of(generation, request.cited)}
 
 
 async def answer(
-    body: TextRequest, request: Request, running: RunningTexts, reply: OpenAIReply, stall: float
+    body: TextRequest, request: Request, running: RunningTexts, reply: OpenAIReply
 ) -> Response:
-    """Return the response to a request whose texts are running; for `stall` see `EventStream`."""
+    """Return the response to a request whose texts are running."""
     if body.stream:
-        return EventStream(_encode(running, reply, _wants_usage(body)), stall, running.cancel)
+        return EventStream(_encode(running, reply, body.with_usage), release=running.cancel)
     try:
-        futures = (asyncio.wrap_future(handle.future) for handle in running.handles)
-        done = await until_disconnected(request, asyncio.gather(*futures))
+        texts = await until_disconnected(request, running.finished())
     finally:
         running.cancel()
-    if done is None:
+    if texts is None:
         return Response(status_code=499)  # the caller has left
-    _expect_finished(running.handles)
-    pairs = list(zip(done, running.cited, strict=True))
-    return JSONResponse(await run_in_thread(lambda: reply.whole(pairs, running.firsts)))
+    return JSONResponse(await run_in_thread(lambda: _whole(running, reply, texts)))
 
 
-def answer_refusal(body: TextRequest, reply: OpenAIReply, why: str, stall: float) -> Response:
-    """Return the response to a question that no document covers, once for each sample."""
-    record = reply.refused(NO_ANSWER_TEXT, why, body.samples)
-    if not body.stream:
-        return JSONResponse(record)
-
-    async def encode() -> AsyncGenerator[bytes, None]:
-        for index in range(body.samples):
-            yield encode_event(reply.chunk([reply.opening(index)]))
-            delta = {"content": NO_ANSWER_TEXT, "refusal": why, "annotations": []}
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": "stop"}
-            yield encode_event(reply.chunk([choice]))
-        if _wants_usage(body):
-            yield encode_event(reply.chunk([], usage=record["usage"]))
-        yield DONE
-
-    return EventStream(encode(), stall)
+def _whole(running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation]) -> Any:
+    """Return a whole answer."""
+    choices = []
+    for index, each in enumerate(texts):
+        text, placed = each, None
+        if (echo := running.requests[index].echo) is not None:
+            scored = None if each.logprobs is None else [*echo.scored, *each.logprobs]
+            text = replace(each, text=echo.text + each.text, prompt_tokens=[], logprobs=scored)
+        if text.logprobs is not None:
+            placed = place_tokens(reply.tokenizer, text)
+        message, finish = running.message(index, each), finish_reason(each)
+        choices.append(reply.choice(index, text.text, placed=placed, finish=finish, **message))
+    return reply.record(choices, **figures(texts))
 
 
 async def _encode(
-    running: RunningTexts, reply: OpenAIReply, wants_usage: bool
+    running: RunningTexts, reply: OpenAIReply, with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded events of a stream; an error becomes the last one."""
-    handles, cited = running.handles, running.cited
-    done = {}
+    done: dict[int, Generation] = {}
+
+    def chunk(*choices: dict[str, Any], **more: Any) -> bytes:
+        return _event(reply.record(choices, chunk=True, **more))
+
     try:
         if reply.chat:
-            for index in range(len(handles)):
-                yield encode_event(reply.chunk([reply.opening(index)]))
-        async for event in read_events(handles, reply.tokenizer):
-            at, generation = event.index, event.generation
-            if generation is None:
-                yield encode_event(reply.chunk([reply.piece(at, event.text, event.placed)]))
-                continue
-            _expect_finished([handles[at]])
-            done[at] = generation
-            choice = await run_in_thread(lambda: reply.end(at, event.text, generation, cited[at]))  # noqa: B023 - awaited here
-            if event.placed:
-                choice["logprobs"] = reply.logprobs(event.placed)
-            yield encode_event(reply.chunk([choice]))
-        texts = [done[index] for index in range(len(handles))]
-        more = {"usage": usage(texts, running.firsts)} if wants_usage else {}
-        yield encode_event(reply.chunk([], metrics=metrics(texts), **more))
+            for index in range(len(running.requests)):
+                yield chunk(reply.choice(index, "", stream=True, role="assistant"))
+        async for index, text, placed, generation in read_texts(running):
+            if text or placed:
+                yield chunk(reply.choice(index, text, stream=True, placed=placed))
+            if generation is not None:
+                done[index] = generation
+                message = await run_in_thread(partial(running.message, index, generation))
+                finish = finish_reason(generation)
+                yield chunk(reply.choice(index, "", stream=True, finish=finish, **message))
+        if with_usage:
+            yield chunk(**figures([done[index] for index in sorted(done)]))
     except Exception as error:
         failure = as_api_error(error)
-        if failure.status == 500:
+        if failure.status_code == 500:
             log.exception("a stream failed")
-        yield encode_event(failure.body())
-    yield DONE
+        yield _event(failure.body())
+    yield b"data: [DONE]\n\n"
 
 
-def _wants_usage(body: TextRequest) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
+def _event(record: Any) -> bytes:
+    return b"data: " + json.dumps(record).encode() + b"\n\n"
 
 
-def _expect_finished(handles: Sequence[RequestHandle]) -> None:
-    """Raise ApiError if the server cut a text short."""
-    if any(handle.future.result().finish_reason == "cancelled" for handle in handles):
+def _expect_whole(generation: Generation) -> Generation:
+    """Return a generation; raise ApiError if the server cut its text short."""
+    if generation.finish_reason == "cancelled":
         raise ApiError(503, "the server stopped before the text ended; ask again.", "stopping")
+    return generation
 
 
 # Few threads, since each keeps the memory of its largest task.
@@ -205,80 +198,33 @@ async def until_disconnected(request: Request, work: Awaitable[T]) -> T | None:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    """A piece of text number `index`, or its end.
+Piece = tuple[int, str, "list[PlacedToken] | None", "Generation | None"]
 
-    Attributes:
-        placed: Log-probabilities of the piece's tokens, if requested.
-        generation: The whole text, once it has ended.
+
+async def read_texts(running: RunningTexts) -> AsyncIterator[Piece]:
+    """Yield the texts piece by piece as they come, until all have ended; raise their errors.
+
+    A piece has the number of its text, its characters, the tokens that end in them if
+    log-probabilities are requested, and the whole generation if it is the last one.
     """
-
-    index: int
-    text: str
-    placed: Sequence[Placed] | None = None
-    generation: Generation | None = None
-
-
-async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> AsyncIterator[TextEvent]:
-    """Yield the events of all texts as they come, until all have ended; raise their errors."""
+    if not running.handles:
+        for index, refusal in enumerate(await running.finished()):
+            yield index, refusal.text, None, refusal
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
+    streams = [handle.stream() for handle in running.handles]
 
     def notify(index: int) -> None:  # called in the engine's thread
         try:
             loop.call_soon_threadsafe(ready.put_nowait, index)
         except RuntimeError:  # the loop was closed
-            handles[index].cancel()
+            streams[index].cancel()
 
-    for index, handle in enumerate(handles):
-        handle.watch(lambda index=index: notify(index))  # type: ignore[misc]
-    readers = [EventReader(index, handle, tokenizer) for index, handle in enumerate(handles)]
-    running = len(readers)
-    while running:
-        event = readers[await ready.get()].read()
-        if event is not None:
-            yield event
-            running -= event.generation is not None
-
-
-class EventReader:
-    """Converts the steps of one text to events."""
-
-    def __init__(self, index: int, handle: RequestHandle, tokenizer: Any) -> None:
-        request = handle.request
-        self.index = index
-        self.handle = handle
-        self.tokenizer = tokenizer
-        self.scored = request.logprobs is not None
-        self.output = TextOutput(
-            tokenizer, request.prompt, request.stop.strings, placed=self.scored
-        )
-        self.sent = 0  # characters
-        self.placed = 0  # tokens whose log-probabilities were sent
-
-    def read(self) -> TextEvent | None:
-        """Return the next event, None if the step completes no text."""
-        emission = next(self.handle, None)
-        if emission is None:
-            generation = self.handle.result()
-            rest, placed = self.output.piece(ends=True), None
-            if self.scored:
-                placed = place_tokens(generation, self.tokenizer)[self.placed :]
-            return TextEvent(self.index, rest, placed, generation)
-        self.output.push(emission.step.tokens)
-        # Which tokens of the last step belong to a stop string is only known at the end.
-        text = "" if emission.sequence.done else self.output.piece()
-        if not text:
-            return None
-        self.sent += len(text)
-        return TextEvent(self.index, text, self._place(emission.sequence.scored))
-
-    def _place(self, scored: Sequence[TokenLogprob]) -> list[Placed] | None:
-        """Return the log-probabilities of the tokens that begin in the text sent so far."""
-        if not self.scored:
-            return None
-        first, starts = self.placed, self.output.starts
-        self.placed = bisect_left(starts, self.sent, first)
-        new = slice(first, self.placed)
-        return [Placed(*pair) for pair in zip(scored[new], starts[new], strict=True)]
+    for index, handle in enumerate(running.handles):
+        handle.watch(partial(notify, index))
+    while not all(stream.ended for stream in streams):
+        index = await ready.get()
+        stream, scored = streams[index], running.requests[index].options.get("logprobs")
+        text = stream.read()
+        generation = _expect_whole(stream.result) if stream.ended else None
+        yield index, text, None if scored is None else stream.tokens, generation

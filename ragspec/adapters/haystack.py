@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
-from ragspec.adapters.writer import HostWriter, Job, read_settings
+from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.writer import HostWriter, Job
 from ragspec.errors import InputError
+from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
@@ -133,7 +134,7 @@ class RagspecChatGenerator:
         self.warm_up()
         assert self._writer is not None
         request = read_settings(self.generation_kwargs, generation_kwargs or {})
-        hits = hits_of(map(_read_document, [*request.documents, *(documents or ())]))
+        hits = hits_of([*request.documents, *(documents or ())])
         if isinstance(messages, str):
             messages = [ChatMessage.from_user(messages)]
         job = self._writer.chat([_read_message(m) for m in messages], request, hits)
@@ -211,17 +212,6 @@ class HaystackRetriever:
         search = IndexSearch(self.top_k if top_k is None else top_k, self.mode)
         self.warm_up()
         return {"documents": [_document(hit) for hit in search.run(self._opened, query)]}
-
-
-def _read_document(document: Any) -> HostDocument:
-    """Return text, score and metadata of a document of Haystack or of a text."""
-    if isinstance(document, str):
-        return document, 0.0, {}
-    if not isinstance(document, Document) or document.content is None:
-        what = "one without text" if isinstance(document, Document) else type(document).__name__
-        raise InputError(f"got {what} among the documents; expected Haystack's documents of text.")
-    meta = {"name": document.meta.get("file_path"), **document.meta}
-    return document.content, float(document.score or 0.0), meta
 
 
 def _document(hit: Hit) -> Document:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from ragspec.adapters.writer import NAMES, HostWriter, read_settings
+from ragspec.adapters.writer import HostWriter
+from ragspec.pipelines.openai import NAMES, read_settings
 
 
 class HostModel(BaseModel):

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
-from ragspec.adapters.writer import Job, read_settings
+from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.writer import Job
 from ragspec.errors import InputError
+from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 
@@ -68,7 +69,7 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         request = read_settings(self.settings, per_call, stop=stop)
         documents = [*request.documents, *_artifacts(messages)]
         turns = convert_to_openai_messages(list(messages))
-        return self._writer.chat(turns, request, hits_of(map(_read_document, documents)))
+        return self._writer.chat(turns, request, hits_of(documents))
 
     def _generate(
         self,
@@ -151,20 +152,6 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
             raise InputError(f"got {', '.join(kwargs)}; expected k, mode or nothing.")
         hits = search.run(self.index, query)
         return [Document(page_content=hit.passage.text, metadata=facts_of(hit)) for hit in hits]
-
-
-def _read_document(document: Any) -> HostDocument:
-    """Return text, score and metadata of a document of LangChain or of a text."""
-    if isinstance(document, str):
-        return document, 0.0, {}
-    if not isinstance(document, Document):
-        raise InputError(
-            f"got {type(document).__name__} among the documents; expected texts or LangChain's "
-            "documents."
-        )
-    score = document.metadata.get("score")
-    number = float(score) if isinstance(score, int | float) else 0.0
-    return document.page_content, number, document.metadata
 
 
 def _artifacts(messages: Iterable[BaseMessage]) -> Iterator[Document]:

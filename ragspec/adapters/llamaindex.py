@@ -14,9 +14,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any
 
-from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
-from ragspec.adapters.writer import Job, pulled, read_settings
+from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.writer import Job, pulled
 from ragspec.errors import InputError
+from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
@@ -128,7 +129,7 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         request = read_settings(self.settings, per_call)
         if request.sampling.n > 1:
             raise InputError(f"got n={request.sampling.n}; expected n=1: LlamaIndex takes one.")
-        hits = hits_of(map(_read_node, request.documents))
+        hits = hits_of(request.documents)
         if isinstance(prompt, str) and self._writer.is_chat and not formatted:
             prompt = [ChatMessage(role=MessageRole.USER, content=prompt)]
         if not isinstance(prompt, str) and self._writer.is_chat:
@@ -191,20 +192,6 @@ class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         hits = self._search.run(self._index, query_bundle.query_str)
         return [NodeWithScore(node=_node(hit), score=hit.score) for hit in hits]
-
-
-def _read_node(node: Any) -> HostDocument:
-    """Return text, score and metadata of a node of LlamaIndex or of a text."""
-    if isinstance(node, str):
-        return node, 0.0, {}
-    score = node.score if isinstance(node, NodeWithScore) else None
-    text = node.node if isinstance(node, NodeWithScore) else node
-    if not isinstance(text, TextNode):
-        raise InputError(
-            f"got {type(text).__name__} among the documents; expected texts, or nodes of text."
-        )
-    meta = {"name": text.metadata.get("file_name"), **text.metadata}
-    return text.get_content(), float(score or 0.0), meta
 
 
 def _node(hit: Hit) -> TextNode:

@@ -12,18 +12,41 @@ from ragspec.errors import InputError
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex
 
-HostDocument = tuple[str, float, Mapping[str, Any]]  # text, score, metadata
 
-
-def hits_of(documents: Iterable[HostDocument]) -> tuple[Hit, ...]:
+def hits_of(documents: Iterable[Any]) -> tuple[Hit, ...]:
     """Return documents of a host as hits, in their order, without empty ones.
 
     The metadata source, name and title are used. So are start and end, characters of the whole
     document, if they fit the text.
+
+    Args:
+        documents: Texts, documents of LangChain or Haystack, nodes of LlamaIndex, or triples of
+            text, score and metadata.
+
+    Raises:
+        InputError: One is none of these, or has no text.
     """
-    records = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
+    records = [each for each in map(_record, documents) if each[0].strip()]
     hits = FunctionRetriever(lambda query: records).search("", len(records))
     return tuple(_placed(hit, meta) for hit, (_, _, meta) in zip(hits, records, strict=True))
+
+
+def _record(document: Any) -> tuple[str, float, Mapping[str, Any]]:
+    """Return text, score and metadata of a document."""
+    if isinstance(document, tuple):
+        return document
+    node = getattr(document, "node", document)  # LlamaIndex holds scores apart
+    texts = (getattr(node, name, None) for name in ("page_content", "content", "text"))
+    text = next((each for each in texts if each is not None), node)
+    if not isinstance(text, str):
+        raise InputError(
+            f"got {type(document).__name__} without text among the documents; expected texts, or "
+            "documents of the host that have text."
+        )
+    meta = getattr(node, "metadata", None) or getattr(node, "meta", None) or {}
+    score = getattr(document, "score", None) or meta.get("score")
+    name = meta.get("file_name") or meta.get("file_path")
+    return text, float(score) if isinstance(score, int | float) else 0.0, {"name": name, **meta}
 
 
 def _placed(hit: Hit, meta: Mapping[str, Any]) -> Hit:

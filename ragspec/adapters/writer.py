@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 from ragspec.drafters.base import SourceText
@@ -25,89 +24,13 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.citations import cite
 from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.template import is_chat, templated
-from ragspec.pipelines.server.answers import OpenAIReply, place_tokens, usage
-from ragspec.registry import unknown
+from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.placed_tokens import place_tokens
 
-# Names of OpenAI, transformers and Haystack for one of ours.
-ALIASES = MappingProxyType(
-    {
-        "max_tokens": "max_new_tokens",
-        "max_completion_tokens": "max_new_tokens",
-        "num_return_sequences": "n",
-        "stop_words": "stop",
-        "stop_sequences": "stop",
-        "top_logprobs": "logprobs",
-    }
-)
-SAMPLING = frozenset(field.name for field in fields(Sampling))
-OPTIONS = frozenset(
-    [
-        "max_new_tokens",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "ignore_defaults",
-        "logprobs",
-        "prediction",
-    ]
-)
-NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """The settings of one call.
-
-    Attributes:
-        documents: Texts to draft from and to cite.
-        tenant: Owner of the text.
-    """
-
-    sampling: Sampling
-    options: Options
-    documents: tuple[Any, ...] = ()
-    tenant: str = ""
-
-
-def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateRequest:
-    """Return the request of merged settings; later mappings override, and None means absent.
-
-    Args:
-        stop: Stop strings in addition to those of the mappings.
-
-    Raises:
-        InputError, SamplingError: A name is unknown or a value is out of range.
-    """
-    merged: dict[str, Any] = {}
-    for mapping in settings:
-        for name, value in mapping.items():
-            if name not in NAMES:
-                raise InputError(unknown("setting", name, NAMES))
-            if value is not None:
-                merged[ALIASES.get(name, name)] = value
-    stops = dict.fromkeys([*_strings(merged.pop("stop", None)), *_strings(stop)])
-    documents, tenant = merged.pop("documents", ()), merged.pop("tenant", "")
-    if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
-        raise InputError(f"documents is {documents!r}; expected a list of texts or documents.")
-    if not isinstance(tenant, str):
-        raise InputError(f"tenant is {tenant!r}; expected a text.")
-    options: Any = {name: value for name, value in merged.items() if name in OPTIONS}
-    if stops:
-        options["stop"] = list(stops)
-    sampling = Sampling(**{name: v for name, v in merged.items() if name in SAMPLING})
-    return GenerateRequest(sampling, options, tuple(documents), tenant)
-
-
-def _strings(stop: Any) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(strings, Iterable):
-        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None.")
-    return list(strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +167,7 @@ class HostWriter:
         `Citation`.
         """
         report, tokenizer = generation.report, self.engine.tokenizer
-        figures = report.to_dict()["speculative_decoding"]
+        steps = report.to_dict()["speculative_decoding"]
         facts: dict[str, Any] = {
             "model_name": self.name,
             "finish_reason": generation.finish_reason,
@@ -252,15 +175,15 @@ class HostWriter:
             "seed": report.seed,
             "forwards": report.forward_passes,
             "accepted_by_source": dict(report.accepted_by_source),
-            "speculative_decoding": {k: v for k, v in figures.items() if k not in PER_STEP},
-            "usage": usage([generation], [0]),
+            "speculative_decoding": {k: v for k, v in steps.items() if k not in PER_STEP},
+            "usage": figures([generation])["usage"],
         }
         if job.prompt.hits:
             citations = cite(generation.text, job.prompt, generation.steps)
             facts["citations"] = [asdict(citation) for citation in citations]
         if generation.logprobs is not None:
-            reply = OpenAIReply("chat", self.name, tokenizer)
-            facts["logprobs"] = reply.logprobs(place_tokens(generation, tokenizer))
+            reply = OpenAIReply(True, self.name, tokenizer)
+            facts["logprobs"] = reply.logprobs(place_tokens(tokenizer, generation))
         return facts
 
 

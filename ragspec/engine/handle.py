@@ -15,6 +15,7 @@ from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import Emission, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
+from ragspec.sampling.placed_tokens import PlacedOutput, PlacedToken
 from ragspec.sampling.text_output import TextOutput
 
 Notify = Callable[[Generation], None]
@@ -237,45 +238,67 @@ class Stream:
     string never appears, nor a part of it. If a text pauses, characters that may begin a stop
     string come with the stream that resumes it.
 
+    Attributes:
+        ended: Whether the iteration has ended.
+        tokens: The tokens that end in the last piece, if log-probabilities are requested and the
+            text was not resumed.
+
     Raises:
         InputError: The engine has no tokenizer.
     """
 
     def __init__(self, handle: RequestHandle) -> None:
-        self._ended = True
+        self.ended = True
+        self.tokens: list[PlacedToken] = []
         tokenizer, request = handle.sequence.parts.tokenizer, handle.request
         if tokenizer is None:
             handle.close()
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         self._handle = handle
-        self._text = TextOutput(tokenizer, request.prompt, request.stop.strings)
+        scored = request.logprobs is not None and not request.resume_from
+        output = PlacedOutput if scored else TextOutput
+        self._text = output(tokenizer, request.prompt, request.stop.strings)
         self._text.push(request.resume_from)
-        self._text.piece()  # an earlier call returned it
-        self._ended = False
+        self._written = self._text.piece()  # by an earlier call
+        self.ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        if self._ended:
-            raise StopIteration
+        while not self.ended:
+            if piece := self.read():
+                return piece
+        raise StopIteration
+
+    def read(self) -> str:
+        """Return the text of the next step, "" if it completes no text."""
         try:
-            for emission in self._handle:
+            emission = next(self._handle, None)
+            if emission is None:
+                self.ended = True
+                # Text is no longer held back once nothing can follow it.
+                piece = self._text.piece(ends=self.result.finish_reason != "paused")
+            else:
                 self._text.push(emission.step.tokens)
-                if not emission.sequence.done and (piece := self._text.piece()):
-                    return piece
-            self._ended = True
-            # Text is no longer held back once nothing can follow it.
-            piece = self._text.piece(ends=self.result.finish_reason != "paused")
+                # Which tokens of the last step belong to a stop string is only known at the end.
+                piece = "" if emission.sequence.done else self._text.piece()
         except BaseException:
             self.close()
             raise
-        if not piece:
-            raise StopIteration
+        self._written += piece
+        if isinstance(self._text, PlacedOutput):
+            self.tokens = self._placed(self._text, piece)
         return piece
 
+    def _placed(self, output: PlacedOutput, piece: str) -> list[PlacedToken]:
+        if self.ended:
+            result = self.result
+            return output.rest(result.logprobs or [], self._written, result.finish_reason)
+        return output.ended(self._handle.sequence.scored, self._written) if piece else []
+
     def __del__(self) -> None:
-        if not self._ended:
+        if not self.ended:
             self._handle.close(wait=False)
 
     def cancel(self) -> None:
@@ -284,7 +307,7 @@ class Stream:
 
     def close(self) -> None:
         """Leave the iteration and free the cache; `result` keeps the text written so far."""
-        self._ended = True
+        self.ended = True
         self._handle.close()
 
     @property

@@ -24,8 +24,8 @@ class TextOutput:
         placed: Whether to record where tokens begin.
 
     Attributes:
-        starts: The character at which each token begins, if recorded. A character of several
-            tokens belongs to the last one.
+        starts: The character at which each token begins, and at which the next one will, if
+            recorded. A character of several tokens belongs to the last one.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TextOutput:
         placed: bool = False,
     ) -> None:
         decoder = decoder_of(tokenizer)
-        self.starts: list[int] = []
+        self.starts = [0]
         self._tokenizer = tokenizer  # which its decoder does not keep
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=0)
@@ -102,12 +102,12 @@ class TextOutput:
         """Decode one token, and search it for stop strings."""
         visible, searched = self._visible, self._searched
         before = len(searched.text)
-        if self._placed:
-            self.starts.append(max(self.starts[-1:] + [visible.length]))
         if searched is not visible:
             self._marks.append((len(searched.text), len(visible.text)))
             searched.push([token])
         visible.push([token])
+        if self._placed:
+            self.starts.append(max(self.starts[-1], visible.length))
         if self._stops and self._cut is None and self._has_stop(searched.text, before):
             self._cut = self._find(searched.whole)  # a longer stop may begin earlier
 

@@ -19,9 +19,9 @@ from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
-from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.prefix_cache import PrefixCache
@@ -35,6 +35,8 @@ from ragspec.verification.tree_session import TreeSession
 
 TIMINGS = 4  # forwards per measurement; the first is a warm-up
 SLOW = 0.05  # seconds of a forward from which on it is timed only once
+
+SCORED = 64  # tokens of a text that one forward scores
 
 
 class CausalTarget:
@@ -223,3 +225,20 @@ def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[Te
         session.keep_hidden()
         session.read_prompts(texts, 0)
         return list(session.hidden)
+
+
+def score_tokens(target: CausalTarget, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Return the log-probabilities of a text's tokens; that of the first is nan.
+
+    Args:
+        top: Number of alternatives for each token.
+    """
+    scored = [TokenLogprob(tokens[0], math.nan)]
+    with TreeSession(target, 1, len(tokens)) as session, torch.no_grad():
+        for start in range(0, len(tokens) - 1, SCORED):
+            root, *rest = tokens[start : start + SCORED]
+            (logits,) = session.verify([[root]], [DraftTree.chain(rest, "prompt")])
+            session.commit([range(len(rest))])
+            following = zip(logits, tokens[start + 1 : start + SCORED + 1], strict=False)
+            scored += [logprob_of(row, token, top) for row, token in following]
+    return scored

@@ -19,6 +19,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
+from ragspec.pipelines.server import access
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
@@ -39,7 +40,7 @@ def instance() -> Engine:
 
 @pytest.fixture
 def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1, body=5000)) as result:
+    with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1)) as result:
         yield result
 
 
@@ -76,8 +77,11 @@ def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> N
     assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 200
 
 
-def test_a_large_body_is_refused(begun: tuple[httpx.Client, Serving]) -> None:
+def test_a_large_body_is_refused(
+    begun: tuple[httpx.Client, Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, _ = begun
+    monkeypatch.setattr(access, "BODY_BYTES", 5000)
     body = json.dumps({**SHORT, "prompt": "x" * 6000}).encode()
     result = client.post("/v1/completions", content=body)
     assert result.status_code == 413 and result.json()["error"]["code"] == "too_large"

@@ -93,12 +93,12 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
         sample.sendall(head.encode() + raw)
         assert first.wait(20)
         waits.sendall(head.encode() + raw)
-        until(lambda: serving._image_requests == 2)
-    until(lambda: serving._image_requests == 1)  # the one that waited is never begun
+        until(lambda: len(serving.running_alone) == 2)
+    until(lambda: len(serving.running_alone) == 1)  # the one that waited is never begun
     counted = 'ragspec_requests_total{route="/v1/images/generations",status="499"} '
     until(lambda: f"{counted}2.0" in serving.metrics.page().decode())
     on.set()
-    until(lambda: serving._image_requests == 0)
+    until(lambda: len(serving.running_alone) == 0)
     assert passes[0] <= 3  # it is known in the next pass, which is told of too, as the end is
     assert [out.label for out in outs] == ["unfinished"]
 
@@ -114,14 +114,11 @@ def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_serv
         assert on.wait(20)
         return {}
 
-    sample: list[Future[dict[str, Any]]] = [
-        serving.submit_images(work),
-        serving.submit_images(dict),
-    ]
+    sample: list[Future[dict[str, Any]]] = [serving.submit_alone(work), serving.submit_alone(dict)]
     assert begun.wait(20)
     with pytest.raises(QueueFullError):
-        serving.submit_images(dict)
+        serving.submit_alone(dict)
     serving.close(0.0)
-    assert sample[1].cancelled() and serving._image_requests == 1
+    assert sample[1].cancelled() and len(serving.running_alone) == 1
     on.set()
-    until(lambda: serving._image_requests == 0)
+    until(lambda: len(serving.running_alone) == 0)

@@ -79,18 +79,16 @@ def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_preserved(
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == cut + 1
 
 
-def test_a_chunk_tells_of_the_tokens_that_begin_in_it(
-    client: httpx.Client, instance: Engine
-) -> None:
+def test_a_chunk_tells_of_the_tokens_that_end_in_it(client: httpx.Client, instance: Engine) -> None:
     text, tokens = whole(instance)
-    starts = [len("".join(tokens[:at])) for at in range(len(tokens))]
+    ends = [len("".join(tokens[: at + 1])) for at in range(len(tokens))]
     body = {**requests(instance), "stop": ["never written"], "stream": True}
     inputs, known = "", 0
     for each in events(client.post("/v1/completions", json=body)):
         for choice in each["choices"]:
             inputs += choice["text"]
             known += len((choice["logprobs"] or {"tokens": []})["tokens"])
-            assert known == sum(start < len(inputs) for start in starts)
+            assert known == sum(end <= len(inputs) for end in ends)
     assert inputs == text
 
 

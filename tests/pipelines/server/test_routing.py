@@ -28,7 +28,7 @@ def client() -> Iterator[httpx.Client]:
         ({"budget": "many"}, "budget"),
         ({"drafter": []}, "drafter"),
         ({"n": 0}, "n"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"logit_bias": {"7": "x"}}, "logit_bias.7"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content"),

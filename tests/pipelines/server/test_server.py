@@ -123,7 +123,7 @@ def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine
     note = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
     assert note[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(note) == selection.text
-    assert note[-2]["choices"][0]["finish_reason"] == selection.finish_reason
+    assert note[-1]["choices"][0]["finish_reason"] == selection.finish_reason
 
 
 def test_special_tokens_of_callers_stay_text(client: httpx.Client, instance: Engine) -> None:
@@ -296,8 +296,8 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
         ({"drafter": "rest"}, 400, "rest"),
         ({"store": "nowhere"}, 400, "nowhere"),
         ({"temperature": 3.0}, 400, "temperature"),
-        ({"tools": []}, 400, "tools"),
-        ({"echo": True}, 400, "echo"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"echo": True, "stream": True}, 400, "echo"),
     ],
 )
 def test_bad_requests_are_reported_in_openais_form(

@@ -21,7 +21,7 @@ from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
-from tests.support.served import NAME, engine, events, hang_up, served
+from tests.support.served import NAME, engine, events, hang_up, served, text_of
 from tests.support.waiting import until
 
 LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
@@ -135,8 +135,8 @@ def test_what_documents_do_not_speak_of_is_said_of_each_sample(
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         result = client.post("/v1/chat/completions", json=body)
     if stream:
-        message = [c for each in events(result) for c in each["choices"] if c["finish_reason"]]
-        texts = {choice["index"]: choice["delta"]["content"] for choice in message}
+        lines = events(result)
+        texts = {index: text_of(lines, index) for index in range(3)}
     else:
         choices = result.json()["choices"]
         texts = {choice["index"]: choice["message"]["content"] for choice in choices}

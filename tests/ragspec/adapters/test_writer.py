@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
-from ragspec.adapters.writer import HostWriter, pulled, read_settings
+from ragspec.adapters.writer import HostWriter, pulled
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
+from ragspec.pipelines.openai import read_settings
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 

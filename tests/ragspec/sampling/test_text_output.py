@@ -177,10 +177,10 @@ def test_tokens_begin_where_the_text_of_those_before_ends(kind: str, data: st.Da
     prompt, tokens = data.draw(ids(kind)), data.draw(ids(kind))
     output = TextOutput(tokenizer(kind), prompt, placed=True)
     output.push(tokens)
-    assert len(output.starts) == len(tokens)
+    assert len(output.starts) == len(tokens) + 1
     assert output.starts == sorted(output.starts)
     if kind == "byte-level":
-        befores = [decoded(kind, prompt, tokens[:at]) for at in range(len(tokens))]
+        befores = [decoded(kind, prompt, tokens[:at]) for at in range(len(tokens) + 1)]
         assert output.starts == [len(before.rstrip("\ufffd")) for before in befores]
 
 

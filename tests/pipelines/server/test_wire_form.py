@@ -1,0 +1,213 @@
+"""What clients of OpenAI's protocol rely on: streams, fields they add, echoes, context errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from openai import OpenAI
+
+from ragspec.engine.engine import Engine
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+from tests.support.served import NAME, events, served, text_of
+
+USER = {"role": "user", "content": "Hi"}
+CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
+TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def instance() -> Engine:
+    """Return an engine whose random texts have characters of several tokens."""
+    tokenizer = copy.deepcopy(tiny.bpe_tokenizer())  # that of all tests has no template
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if brief %} Be brief.{% endif %}"
+    )
+    model = tiny.model("llama", vocab_size=len(tokenizer), seed=4)
+    return Engine(model, tokenizer, "context", budget=4)
+
+
+@pytest.fixture(scope="module")
+def client(instance: Engine) -> Iterator[httpx.Client]:
+    with served(instance) as (client, _):
+        yield client
+
+
+def post(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+    path = "chat/completions" if "messages" in body else "completions"
+    return client.post(f"/v1/{path}", json=body)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_client_that_stops_at_the_finish_reason_has_the_text(
+    client: httpx.Client, usage: bool
+) -> None:
+    whole = post(client, {**CHAT, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
+    openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
+    options: Any = {"stream_options": {"include_usage": True}} if usage else {}
+    text, rest = "", []
+    with openai.chat.completions.create(
+        **{**CHAT, "max_tokens": 24}, stream=True, **options
+    ) as chunks:
+        for chunk in chunks:
+            if chunk.choices[0].finish_reason:
+                assert not chunk.choices[0].delta.content
+                break
+            text += chunk.choices[0].delta.content or ""
+        rest = list(chunks)
+    assert text == whole
+    assert [(each.choices, each.usage is not None) for each in rest] == (
+        [([], True)] if usage else []
+    )
+    lines = events(post(client, {**TEXT, "stream": True, **options}))
+    assert [bool(each["choices"]) for each in lines[-2:]] == [True, not usage]
+    assert ("metrics" in lines[-1]) is usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_tokens_make_up_the_text(client: httpx.Client, stream: bool) -> None:
+    partial = 0
+    for seed in range(8):
+        body = {**CHAT, "temperature": 1.5, "seed": seed, "max_tokens": 40, "logprobs": True}
+        body |= {"stop": ["e"], "top_logprobs": 1, "ignore_eos": True, "stream": stream}
+        result = post(client, body)
+        if stream:
+            lines = events(result)
+            logprobs = [c["logprobs"] for each in lines for c in each["choices"] if c["logprobs"]]
+            text, tokens = text_of(lines), [one for part in logprobs for one in part["content"]]
+        else:
+            choice = result.json()["choices"][0]
+            text, tokens = choice["message"]["content"], choice["logprobs"]["content"]
+        assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == text
+        partial += sum(token["token"] == "\ufffd" and not token["bytes"] for token in tokens)
+    assert partial > 0
+
+
+def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
+    reply: Any = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+    reply |= {"tool_calls": [], "type": "message", "id": "m\n1", "reasoning_content": "so"}
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    body = {**CHAT, "messages": [USER, reply, {**USER, "content": [part]}], "store": True}
+    body |= {"prompt_cache_key": "k", "tools": [], "tool_choice": "none", "user_id": "x\n"}
+    body |= {"response_format": {"type": "text"}, "max_tokens": 8.0, "n": 1.0, "seed": 3.0}
+    result = post(client, body)
+    assert result.status_code == 200, result.text
+    ignored = result.headers["x-ignored-fields"].split(", ")
+    assert set(ignored) == {
+        *("messages.type", "messages.id", "messages.reasoning_content"),
+        *("messages.content.cache_control", "prompt_cache_key", "user_id"),
+    }
+    assert "x-ignored-fields" not in post(client, CHAT).headers
+    streamed = post(client, {**TEXT, "metadata": {"a": "b"}, "best_of": 1, "stream": True})
+    assert streamed.headers["x-ignored-fields"] == "metadata"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{**USER, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{**USER, "content": None}]}, "messages.0.content"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"temprature": 1}, "temprature"),
+        ({"max_new_tokens": 3}, "max_new_tokens"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(
+    client: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    result = post(client, {**CHAT, **body})
+    error = result.json()["error"]
+    assert (result.status_code, error["param"]) == (400, param), error
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_what_changes_the_result_is_honoured(client: httpx.Client, instance: Engine) -> None:
+    def text(**body: Any) -> Any:
+        return post(client, {**TEXT, **body}).json()["choices"][0]["text"]
+
+    plain = instance.generate("A draft", max_new_tokens=8, ignore_eos=True)
+    cut = instance.generate("A draft", max_new_tokens=8, stop_token_ids=plain.tokens[3:4])
+    assert text(stop_token_ids=plain.tokens[3:4]) == cut.text
+    end = int(instance.model.generation_config.eos_token_id)
+    biased = {"logit_bias": {str(end): 90.0}}
+    for least in (0, 4):
+        sampling = Sampling(logit_bias={end: 90.0}, min_new_tokens=least)
+        selection = instance.generate("A draft", sampling, max_new_tokens=8)
+        assert text(**biased, min_tokens=least) == selection.text
+        assert len(selection.tokens) == least + 1
+    brief = post(client, {**CHAT, "chat_template_kwargs": {"brief": True}}).json()
+    assert brief["usage"]["prompt_tokens"] > post(client, CHAT).json()["usage"]["prompt_tokens"]
+    rest = post(client, {**TEXT, "max_tokens": -1, "ignore_eos": True}).json()
+    assert rest["usage"]["total_tokens"] == 512
+
+
+def test_an_echo_has_the_log_probabilities_of_the_prompt(
+    client: httpx.Client, instance: Engine
+) -> None:
+    ids = [tiny.prompt(length, vocab_size=300, seed=length) for length in (90, 5, 1)]
+    body = {**TEXT, "prompt": ids, "max_tokens": 1, "logprobs": 2, "echo": True}
+    for choice, prompt in zip(post(client, body).json()["choices"], ids, strict=True):
+        logits = instance.model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+        scores = logits[:-1].gather(1, torch.tensor(prompt)[1:, None])[:, 0]
+        logprobs = choice["logprobs"]
+        assert logprobs["token_logprobs"][0] is None is logprobs["top_logprobs"][0]
+        values = torch.tensor(logprobs["token_logprobs"][1:-1], dtype=torch.float64)
+        assert torch.allclose(values, scores, atol=1e-5)
+        assert len(logprobs["text_offset"]) == len(prompt) + 1
+        text = instance.tokenizer.decode(prompt, skip_special_tokens=True)
+        assert choice["text"].startswith(text)
+    bare = post(client, {**TEXT, "echo": True}).json()["choices"][0]
+    assert bare["text"] == "A draft" + post(client, TEXT).json()["choices"][0]["text"]
+    assert bare["logprobs"] is None
+
+
+def test_lm_eval_scores_over_http(client: httpx.Client, instance: Engine, tmp_path: Path) -> None:
+    models = pytest.importorskip("lm_eval.models.openai_completions", reason="no lm-eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    instance.tokenizer.save_pretrained(tmp_path)
+    url = f"{client.base_url}/v1/completions"
+    remote = models.LocalCompletionsAPI(
+        url, "huggingface", model=NAME, tokenizer=str(tmp_path), max_length=512, batch_size=2
+    )
+    texts = [("A draft tree", " is"), ("The target", " reads it all"), ("A draft", " is a guess")]
+    requests = [Instance("loglikelihood", {}, pair, 0) for pair in texts]
+    local = HFLM(instance.model, tokenizer=instance.tokenizer, batch_size=1, max_length=512)
+    for ours, theirs in zip(
+        remote.loglikelihood(requests), local.loglikelihood(requests), strict=True
+    ):
+        assert ours[0] == pytest.approx(theirs[0], abs=1e-4) and ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({**TEXT, "prompt": [5] * 600}, "prompt"),
+        ({**TEXT, "prompt": [5] * 500, "max_tokens": 100}, "max_tokens"),
+        ({**TEXT, "max_tokens": 10**6}, "max_tokens"),
+        ({**CHAT, "messages": [{**USER, "content": "qzx " * 600}]}, "messages"),
+        ({**CHAT, "documents": ["qzx " * 600]}, "documents"),
+        ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
+    ],
+)
+def test_a_context_error_says_what_fits(
+    client: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    error = post(client, body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert error["message"].startswith("This model's maximum context length is 512 tokens, but ")
+    assert "max_new_tokens" not in error["message"]
