@@ -102,7 +102,7 @@ class Routes:
         if name not in served.images:
             served.expect(name, 0)
             record["max_model_len"] = served.engine.target.max_length
-            record["stores"] = sorted(served.drafting.stores)
+            record["stores"] = sorted(served.stores)
         return {**record, "owned_by": "ragspec"}
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -130,7 +130,7 @@ class Routes:
     async def stores(self) -> Response:
         """List the stores to draft from."""
         served = self.served
-        data = await run_in_thread(lambda: [served.store(name) for name in served.drafting.stores])
+        data = await run_in_thread(lambda: [served.store(name) for name in served.stores])
         return JSONResponse({"object": "list", "data": data})
 
     async def add_store(self, body: StoreRequest) -> Response:
@@ -176,7 +176,7 @@ class Routes:
         def begin() -> RunningTexts:
             if requests[0].refusal is not None:
                 return RunningTexts(requests, ())
-            engine = served.drafting.engine(tenant, body.drafter, body.budget, body.store)
+            engine = served.engine_of(tenant, body.drafter, body.budget, body.store)
             return RunningTexts(requests, served.submit(requests, engine, tenant))
 
         running = await run_in_thread(begin)

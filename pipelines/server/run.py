@@ -16,7 +16,6 @@ import uvicorn
 
 from ragspec.errors import InputError
 from ragspec.pipelines.server.app import build_app
-from ragspec.pipelines.server.drafting import TenantDrafting
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 
@@ -100,11 +99,10 @@ class _Server(uvicorn.Server):
 
 def load(served: Served, settings: ServerSettings) -> Serving:
     """Load the models, documents and stores."""
-    engine = served.engine()
     serving = Serving(
-        engine,
+        served.engine(),
         served.name,
-        drafting=TenantDrafting(engine, served.drafter, served.budget, _draft_model(engine)),
+        default=(served.drafter, served.budget),
         documents=served.documents(),
         images={Path(name).name: _pipeline(name) for name in served.images},
         max_batch_size=settings.max_batch_size,
@@ -128,15 +126,6 @@ def _settled(serving: Serving) -> Serving:
     gc.collect()
     gc.freeze()
     return serving
-
-
-def _draft_model(engine: Engine) -> object:
-    """Return the drafter of the draft model, or None."""
-    from ragspec.drafters.combined import within
-    from ragspec.drafters.model.drafter import ModelDrafter
-
-    drafters = () if engine.drafter is None else within(engine.drafter)
-    return next((each for each in drafters if isinstance(each, ModelDrafter)), None)
 
 
 def _pipeline(name: str) -> object:

@@ -25,6 +25,7 @@ from pydantic import (
 from ragspec.pipelines.server.errors import ApiError
 
 MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCUMENTS = 16, 16, 64, 256
+MOST_IGNORED, LONGEST_NAME = 32, 100
 LONGEST = 1 << 20  # characters of a text, or tokens of a list
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 # Fields that would change the result, each with the values that ask for nothing.
@@ -68,11 +69,14 @@ def _counts_tokens(value: int) -> int:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, Field(max_length=LONGEST)]
+Filled = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST)]
+SEVERAL = Field(min_length=1, max_length=MOST_PROMPTS)
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Limit = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(_counts_tokens)]
+TopK = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))]
 Token = Annotated[str, Field(pattern=r"^[0-9]{1,11}$"), AfterValidator(int)]
 Name = Annotated[str, Field(max_length=500)]
 Samples = Annotated[Int, Field(ge=1, le=MOST_SAMPLES)]
@@ -116,7 +120,7 @@ class Message(Body):
 class DocumentText(Body):
     """A document of a request, which is drafted from and cited."""
 
-    text: Annotated[str, Field(min_length=1, max_length=LONGEST)]
+    text: Filled
     title: Annotated[str, Field(max_length=1000)] = ""
 
 
@@ -149,9 +153,7 @@ class TextRequest(Body):
     min_tokens: Annotated[Int, Field(ge=0, le=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))] | None = (
-        None
-    )
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
@@ -189,24 +191,15 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: (
-        Annotated[
-            list[DocumentText | Annotated[str, Field(min_length=1, max_length=LONGEST)]],
-            Field(max_length=MOST_DOCUMENTS),
-        ]
-        | None
-    ) = None
+    documents: Annotated[list[DocumentText | Filled], Field(max_length=MOST_DOCUMENTS)] | None = (
+        None
+    )
 
 
 class CompletionRequest(TextRequest):
     """A request for the continuation of prompts, as texts or token ids."""
 
-    prompt: (
-        Text
-        | Tokens
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
-    )
+    prompt: Text | Tokens | Annotated[list[Text], SEVERAL] | Annotated[list[Tokens], SEVERAL]
     logprobs: Alternatives | None = None
     echo: bool | None = None
 
@@ -245,32 +238,33 @@ def ignored_fields(body: Body) -> dict[str, str]:
         ApiError: A field would change the result, or resembles the name of another one.
     """
     names: dict[str, None] = {}
-    for path, name, value, known in _unknown_fields(body):
-        if value in REFUSED.get(name, NOTHING):
+    for path, value, known in _unknown_fields(body, ""):
+        name = path.rpartition(".")[2]
+        plain = ".".join(part for part in path.split(".") if not part.isdecimal())
+        if plain in names or value in REFUSED.get(name, NOTHING):
             continue
+        if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
+            raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")
         near = difflib.get_close_matches(name, known, 1, 0.8)
         if name in REFUSED or near:
             hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
-        names[".".join(part for part in path.split(".") if not part.isdecimal())] = None
-    listing = ", ".join(quote(each[:100]) for each in [*names][:20])
-    return {"X-Ignored-Fields": listing} if names else {}
+        names[plain] = None
+    return {"X-Ignored-Fields": ", ".join(map(quote, names))} if names else {}
 
 
-def _unknown_fields(body: Body, path: str = "") -> Iterator[tuple[str, str, Any, list[str]]]:
-    """Yield path, name and value of each field without a schema, and the names beside it."""
+def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield path and value of each field without a schema, and the names beside it."""
     known = list(type(body).model_fields)
     for name, value in (body.model_extra or {}).items():
-        yield path + name, name, value, known
+        yield path + name, value, known
     for name in body.model_fields_set.intersection(known):
         value = getattr(body, name)
-        if name == "chat_template_kwargs":
-            variables = (value or {}).items()
-            yield from (
-                (f"{name}.{key}", key, each, []) for key, each in variables if key in REFUSED
-            )
+        if isinstance(value, Body):
+            yield from _unknown_fields(value, f"{path}{name}.")
         for number, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Body):
                 yield from _unknown_fields(item, f"{path}{name}.{number}.")
-        if isinstance(value, Body):
-            yield from _unknown_fields(value, f"{path}{name}.")
+        if name == "chat_template_kwargs":
+            refused = REFUSED.keys() & (value or {}).keys()
+            yield from ((f"{name}.{key}", value[key], []) for key in sorted(refused))

@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ragspec.drafters.combined import within
+from ragspec.drafters.method import Sources, listed
+from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
-from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
-from ragspec.pipelines.server.drafting import TenantDrafting
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    QueueFullError,
+    RagspecError,
+    StoreError,
+    UnknownNameError,
+)
+from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
+from ragspec.registry import unknown
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.retrievers.corpus.index import CorpusIndex
 
+MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
+Names = str | Sequence[str] | None
 T = TypeVar("T")
 
 
 class Serving:
     """One engine, with documents, stores and image models.
 
+    Drafters and budgets learn from the texts that they serve. Each tenant and choice of drafters
+    has an engine, which keeps the texts of one tenant out of the drafts of another. The cost of
+    forwards is measured here, so that no request waits for it.
+
     Args:
+        engine: Its draft model, if any, joins every drafter but "none".
         name: Name of the model in the API.
-        drafting: The engines of requests; None for `engine` and the methods by name.
+        default: Drafter and budget of requests that name none.
         documents: Searched for chat requests without documents.
         images: Image pipelines by name.
 
@@ -45,7 +65,7 @@ class Serving:
         engine: Engine,
         name: str,
         *,
-        drafting: TenantDrafting | None = None,
+        default: tuple[Names, str | int] = ("auto", "auto"),
         documents: DocQA | None = None,
         images: Mapping[str, Any] | None = None,
         max_batch_size: int = 8,
@@ -56,16 +76,68 @@ class Serving:
                 f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
                 "the weights with tokenizer.save_pretrained(folder)."
             )
-        self.drafting = TenantDrafting(engine) if drafting is None else drafting
-        self.engine = self.drafting.base.with_limits(max_batch_size, max_queue_size)
-        self.drafting.base, self.scheduler = self.engine, self.engine.scheduler
+        self.engine = engine.with_limits(max_batch_size, max_queue_size)
+        if self.engine.cost is None:
+            self.engine.measure()
+        self.scheduler = self.engine.scheduler
         self.name = name
         self.created = int(time.time())
         self.documents = documents
         self.images = dict(images or {})
+        self.stores: dict[str, CorpusIndex] = {}
+        self.default = (_as_key(default[0]), default[1])
+        drafters = () if engine.drafter is None else within(engine.drafter)
+        self._draft_models = [each for each in drafters if isinstance(each, ModelDrafter)][:1]
+        self._engines = lru_cache(MOST)(self._create)
+        self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, "ragspec-alone")
         self.running_alone: set[Future[Any]] = set()
         self.metrics = Metrics(self.scheduler)
+
+    def engine_of(
+        self,
+        tenant: str,
+        drafter: Names = None,
+        budget: str | int | None = None,
+        store: str | bool | None = True,
+    ) -> Engine:
+        """Return the engine that serves a request.
+
+        Args:
+            tenant: Owner of the request, see `tenant_of`.
+            drafter: Method names, "none" for plain decoding, None for the server's default.
+            budget: Draft nodes per step or "auto"; None for the server's default.
+            store: Name of a store, None for none, a boolean for all of them.
+
+        Raises:
+            UnknownNameError, InputError: There is no such drafter or store, or it does not fit.
+        """
+        names = self.default[0] if drafter is None else _as_key(drafter)
+        nodes = self.default[1] if budget is None else budget
+        stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
+        for name in stores:
+            if name not in self.stores:
+                raise UnknownNameError(unknown("store", name, self.stores))
+        return self._engines(tenant, names, nodes, stores)
+
+    def _create(
+        self, tenant: str, names: Any, budget: str | int, stores: tuple[str, ...]
+    ) -> Engine:
+        if names in (None, "none"):
+            return self.engine.with_drafter(None, budget)
+        requests = [names] if isinstance(names, str) else list(names)
+        methods = {name for name, method in listed().items() if not method.needs}
+        if self._draft_models:
+            methods.add("model")
+        for name in requests:
+            # The server's default may be a folder.
+            if name not in methods and names != self.default[0]:
+                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
+        chosen = [name for name in requests if name != "model"]
+        composed: Any = compose(chosen, Sources(), self.engine.model) if chosen else []
+        drafters = [*composed] if isinstance(composed, list) else [composed]
+        drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
+        return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 
     @property
     def most(self) -> float:
@@ -94,7 +166,7 @@ class Serving:
     def submit(
         self, requests: Sequence[EngineRequest], engine: Engine, tenant: str
     ) -> list[RequestHandle]:
-        """Submit some requests to an engine of `drafting`, all of them or none.
+        """Submit some requests to an engine of `engine_of`, all of them or none.
 
         Raises:
             QueueFullError: The queue is full; also the errors of `Engine.submit`.
@@ -144,23 +216,24 @@ class Serving:
             raise
         except (OSError, ValueError) as error:  # no path at all: too long, or with a null byte
             raise StoreError(f"got the path {path!r} ({error}); expected a folder.") from error
-        try:
-            self.drafting.add(name, store)
-        except BaseException:
-            store.close()
-            raise
-        return self.store(name)
+        with self._lock:
+            if name not in self.stores:
+                self.stores = {**self.stores, name: store}  # running requests do not use it
+                return self.store(name)
+        store.close()
+        raise InputError(f"there is a store {name} already; expected another name.")
 
     def store(self, name: str) -> dict[str, Any]:
         """Return the record of a store."""
-        tokens = sum(len(segment.tokens) for segment in self.drafting.stores[name].segments())
+        tokens = sum(len(segment.tokens) for segment in self.stores[name].segments())
         return {"id": name, "object": "store", "tokens": tokens}
 
     def close(self, drain: float) -> None:
         """Let running texts end within `drain` seconds, cancel the rest, and close the stores."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.engine.close(timeout=drain)
-        self.drafting.close()
+        for store in self.stores.values():
+            store.close()
 
 
 def tenant_of(key: str | None, user: str | None) -> str:
@@ -172,3 +245,7 @@ def tenant_of(key: str | None, user: str | None) -> str:
         return ""
     identity = "\0".join((key or "", user or ""))
     return "tenant-" + hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def _as_key(names: Names) -> str | tuple[str, ...] | None:
+    return names if isinstance(names, str | None) else tuple(names)

@@ -47,7 +47,7 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     selection = result.engine.with_drafter(None).generate(
         "A draft", max_new_tokens=12, ignore_eos=True
     )
-    with served(result.engine, drafting=result.drafting) as (client, _):
+    with served(result.engine, default=result.default) as (client, _):
         message = client.post("/v1/completions", json=REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text
         assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
@@ -70,9 +70,9 @@ def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CausalTarget, "time_forward", late)
     try:
         for drafter, budget in (("context", None), ("auto", "auto"), (None, "auto")):
-            result = serving.drafting.engine("somebody", drafter, budget)
+            result = serving.engine_of("somebody", drafter, budget)
             assert result.drafter is None or result.cost is not None
-        assert serving.drafting.engine("somebody", "context").drafter is not None
+        assert serving.engine_of("somebody", "context").drafter is not None
         assert plain.cost is None  # the caller's engine is as it was
     finally:
         serving.close(0.0)

@@ -207,8 +207,7 @@ def test_each_tenant_has_a_drafter(instance: Engine) -> None:
         assert drafted("bob") == first == drafted(None)
         assert second != first  # it has learnt from the first
         engines = {
-            serving.drafting.engine(tenant_of(None, user), "recycling", 6)
-            for user in ("ann", "bob")
+            serving.engine_of(tenant_of(None, user), "recycling", 6) for user in ("ann", "bob")
         }
         assert len({id(each.drafter) for each in engines}) == 2
     assert tenant_of("a", "b") != tenant_of("ab", None) != tenant_of(None, "ab")
