@@ -64,6 +64,12 @@ def served(
         yield client, serving
 
 
+def post(client: httpx.Client, body: Any) -> httpx.Response:
+    """Send a request for a chat if it has messages, else for a completion."""
+    path = "chat/completions" if "messages" in body else "completions"
+    return client.post(f"/v1/{path}", json=body)
+
+
 def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> None:
     """Request a completion, and close the connection once the text is being written."""
     raw = json.dumps(body).encode()

@@ -14,7 +14,7 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
-from tests.support.served import NAME, engine, served
+from tests.support.served import NAME, engine, post, served
 
 REQUESTS = {
     "model": NAME,
@@ -48,13 +48,13 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
         "A draft", max_new_tokens=12, ignore_eos=True
     )
     with served(result.engine, default=result.default) as (client, _):
-        message = client.post("/v1/completions", json=REQUESTS).json()
+        message = post(client, REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text
         assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
         text = client.get("/metrics").text
         assert 'ragspec_drafted_tokens_total{source="head"}' in text
         # What the server was started with is its owner's; a caller names no folder.
-        other = client.post("/v1/completions", json={**REQUESTS, "drafter": str(model)})
+        other = post(client, {**REQUESTS, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"
     result.close(0.0)
 

@@ -46,24 +46,6 @@ def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
     assert result.choices[0].logprobs is not None and result.choices[0].logprobs.content
 
 
-def test_the_client_streams(client: OpenAI, instance: Engine) -> None:
-    selection = instance.generate(MESSAGES, max_new_tokens=16)
-    parts, usage = [], None
-    with client.chat.completions.create(
-        model=NAME,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=16,
-        stream=True,
-        stream_options={"include_usage": True},
-    ) as chunks:
-        for chunk in chunks:
-            usage = chunk.usage or usage
-            parts += [choice.delta.content or "" for choice in chunk.choices]
-    assert "".join(parts) == selection.text
-    assert usage is not None and usage.completion_tokens == len(selection.tokens)
-
-
 def test_the_client_predicts_and_completes(client: OpenAI) -> None:
     plain = client.completions.create(model=NAME, prompt="Drafts", temperature=0, max_tokens=30)
     text = plain.choices[0].text

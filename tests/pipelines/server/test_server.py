@@ -14,7 +14,7 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
-from tests.support.served import NAME, engine, events, served, text_of
+from tests.support.served import NAME, engine, events, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
@@ -39,12 +39,12 @@ def client(pair: tuple[httpx.Client, Serving]) -> httpx.Client:
 
 def complete(client: httpx.Client, **body: Any) -> Any:
     whole = {"model": NAME, "prompt": PROMPT, "ignore_eos": True, **body}
-    return client.post("/v1/completions", json=whole)
+    return post(client, whole)
 
 
 def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
     messages = [{"role": "user", "content": each} for each in turns]
-    return client.post("/v1/chat/completions", json={"model": NAME, "messages": messages, **body})
+    return post(client, {"model": NAME, "messages": messages, **body})
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -117,10 +117,10 @@ def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine
     ]
     selection = instance.generate(plain, max_new_tokens=20)
     body = {"model": NAME, "messages": messages, "temperature": 0, "max_completion_tokens": 20}
-    result = client.post("/v1/chat/completions", json=body).json()
+    result = post(client, body).json()
     message = result["choices"][0]["message"]
     assert (message["role"], message["content"]) == ("assistant", selection.text)
-    note = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
+    note = events(post(client, {**body, "stream": True}))
     assert note[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(note) == selection.text
     assert note[-1]["choices"][0]["finish_reason"] == selection.finish_reason
@@ -188,14 +188,6 @@ def test_logprobs_of_a_chat(client: httpx.Client, instance: Engine, stream: bool
     assert "".join(each["token"] for each in message) == selection.text
 
 
-def test_logprobs_of_a_completion(client: httpx.Client) -> None:
-    result = complete(client, temperature=0, max_tokens=6, logprobs=2).json()["choices"][0]
-    message = result["logprobs"]
-    assert "".join(message["tokens"]) == result["text"]
-    assert message["text_offset"] == list(range(6)) and len(message["token_logprobs"]) == 6
-    assert all(len(each) == 2 for each in message["top_logprobs"])
-
-
 def test_the_right_prediction_pays(client: httpx.Client) -> None:
     plain = complete(client, temperature=0, max_tokens=48, drafter="none").json()
     text = plain["choices"][0]["text"]
@@ -243,9 +235,7 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         result = chat(client, "Are verified tokens the same?", temperature=0, max_tokens=4).json()
         assert result["usage"]["prompt_tokens"] > len(passage)
         lost = chat(client, "Who won the cup in Uruguay?", max_tokens=4).json()["choices"][0]
-        assert lost["message"]["refusal"] and "do not speak" in lost["message"]["content"]
-        message = events(chat(client, "Who won the cup in Uruguay?", stream=True))
-        assert "do not speak" in text_of(message)
+        assert lost["message"]["refusal"]
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
 
@@ -270,72 +260,13 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
     assert value(after, "ragspec_max_batch_size ") == 8
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "word"),
-    [
-        ({"model": "other"}, 404, "model_not_found"),
-        ({"n": 0}, 400, "n"),
-        ({"n": 10_000}, 400, "n"),
-        ({"stop": ["x"] * 100}, 400, "stop"),
-        ({"stop": ""}, 400, "stop"),
-        ({"seed": "7"}, 400, "seed"),
-        ({"seed": True}, 400, "seed"),
-        ({"prompt": [5, 10**6]}, 400, "10"),
-        ({"prompt": []}, 400, "prompt"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "x" * 600}, 400, "context_length_exceeded"),
-        ({"max_tokens": 10**6}, 400, "context_length_exceeded"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"prediction": {"type": "content"}}, 400, "prediction"),
-        ({"prediction": "text"}, 400, "prediction"),
-        ({"prediction": {"type": "content", "content": "a"}, "drafter": "none"}, 400, "prediction"),
-        ({"logit_bias": {"many": 1.0}}, 400, "logit_bias"),
-        ({"logit_bias": {"99999": 1.0}}, 400, "logit_bias"),
-        ({"drafter": "nobody"}, 400, "nobody"),
-        ({"drafter": "../../etc"}, 400, "unknown_name"),
-        ({"drafter": "rest"}, 400, "rest"),
-        ({"store": "nowhere"}, 400, "nowhere"),
-        ({"temperature": 3.0}, 400, "temperature"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
-        ({"echo": True, "stream": True}, 400, "echo"),
-    ],
-)
-def test_bad_requests_are_reported_in_openais_form(
-    client: httpx.Client, body: dict[str, Any], status: int, word: str
-) -> None:
-    result = complete(client, **body)
-    assert result.status_code == status
-    error = result.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert word in f"{error['message']} {error['param']} {error['code']}"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": []},
-        {"messages": [{"role": "tool", "content": "x"}]},
-        {"messages": [{"role": "user"}]},
-        {"documents": [7]},
-        {"documents": [""]},
-        {"documents": [{"title": "x"}]},
-        {"documents": ["x"], "messages": [{"role": "assistant", "content": "x"}]},
-        {"top_logprobs": 2},
-        {"response_format": {"type": "json_object"}},
-    ],
-)
-def test_bad_chats(client: httpx.Client, body: dict[str, Any]) -> None:
-    whole = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], **body}
-    result = client.post("/v1/chat/completions", json=whole)
-    assert result.status_code == 400 and result.json()["error"]["message"]
-
-
 def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
-    for content in (b"no", b"", b"[1, 2]", b"\xff\xfe", b'{"model": "tiny"'):
+    for content in (b"no", b"", b"\xff\xfe", b'{"model": "tiny"'):
         result = client.post("/v1/completions", content=content, headers=JSON)
         assert (
             result.status_code == 400 and result.json()["error"]["type"] == "invalid_request_error"
         )
+    assert post(client, [1]).json()["error"]["param"] is None
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/nowhere").json()["error"]["message"]
 

@@ -21,7 +21,7 @@ from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
-from tests.support.served import NAME, engine, events, hang_up, served, text_of
+from tests.support.served import NAME, engine, events, hang_up, post, served, text_of
 from tests.support.waiting import until
 
 LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
@@ -111,8 +111,8 @@ def test_no_text_waits_for_the_garbage_collector(
     monkeypatch.setattr(Serving, "submit", noted)
     short = {**LONG, "max_tokens": 12}
     with served(instance) as (client, serving):
-        assert client.post("/v1/completions", json={**short, "n": 2}).status_code == 200
-        assert len(events(client.post("/v1/completions", json={**short, "stream": True}))) > 1
+        assert post(client, {**short, "n": 2}).status_code == 200
+        assert len(events(post(client, {**short, "stream": True}))) > 1
         assert len(handles) == 6
         until(lambda: not any(each() for each in handles))
         hang_up(client, serving, {**LONG, "stream": True})
@@ -133,7 +133,7 @@ def test_what_documents_do_not_speak_of_is_said_of_each_sample(
         "stream": stream,
     }
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
-        result = client.post("/v1/chat/completions", json=body)
+        result = post(client, body)
     if stream:
         lines = events(result)
         texts = {index: text_of(lines, index) for index in range(3)}

@@ -1,0 +1,127 @@
+"""What is wrong with a request is told in OpenAI's form, by the field that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.served import NAME, post, served
+
+USER = {"role": "user", "content": "Hi"}
+CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
+TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
+PREDICTED = {"type": "content", "content": "a"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with served() as (client, _):
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 10_000}, "n"),
+        ({"stop": 7}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"seed": "7"}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"prompt": []}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"budget": "many"}, "budget"),
+        ({"drafter": []}, "drafter"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": "text"}, "prediction"),
+        ({"logit_bias": {"many": 1.0}}, "logit_bias.many"),
+        ({"logit_bias": {"7": "x"}}, "logit_bias.7"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, f"logit_bias.{'9' * 5000}"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"best_of": 3}, "best_of"),
+        ({"temprature": 1}, "temprature"),
+        ({"max_new_tokens": 3}, "max_new_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{**USER, "content": None}]}, "messages.0.content"),
+        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "messages.0.content"),
+        ({"messages": [{**USER, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
+        ({"documents": [7]}, "documents.0"),
+        ({"documents": [""]}, "documents.0"),
+        ({"documents": ["x", 7]}, "documents.1"),
+        ({"documents": [{"title": "x"}]}, "documents.0.text"),
+        ({"messages": [USER], "echo": True}, "echo"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ],
+)
+def test_an_error_names_the_field_of_the_request(
+    client: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    chat = body.keys() & {"messages", "documents", "response_format", "chat_template_kwargs"}
+    result = post(client, {**(CHAT if chat else TEXT), **body})
+    error = result.json()["error"]
+    assert (result.status_code, error["param"]) == (400, param), error
+    assert error["message"].startswith(f"{param}: ")
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({**TEXT, "model": "other"}, 404, "model_not_found"),
+        ({**TEXT, "prompt": [5, 10**6]}, 400, "1000000"),
+        ({**TEXT, "prompt": ""}, 400, "empty"),
+        ({**TEXT, "echo": True, "stream": True}, 400, "echo"),
+        ({**TEXT, "prediction": PREDICTED, "drafter": "none"}, 400, "prediction"),
+        ({**TEXT, "prediction": {**PREDICTED, "content": "x" * 10**5}}, 400, "prediction"),
+        ({**TEXT, "logit_bias": {"99999": 1.0}}, 400, "logit_bias"),
+        ({**TEXT, "drafter": "nobody"}, 400, "nobody"),
+        ({**TEXT, "drafter": "../../etc"}, 400, "unknown_name"),
+        ({**TEXT, "drafter": "rest"}, 400, "rest"),
+        ({**TEXT, "store": "nowhere"}, 400, "nowhere"),
+        ({**TEXT, **{f"field{n}": n for n in range(100)}}, 400, "further fields"),
+        ({**TEXT, "x" * 10**5: 1}, 400, "further fields"),
+        ({**CHAT, "top_logprobs": 2}, 400, "logprobs"),
+        ({**CHAT, "documents": [" "]}, 400, "empty"),
+        ({**CHAT, "documents": ["x"], "messages": [{**USER, "role": "assistant"}]}, 400, "last"),
+        ({"model": NAME}, 400, "prompt"),
+    ],
+)
+def test_an_error_says_what_is_wrong(
+    client: httpx.Client, body: dict[str, Any], status: int, word: str
+) -> None:
+    result = post(client, body)
+    error = result.json()["error"]
+    assert result.status_code == status
+    assert word in f"{error['message']} {error['param']} {error['code']}"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({**TEXT, "prompt": "x" * 600}, "prompt"),
+        ({**TEXT, "prompt": [5] * 500, "max_tokens": 100}, "max_tokens"),
+        ({**TEXT, "max_tokens": 10**6}, "max_tokens"),
+        ({**CHAT, "messages": [{**USER, "content": "x" * 600}]}, "messages"),
+        ({**CHAT, "documents": ["x" * 600]}, "documents"),
+        ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
+    ],
+)
+def test_a_context_error_says_what_fits(
+    client: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    error = post(client, body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert error["message"].startswith("This model's maximum context length is 512 tokens, but ")
+    assert "max_new_tokens" not in error["message"]
