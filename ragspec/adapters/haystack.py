@@ -8,6 +8,7 @@ Written against haystack-ai 3, whose asynchronous pipelines run these components
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
@@ -150,12 +151,9 @@ def _stream(
 ) -> Generation:
     """Write a text, call the callback with each piece, and return the generation."""
     meta: dict[str, Any] = {"model": writer.name}
-    chunks = writer.stream(job)
-    try:
+    with closing(writer.stream(job)) as chunks:
         for number, piece in enumerate(chunks):
             callback(StreamingChunk(piece, meta, info, index=0, start=number == 0))
-    finally:
-        chunks.close()
     meta = {**meta, "usage": writer.metadata(job, chunks.result)["usage"]}
     reason: Any = chunks.result.finish_reason
     callback(StreamingChunk("", meta, info, index=0, finish_reason=reason))

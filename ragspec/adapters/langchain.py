@@ -10,6 +10,7 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
@@ -96,15 +97,12 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         job = self._job(messages, stop, kwargs)
-        chunks = self._writer.stream(job)
-        try:
+        with closing(self._writer.stream(job)) as chunks:
             for piece in chunks:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
                 if run_manager is not None:
                     run_manager.on_llm_new_token(piece, chunk=chunk)
                 yield chunk
-        finally:
-            chunks.close()
         figures = self._figures(job, chunks.result)
         last = AIMessageChunk(content="", chunk_position="last", **figures)
         info = {"finish_reason": chunks.result.finish_reason}

@@ -11,7 +11,8 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
@@ -93,32 +94,27 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         """Yield the continuation of a prompt as it grows."""
         return self._stream(self._job(prompt, formatted, **kwargs))
 
-    @llm_chat_callback()  # type: ignore[untyped-decorator]
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the answer to a conversation, written in a thread."""
-        return _as_chat(await asyncio.to_thread(self._write, self._job(messages, **kwargs)))
+        return await asyncio.to_thread(self.chat, messages, **kwargs)
 
-    @llm_completion_callback()  # type: ignore[untyped-decorator]
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Continue a prompt, in a thread."""
-        return await asyncio.to_thread(self._write, self._job(prompt, formatted, **kwargs))
+        return await asyncio.to_thread(self.complete, prompt, formatted, **kwargs)
 
-    @llm_chat_callback()  # type: ignore[untyped-decorator]
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Yield the answer to a conversation as it grows, written in a thread."""
-        job = self._job(messages, **kwargs)
-        return (_as_chat(each) async for each in self._astream(job))
+        return pulled(self.stream_chat(messages, **kwargs))
 
-    @llm_completion_callback()  # type: ignore[untyped-decorator]
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Yield the continuation of a prompt as it grows, written in a thread."""
-        return self._astream(self._job(prompt, formatted, **kwargs))
+        return pulled(self.stream_complete(prompt, formatted, **kwargs))
 
     def _job(
         self, prompt: str | Sequence[ChatMessage], formatted: bool = False, **settings: Any
@@ -145,21 +141,11 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         return CompletionResponse(text=text.text, additional_kwargs=self._figures(job, text))
 
     def _stream(self, job: Job) -> Generator[CompletionResponse]:
-        chunks, text = self._writer.stream(job), ""
-        try:
+        text = ""
+        with closing(self._writer.stream(job)) as chunks:
             for piece in chunks:
                 text += piece
                 yield CompletionResponse(text=text, delta=piece)
-        finally:
-            chunks.close()
-        facts = self._figures(job, chunks.result)
-        yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
-
-    async def _astream(self, job: Job) -> AsyncGenerator[CompletionResponse]:
-        chunks, text = self._writer.stream(job), ""
-        async for piece in pulled(chunks):
-            text += piece
-            yield CompletionResponse(text=text, delta=piece)
         facts = self._figures(job, chunks.result)
         yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
@@ -29,6 +29,7 @@ from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.sampling.placed_tokens import place_tokens
 
+T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 
@@ -187,13 +188,10 @@ class HostWriter:
         return facts
 
 
-async def pulled(chunks: Stream) -> AsyncIterator[str]:
-    """Yield the pieces of a stream, written in threads so that the event loop stays free."""
-    try:
-        while (piece := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield piece
-    finally:
-        chunks.cancel()
+async def pulled(items: Iterator[T]) -> AsyncGenerator[T]:
+    """Yield the items of an iterator, computed in threads so that the event loop stays free."""
+    while (item := await asyncio.to_thread(next, items, None)) is not None:
+        yield item
 
 
 def _plain_turn(turn: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
