@@ -108,18 +108,19 @@ class Routes:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
         served, headers = self._check(body, body.samples)
-        requests = await run_in_thread(lambda: read_chat(body, served.engine, served.documents))
-        return await self._answer(requests, body, request, headers)
+        read = partial(read_chat, body, served.engine, served.documents)
+        return await self._answer(read, body, request, headers)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         served, headers = self._check(body, body.samples * len(body.prompts))
         read = partial(read_completion, body, served.engine)
-        # The log-probabilities of a prompt take a forward of their own.
-        requests = await (self._alone(request, read) if body.echo else run_in_thread(read))
-        if requests is None:
-            return Response(status_code=499)
-        return await self._answer(requests, body, request, headers)
+        if body.echo:  # the log-probabilities of a prompt take a forward of their own
+            requests = await self._alone(request, read)
+            if requests is None:
+                return Response(status_code=499)
+            return await self._answer(lambda: requests, body, request, headers)
+        return await self._answer(read, body, request, headers)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
@@ -165,15 +166,16 @@ class Routes:
 
     async def _answer(
         self,
-        requests: Sequence[EngineRequest],
+        read: Callable[[], Sequence[EngineRequest]],
         body: TextRequest,
         request: Request,
         headers: dict[str, str],
     ) -> Response:
-        """Submit texts in a thread, and return the response to their request."""
+        """Read a request and submit its texts in a thread, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
 
         def begin() -> RunningTexts:
+            requests = read()
             if requests[0].refusal is not None:
                 return RunningTexts(requests, ())
             engine = served.engine_of(tenant, body.drafter, body.budget, body.store)
