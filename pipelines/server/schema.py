@@ -240,7 +240,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
     names: dict[str, None] = {}
     for path, value, known in _unknown_fields(body, ""):
         name = path.rpartition(".")[2]
-        plain = ".".join(part for part in path.split(".") if not part.isdecimal())
+        plain = quote(".".join(each for each in path.split(".") if not each.isdecimal())) or "''"
         if plain in names or value in REFUSED.get(name, NOTHING):
             continue
         if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
@@ -250,7 +250,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
             hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
         names[plain] = None
-    return {"X-Ignored-Fields": ", ".join(map(quote, names))} if names else {}
+    return {"X-Ignored-Fields": ", ".join(names)} if names else {}
 
 
 def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, Any, list[str]]]:
