@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import checked_output, parse_drafter, silence_transformers
+from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.options import parse_drafter, silence_transformers
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:

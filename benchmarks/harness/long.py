@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import checked_output, silence_transformers
+from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.options import silence_transformers
 
 if TYPE_CHECKING:
     from harness.long_table import LongRow, TaskRecord

@@ -23,7 +23,8 @@ import typer
 
 from harness.data import read_records
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import checked_output, silence_transformers
+from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.options import silence_transformers
 
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.iterative import IterativeRag

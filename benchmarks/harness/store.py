@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import checked_output
+from ragspec.pipelines.console.checks import checked_output
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 LENGTH = 1000

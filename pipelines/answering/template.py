@@ -230,11 +230,20 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
     elif isinstance(prompt, str) and prompt in WORDINGS:
         template = WORDINGS[prompt]
     else:
+        from jinja2 import Environment, TemplateSyntaxError
+
         path = Path(prompt)
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
             template = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
+            Environment().parse(template.template or "")
+        except TemplateSyntaxError as error:
+            reason = str(error.message).rstrip(".")
+            raise InputError(
+                f"the prompt template {path} is no Jinja, line {error.lineno}: {reason}. "
+                "Expected Jinja over `question` and `passages` (each with number, title and text)."
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
-from ragspec.pipelines.console.options import (
-    HELP,
-    PlaceOptions,
-    checked_output,
-    silence_transformers,
-)
+from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, takes_records
 
 if TYPE_CHECKING:

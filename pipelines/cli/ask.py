@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -35,7 +36,7 @@ class AskOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        o.checked_text(self.question)
+        checks.check_question(self.question)
         if not self.documents.docs:
             raise InputError(
                 "Expected --docs, got none: --docs PATH reads documents, or opens what `ragspec "
@@ -49,7 +50,8 @@ class IterativeOptions(AskOptions):
 
     stride: Annotated[int, typer.Option(min=1, help="Tokens between two searches.")] = 4
     search: Annotated[
-        str | None, Setting("dense, sparse or fused. Default: what the index was built for.")
+        Literal["dense", "sparse", "fused"] | None,
+        Setting("Kind of search: dense, sparse or fused. Default: what the index was built for."),
     ] = None
     speculate: Annotated[
         str,
@@ -69,6 +71,7 @@ class IterativeOptions(AskOptions):
 
     def __post_init__(self) -> None:
         AskOptions.__post_init__(self)
+        checks.check_guesses(self.speculate)
         if self.documents.top_passages not in (None, 1):
             raise InputError(
                 f"Expected one passage at a time, got --set top-passages="

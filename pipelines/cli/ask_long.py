@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -48,17 +50,19 @@ class LongOptions:
     system: o.SystemSetting = None
 
     def __post_init__(self) -> None:
-        from ragspec.retrievers.rapid.steering import eta_of
         from ragspec.storage.store import check_writable
 
-        o.checked_text(self.question)
+        checks.check_question(self.question)
         self.tokens()
-        eta_of(self.mode, self.steer)
+        if self.steer is not None and not 0.0 <= self.steer < math.inf:
+            raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
         if self.saved and (self.doc or self.token_range or self.prompt or self.system):
             raise InputError(
                 f"{self.save_cache} holds a saved document; expected it without --doc, "
                 "token-range, prompt and system, or another folder to save this one in."
             )
+        if self.doc is not None:
+            checks.check_paths(self.doc)
         if not self.saved and self.doc is None:
             raise InputError(
                 "Expected --doc FILE, or --save-cache FOLDER with a saved document; got neither."

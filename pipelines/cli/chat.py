@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragspec.errors import InputError, RagspecError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -48,7 +49,8 @@ class ChatOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        o.checked_text(self.question or "")
+        checks.checked_text(self.question or "")
+        checks.check_chat_model(self.engine.model)
 
 
 @takes_records
@@ -97,7 +99,7 @@ class ChatSession:
                 self.execute(text)
             elif text:
                 try:
-                    self.answer(o.checked_text(text))
+                    self.answer(checks.checked_text(text))
                 except RagspecError as error:  # the conversation goes on
                     self.terminal.error(str(error))
 

@@ -12,9 +12,10 @@ import typer
 from ragspec.pipelines.cli.store import limit_of
 from ragspec.pipelines.cli.store_run import counting
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import read_texts
+from ragspec.pipelines.console.texts import check_sources, read_texts
 
 if TYPE_CHECKING:
     from ragspec.retrievers.knn.datastore import DatastoreInfo
@@ -49,6 +50,10 @@ class DatastoreBuildOptions:
     model: o.ModelOption = "starter"
     max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M"
     json: o.JsonOption = False
+
+    def __post_init__(self) -> None:
+        check_sources(self.texts)
+        check_model(self.model)
 
 
 @takes_records

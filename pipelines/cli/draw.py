@@ -19,7 +19,8 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.options import checked_output, silence_transformers
+from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
@@ -80,7 +81,7 @@ class DrawOptions:
 
     def __post_init__(self) -> None:
         for text in self.prompts:
-            o.checked_text(text)
+            checks.checked_text(text)
         _ = self.settings
         alone = self.family == "imagegpt" and not self.prompts  # which draws without conditions
         if bool(self.prompts) == bool(self.labels) and not alone:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -50,6 +51,9 @@ class KnnOptions:
                 "Expected --datastore beside knn, knn-weight or speculate, got none. Name one."
             )
 
+        checks.check_store(self.datastore)
+        checks.check_guesses(self.speculate)
+
     def open(self) -> Datastore | None:
         """Open the datastore; return None without --datastore.
 
@@ -86,8 +90,13 @@ class GenerateOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        o.checked_text(self.prompt)
-        if self.system is not None and not self.chat:
+        checks.checked_text(self.prompt)
+        if not self.prompt or "" in (self.stop or ()):
+            what = "stop string" if self.prompt else "prompt"
+            raise InputError(f"Expected a {what} of one character at least, got an empty one.")
+        if self.chat:
+            checks.check_chat_model(self.text.engine.model)
+        elif self.system is not None:
             raise InputError("Expected --chat beside system, got none. Add it or leave system out.")
 
 
@@ -139,6 +148,6 @@ def _one_turn(engine: Engine, text: str, system: str | None) -> list[dict[str, s
 def _standard_input() -> str:
     try:
         # The line break that ends a file or an echo is not part of the text.
-        return o.checked_text(sys.stdin.read().removesuffix("\n"))
+        return checks.checked_text(sys.stdin.read().removesuffix("\n"))
     except UnicodeDecodeError as error:
         raise InputError(f"Expected text in UTF-8 on standard input ({error}).") from error

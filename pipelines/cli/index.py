@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import check_paths
 from ragspec.pipelines.console.terminal import Terminal, progress
 
 if TYPE_CHECKING:
@@ -52,15 +53,17 @@ def build(
     ] = False,
 ) -> None:
     """Read documents into a new index; `ragspec index PATHS --out INDEX` is the same."""
-    from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
     from ragspec.storage.store import is_store
 
+    check_paths(*paths)
     if is_store(out) and not replace:
         raise InputError(
             f"{out} is an index already; expected a new place. --replace puts the new one in its "
             f"place; `ragspec index add {out} PATHS` adds to it."
         )
+    from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+
     if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
         o.silence_transformers()
     terminal = Terminal()

@@ -11,6 +11,7 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import check_store
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
@@ -46,6 +47,10 @@ class ServeOptions:
         int, Setting("Requests that may wait; more get status 429.", least=0)
     ] = 32
     drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
+
+    def __post_init__(self) -> None:
+        for path in stores_of(self.store or ()).values():
+            check_store(path)
 
 
 @takes_records

@@ -19,8 +19,10 @@ from ragspec.pipelines.cli.store_run import (
     verify_store,
 )
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import check_sources
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -49,6 +51,10 @@ class StoreBuildOptions:
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
     ] = None
     json: o.JsonOption = False
+
+    def __post_init__(self) -> None:
+        check_sources(self.sources)
+        check_model(self.model)
 
 
 @takes_records

@@ -14,6 +14,7 @@ import typer
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.store import limit_of
 from ragspec.pipelines.cli.store_run import at_most, counting
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -66,6 +67,8 @@ class HeadOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        checks.check_paths(self.data)
+        checks.check_model(self.model)
         _check_positive(self.minutes, "--minutes")
         _check_positive(self.rate, "rate")
         limit_of(self.max_tokens)
@@ -151,8 +154,6 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
     from ragspec.verification.open import open_target
 
     data = options.data
-    if not data.exists():
-        raise InputError(f"{data} is missing; check the path.")
     loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)
     columns = TextColumns(skipped=terminal.note_skipped)

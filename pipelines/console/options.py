@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ragspec.errors import InputError, ModelError
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import Setting
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class PlaceOptions:
     """The device of models and their data type."""
 
     device: Annotated[str, Setting("Device: auto, cpu, or an accelerator such as cuda.")] = "auto"
-    dtype: Annotated[str, Setting("Data type: auto, float32, bfloat16, float16 or float64.")] = (
-        "auto"
-    )
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "float64"],
+        Setting("Data type: auto, float32, bfloat16, float16 or float64."),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,21 @@ class EngineOptions(PlaceOptions):
     ] = None
     adapter: Annotated[Path | None, Setting("Folder of an adapter saved by peft.")] = None
     quantize: Annotated[
-        str | None, Setting("Store the weights in fewer bits: int8 (weight-only).")
+        Literal["int8"] | None, Setting("Store the weights in fewer bits: int8 (weight-only).")
     ] = None
     static: Annotated[
-        str,
+        Literal["auto", "off", "eager", "graph", "compile"],
         Setting(
             "Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
         ),
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        checks.check_budget(self.budget)
+        checks.check_drafters(drafters_of(self.drafter or "auto"))
+        checks.check_adapter(self.adapter)
+        checks.check_model(self.model)
+        checks.check_model(self.draft_model)
 
     def load_engine(self, stores: StoreOptions | None = None) -> Engine:
         """Load the models and open the stores.
@@ -149,6 +158,14 @@ class StoreOptions:
     tenant: Annotated[
         str, Setting("Tenant whose stored text may be used, in addition to shared text.")
     ] = "global"
+
+    def __post_init__(self) -> None:
+        checks.check_store(self.store)
+        checks.check_store(self.history)
+        if self.tenant != "global" and not (self.store or self.history):
+            raise InputError(
+                f"got tenant={self.tenant} and no store; expected --store or --set history= too."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +263,7 @@ class OutputOptions:
     ] = True
 
     def __post_init__(self) -> None:
-        checked_output(self.trace)
+        checks.checked_output(self.trace)
 
     @property
     def streams(self) -> bool:
@@ -275,6 +292,7 @@ class SearchOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        checks.check_paths(*(self.docs or ()))
         if self.index is not None and len(self.docs or ()) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
@@ -350,7 +368,7 @@ class TextOptions:
                 "copies from no text. Leave one out."
             )
         if not text.startswith("@"):
-            return {"prediction": checked_text(text)}
+            return {"prediction": checks.checked_text(text)}
         try:
             return {"prediction": Path(text[1:]).read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
@@ -367,28 +385,14 @@ def silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def checked_text(text: str) -> str:
-    """Return the text; raise InputError for bytes of the shell that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Expected text in UTF-8, got other bytes ({error}).") from error
-    return text
-
-
-def checked_output(path: Path | None) -> Path | None:
-    """Return the path; raise InputError, before any work, if its folder is missing."""
-    if path is not None and not path.parent.is_dir():
-        raise InputError(
-            f"{path} cannot be written: there is no folder {path.parent}. Make it, or name "
-            "another file."
-        )
-    return path
+def drafters_of(text: str) -> list[str]:
+    """Return the names in a text of --drafter."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_drafter(text: str) -> Any:
     """Return the `drafter` argument of an engine: None, a name, or a list of names."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = drafters_of(text)
     if not names or names == ["none"]:
         return None
     return names[0] if len(names) == 1 else names

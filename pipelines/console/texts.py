@@ -85,6 +85,13 @@ def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
             yield from _texts(_hub_rows(source, columns), source, columns)
 
 
+def check_sources(sources: Iterable[str]) -> None:
+    """Raise DocumentError if a source is a path that leads nowhere."""
+    for source in sources:
+        if _is_path(source) and not Path(source).exists():
+            raise DocumentError(f"{source} is missing; check the path.")
+
+
 def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
     """Yield the prompts of a file of rows: texts, chat messages or token ids.
 

@@ -55,7 +55,6 @@ def test_version_and_bare_call(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["ask", "why?"], 2, "Expected --docs, got none"),
         (["generate", "a", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "a", "--model", "./absent"], 5, "./absent"),
         (["report", "absent.jsonl"], 2, "absent.jsonl"),
@@ -258,7 +257,7 @@ def test_the_line_break_that_ends_standard_input_is_not_read(
 def test_a_head_that_is_not_there_is_a_missing_model(model: str, capsys: Capture) -> None:
     missing = main(["generate", "a", "--model", "./nowhere"])
     assert main(["generate", "a", "--model", model, "--drafter", "./nowhere/head"]) == missing
-    assert "got no head in ./nowhere/head" in capsys.readouterr().err
+    assert "./nowhere/head is no folder; expected that of a head" in capsys.readouterr().err
     assert main(["generate", "a", "--model", model, "--drafter", "autoo"]) == 2
     assert "Did you mean 'auto'" in capsys.readouterr().err
 

@@ -174,13 +174,6 @@ def test_two_ways_of_sampling_are_refused(model: str, capsys: Capture) -> None:
     assert "got top-p or top-k beside it" in capsys.readouterr().err
 
 
-def test_a_missing_index_is_named_before_a_model_is_loaded(tmp_path: Path, capsys: Capture) -> None:
-    missing = str(tmp_path / "no.idx")
-    for command in (["chat"], ["ask", "Why?"]):
-        assert main([*command, "--docs", missing, "--model", "./nowhere"]) == 7
-        assert "no.idx is missing" in capsys.readouterr().err
-
-
 def test_a_turn_without_passages_says_so(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

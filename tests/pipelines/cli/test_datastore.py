@@ -78,11 +78,8 @@ def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> N
 def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     inputs = ["generate", "The tree", "--model", model]
     for more, code, message in (
-        (["-s", "knn=4"], 2, "Expected --datastore"),
-        (["-s", "speculate=off"], 2, "Expected --datastore"),
-        (["--datastore", str(tmp_path)], 8, "holds no store"),
         (["--datastore", store, "-s", "knn=99999"], 2, "k is 99999"),
-        (["--datastore", store, "-s", "speculate=often"], 2, "speculate is 'often'"),
+        (["--datastore", store, "-s", "speculate=99"], 2, "speculate is 99"),
     ):
         assert main([*inputs, *more]) == code
         assert message in capsys.readouterr().err.replace("\n", " ")

@@ -10,15 +10,13 @@ import pytest
 
 from ragspec.drafters.combined import within
 from ragspec.errors import InputError, ModelError, SamplingError
-from ragspec.pipelines.cli.app import main as cli_main
+from ragspec.pipelines.console.checks import checked_output, checked_text
 from ragspec.pipelines.console.options import (
     EngineOptions,
     OutputOptions,
     SamplingOptions,
     StoreOptions,
     TextOptions,
-    checked_output,
-    checked_text,
     number_or_name,
     parse_drafter,
 )
@@ -56,7 +54,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_steps_of_fixed_shape_are_requested_by_name() -> None:
-    def options(static: str) -> EngineOptions:
+    def options(static: Any) -> EngineOptions:
         return EngineOptions("cpu", "float32", "starter-draft", drafter="none", static=static)
 
     assert options("eager").load_engine().target.static == "eager"
@@ -95,7 +93,7 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
     assert read(None) == {}
     assert read(f"@{file}") == {"prediction": "as before\n"}
     drafters: list[dict[str, str]] = [{}, {"drafter": "context"}]
-    for engine in (*drafters, {"drafter": "none", "draft_model": "draft"}):
+    for engine in (*drafters, {"drafter": "none", "draft_model": "starter-draft"}):
         assert read("the same", **engine) == {"prediction": "the same"}
     with pytest.raises(InputError, match=r"missing\.txt"):
         read(f"@{tmp_path / 'missing.txt'}")
@@ -106,18 +104,11 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
         read(f"@{file}")
 
 
-def test_a_scope_is_drafted_from_and_needs_a_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scope_is_drafted_from(tmp_path: Path) -> None:
     folder, store = tmp_path / "model", tmp_path / "c.store"
     copy.deepcopy(tiny.model("llama")).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     CorpusIndex.build([], tiny.tokenizer(), store).close()
-    common = ["--model", str(folder), "-s", "device=cpu"]
-    (tmp_path / "a.txt").write_text("ab ab", encoding="utf-8")
-    for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
-        assert cli_main([*command, *common, "-s", "tenant=tenant"]) == 2
-        assert "got scope 'tenant' and no store" in capsys.readouterr().err
     options = EngineOptions("cpu", model=str(folder), drafter="rest", budget="8")
     drafter = options.load_engine(StoreOptions(store, tenant="tenant")).drafter
     assert drafter is not None

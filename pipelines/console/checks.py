@@ -1,0 +1,140 @@
+"""Checks of options that need no model and no torch, so that they come before any work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ragspec.errors import (
+    DocumentError,
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+
+GGUF_MAGIC = b"GGUF"
+
+
+def checked_text(text: str, what: str = "text") -> str:
+    """Return the text; raise InputError for bytes of the shell that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Expected {what} in UTF-8, got other bytes ({error}).") from error
+    return text
+
+
+def check_question(text: str) -> None:
+    """Raise InputError if a question is empty or no text."""
+    if not checked_text(text).strip():
+        raise InputError(f"Expected a question, got the empty text {text!r}. Ask something.")
+
+
+def checked_output(path: Path | None) -> Path | None:
+    """Return the path; raise InputError, before any work, if its folder is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(
+            f"{path} cannot be written: there is no folder {path.parent}. Make it, or name "
+            "another file."
+        )
+    return path
+
+
+def check_paths(*paths: Path) -> None:
+    """Raise DocumentError if a path leads nowhere."""
+    for path in paths:
+        if not path.expanduser().exists():
+            raise DocumentError(f"{path} is missing; check the path.")
+
+
+def check_store(path: Path | None) -> None:
+    """Raise StoreError if a folder holds no store, or one whose pointer is damaged."""
+    from ragspec.storage.store import read_current
+
+    if path is not None:
+        read_current(path)
+
+
+def check_model(name: str | None) -> None:
+    """Raise an error if a model cannot be loaded for a reason that its files' names tell.
+
+    Raises:
+        ModelNotFoundError: No place has it.
+        ModelError: It is a GGUF file by its name alone.
+    """
+    from ragspec.models.resolve import resolve_model
+
+    if name is None:
+        return
+    source = resolve_model(name)
+    if source.file is not None:
+        with (source.folder / source.file).open("rb") as file:
+            if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+                raise ModelError(
+                    f"{name} does not begin with {GGUF_MAGIC.decode()}, as GGUF files do; it may "
+                    "be damaged. Copy it again."
+                )
+
+
+def check_chat_model(name: str) -> None:
+    """Raise UnsupportedModelError if a folder's tokenizer has no chat template."""
+    from ragspec.models.resolve import resolve_model
+
+    source = resolve_model(name)
+    config = source.folder / "tokenizer_config.json"
+    if source.file is not None or not config.is_file():
+        return  # known once it is loaded
+    inside = '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
+    if not inside and not any(source.folder.glob("chat_template*")):
+        raise UnsupportedModelError(
+            f"{name} comes without a chat template; expected a chat model, such as smollm2 "
+            "(`ragspec models`). Use `ragspec generate` or `ragspec ask` with this one."
+        )
+
+
+def check_adapter(folder: Path | None) -> None:
+    """Raise ModelNotFoundError if a folder holds no adapter of peft."""
+    if folder is not None and not (folder / "adapter_config.json").is_file():
+        raise ModelNotFoundError(
+            f"got no adapter in {folder}; expected a folder with adapter_config.json, as peft's "
+            "save_pretrained writes it."
+        )
+
+
+def check_budget(budget: str) -> None:
+    """Raise InputError unless a budget is a number of nodes or "auto"."""
+    if budget != "auto" and not re.fullmatch(r"\d+", budget):
+        raise InputError(
+            f"got budget {budget!r}, expected 'auto' or a number of draft nodes (0 = plain "
+            "decoding)."
+        )
+
+
+def check_drafters(names: Iterable[str]) -> None:
+    """Raise an error if a drafter is neither a name nor the folder of a head.
+
+    Raises:
+        UnknownNameError: There is no such name.
+        ModelNotFoundError: There is no such folder.
+    """
+    from ragspec.registry import names as known
+    from ragspec.registry import unknown
+
+    choices = {*known("drafter"), "none"}
+    for name in names:
+        if name in choices or Path(name).expanduser().is_dir():
+            continue
+        if "/" in name or "\\" in name:
+            raise ModelNotFoundError(
+                f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
+            )
+        raise UnknownNameError(unknown("drafter", name, choices))
+
+
+def check_guesses(speculate: str) -> None:
+    """Raise InputError unless a number of guesses is a number, "auto" or "off"."""
+    if speculate not in ("auto", "off") and not re.fullmatch(r"\d+", speculate):
+        raise InputError(f"got speculate={speculate}; expected a number, auto or off.")

@@ -1,0 +1,104 @@
+"""What needs no model is checked before torch is imported, and so within two seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASK = "ask why --docs docs"
+ITERATIVE = "ask-iterative why --docs docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("early")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "a.txt").write_text("The cat sleeps.")
+    (folder / "empty").mkdir()
+    (folder / "bad.jinja").write_text("{{ broken")
+    (folder / "broken.gguf").write_bytes(bytes(4))
+    return folder
+
+
+CASES = [
+    ("ask why", 2, "Expected --docs, got none"),
+    ("ask why --docs none", 7, "none is missing"),
+    ("ask '' --docs docs", 2, "Expected a question, got the empty text"),
+    (f"{ASK} --model nosuch", 5, "no model 'nosuch'"),
+    (f"{ASK} --model broken.gguf", 4, "does not begin with GGUF"),
+    (f"{ASK} --draft-model nosuch", 5, "no model 'nosuch'"),
+    (f"{ASK} --drafter contxt", 2, "Did you mean 'context'"),
+    (f"{ASK} --budget many", 2, "got budget 'many'"),
+    (f"{ASK} --store empty", 8, "holds no store"),
+    (f"{ASK} -s history=empty", 8, "holds no store"),
+    (f"{ASK} -s tenant=x", 2, "got tenant=x and no store"),
+    (f"{ASK} -s adapter=empty", 5, "no adapter in empty"),
+    (f"{ASK} -s dtype=int3", 2, "should be 'auto', 'float32'"),
+    (f"{ASK} -s static=graf", 2, "should be 'auto', 'off', 'eager'"),
+    (f"{ASK} -s quantize=int4", 2, "should be 'int8'"),
+    (f"{ASK} -s prompt=bad.jinja", 2, "is no Jinja, line 1: unexpected end of template, "),
+    (f"{ASK} -s prompt=anser", 2, "Did you mean 'answer'"),
+    (f"{ASK} -t warm", 2, "got 'warm'"),
+    (f"{ASK} -t -3", 2, "temperature is -3"),
+    (f"{ASK} --trace no/t.jsonl", 2, "there is no folder no"),
+    (f"{ITERATIVE} -s search=any", 2, "should be 'dense', 'sparse' or 'fused'"),
+    (f"{ITERATIVE} -s speculate=much", 2, "got speculate=much"),
+    (f"{ITERATIVE} -s top-passages=3", 2, "got --set top-passages=3"),
+    ("ask-long why", 2, "Expected --doc FILE"),
+    ("ask-long why --doc none.txt", 7, "none.txt is missing"),
+    ("ask-long why --doc docs/a.txt --steer -1", 2, "got -1"),
+    ("ask-long why --doc docs/a.txt -s token-range=five", 2, "Expected token-range=FROM:TO"),
+    ("generate ''", 2, "Expected a prompt"),
+    ("generate a --stop ''", 2, "Expected a stop string"),
+    ("generate a -s knn=4", 2, "Expected --datastore"),
+    ("generate a --datastore empty", 8, "holds no store"),
+    ("generate a --chat", 4, "without a chat template"),
+    ("generate a -s system=Short.", 2, "Expected --chat"),
+    ("chat --model starter", 4, "without a chat template"),
+    ("serve --docs none", 7, "none is missing"),
+    ("serve --store answers", 2, "expected NAME=FOLDER"),
+    ("serve --store answers=empty", 8, "holds no store"),
+    ("index none --out i.idx", 7, "none is missing"),
+    ("store build none.txt --out s.store", 7, "none.txt is missing"),
+    ("store from-answers none.jsonl --out s.store", 7, "none.jsonl is missing"),
+    ("datastore build none.txt --out d.knn", 7, "none.txt is missing"),
+    ("train-head --data none --out h", 7, "none is missing"),
+    ("train-head --data docs --out h --model nosuch", 5, "no model 'nosuch'"),
+]
+
+
+SCRIPT = """
+import contextlib, io, shlex, sys
+
+sys.modules["torch"] = None
+from ragspec.pipelines.cli.app import main
+
+for words in sys.stdin.read().splitlines():
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        try:
+            code = main(shlex.split(words))
+        except ModuleNotFoundError as error:
+            code = error
+    print(code, " ".join(err.getvalue().split()))
+"""
+
+
+def test_wrong_input_is_named_before_torch_is_imported(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input="\n".join(words for words, _, _ in CASES),
+        capture_output=True,
+        encoding="utf-8",
+        cwd=folder,
+        check=True,
+    )
+    wrong = [
+        (words, row)
+        for (words, exit_code, message), row in zip(CASES, done.stdout.splitlines(), strict=True)
+        if not (row.startswith(f"{exit_code} error: ") and message in row)
+    ]
+    assert wrong == []
