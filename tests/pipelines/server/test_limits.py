@@ -105,26 +105,30 @@ def test_a_caller_that_leaves_frees_its_row(
     assert float(ended.split()[-1]) == 5
 
 
-def test_a_caller_that_reads_nothing_is_passed_up() -> None:
-    closed: list[bool] = []
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_stream_is_let_go_once_it_has_ended_or_is_not_read(reads: bool) -> None:
+    ended: list[str] = []
 
     async def lines() -> AsyncGenerator[bytes, None]:
         try:
-            while True:
-                yield b"data: 1\n\n"
+            yield b"data: 1\n\n"
+            if not reads:
+                await asyncio.Event().wait()
         finally:
-            closed.append(True)
+            ended.append("closed")
 
-    async def blocked(message: Any) -> None:
-        if message["type"] == "http.response.body":
+    async def send(message: Any) -> None:
+        assert "released" not in ended
+        if message["type"] == "http.response.body" and not reads:
             await asyncio.Event().wait()
 
     async def silent() -> Any:
         await asyncio.Event().wait()
 
+    stream = EventStream(lines(), 1.0 if reads else 0.1, lambda: ended.append("released"))
     began = time.monotonic()
-    asyncio.run(EventStream(lines(), stall=0.1)({"type": "http", "method": "GET"}, silent, blocked))
-    assert closed == [True] and time.monotonic() - began < 5
+    asyncio.run(stream({"type": "http", "method": "GET"}, silent, send))
+    assert sorted(ended) == ["closed", "released"] and time.monotonic() - began < 5
 
 
 def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import weakref
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.served import NAME, engine, events, hang_up, post, served, text_of
@@ -67,26 +66,6 @@ def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine)
         assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
     finally:
         serving.close(0.0)
-
-
-def test_what_a_stream_holds_is_let_go_once_it_has_ended() -> None:
-    let_go: list[bool] = []
-
-    async def lines() -> AsyncGenerator[bytes, None]:
-        yield b"data: 1\n\n"
-
-    async def silent() -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        assert not let_go
-
-    asyncio.run(
-        EventStream(lines(), 1.0, lambda: let_go.append(True))(
-            {"type": "http", "method": "GET"}, silent, send
-        )
-    )
-    assert let_go == [True]
 
 
 @pytest.fixture
