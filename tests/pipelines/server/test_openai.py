@@ -44,21 +44,6 @@ def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
     assert result.choices[0].finish_reason == selection.finish_reason
     assert result.usage is not None and result.usage.completion_tokens == len(selection.tokens)
     assert result.choices[0].logprobs is not None and result.choices[0].logprobs.content
-
-
-def test_the_client_predicts_and_completes(client: OpenAI) -> None:
-    plain = client.completions.create(model=NAME, prompt="Drafts", temperature=0, max_tokens=30)
-    text = plain.choices[0].text
-    result = client.chat.completions.create(
-        model=NAME,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=30,
-        prediction={"type": "content", "content": text},
-        extra_body={"drafter": "context", "budget": 4},
-    )
-    assert result.usage is not None and result.usage.completion_tokens_details is not None
-    assert result.usage.completion_tokens_details.rejected_prediction_tokens is not None
     assert client.models.retrieve(NAME).id == NAME
     assert [each.id for each in client.models.list()] == [NAME]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -141,22 +140,3 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(
     bare = post(client, {**TEXT, "echo": True}).json()["choices"][0]
     assert bare["text"] == "A draft" + post(client, TEXT).json()["choices"][0]["text"]
     assert bare["logprobs"] is None
-
-
-def test_lm_eval_scores_over_http(client: httpx.Client, instance: Engine, tmp_path: Path) -> None:
-    models = pytest.importorskip("lm_eval.models.openai_completions", reason="no lm-eval")
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    instance.tokenizer.save_pretrained(tmp_path)
-    url = f"{client.base_url}/v1/completions"
-    remote = models.LocalCompletionsAPI(
-        url, "huggingface", model=NAME, tokenizer=str(tmp_path), max_length=512, batch_size=2
-    )
-    texts = [("A draft tree", " is"), ("The target", " reads it all"), ("A draft", " is a guess")]
-    requests = [Instance("loglikelihood", {}, pair, 0) for pair in texts]
-    local = HFLM(instance.model, tokenizer=instance.tokenizer, batch_size=1, max_length=512)
-    for ours, theirs in zip(
-        remote.loglikelihood(requests), local.loglikelihood(requests), strict=True
-    ):
-        assert ours[0] == pytest.approx(theirs[0], abs=1e-4) and ours[1] == theirs[1]

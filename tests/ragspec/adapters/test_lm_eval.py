@@ -12,12 +12,14 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from tests.support import chatting, tiny
+from tests.support.served import NAME, served
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 import lm_eval
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from ragspec.adapters.lm_eval import RagspecLM
 
@@ -155,3 +157,16 @@ def test_generation_arguments_that_are_unknown_are_refused() -> None:
     request = requests("generate_until", ("x", {"num_beams": 4}))
     with pytest.raises(InputError, match="num_beams"):
         model().generate_until(request, disable_tqdm=True)
+
+
+def test_our_server_scores_for_the_harness_over_http(tmp_path: Path) -> None:
+    tiny.tokenizer(chat=True).save_pretrained(tmp_path)
+    request = requests("loglikelihood", *((text, " and the Po") for text in CONTEXTS))
+    with served(Engine(tiny.model(), tiny.tokenizer(chat=True), "context")) as (client, _):
+        url, options = f"{client.base_url}/v1/completions", {"max_length": 512, "batch_size": 2}
+        remote = LocalCompletionsAPI(
+            url, "huggingface", model=NAME, tokenizer=str(tmp_path), **options
+        )
+        scores = remote.loglikelihood(request)
+    for ours, other in zip(scores, theirs().loglikelihood(request), strict=True):
+        assert ours == (pytest.approx(other[0], abs=1e-4), other[1])
