@@ -1,4 +1,4 @@
-"""A new method is one file and one line: a toy drafter and a toy rule are added so."""
+"""A new method is one file and one line: a toy of each kind is added so."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from ragspec.bridge import Speculation
 from ragspec.drafters.method import Sources, describe
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answerer import Answerer, Question
+from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.bench.variants import known_variants
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.methods import build_method, compose, method_table
 from ragspec.pipelines.page.charts import slots_of
+from ragspec.retrievers.search.fusion import as_retriever
 from ragspec.visual.rules.by_name import make_rule, relaxed
 from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
@@ -88,6 +92,29 @@ def test_a_rule_is_created_by_its_name_with_its_settings() -> None:
     assert parse_variant("nearly@0.5") == ("nearly@0.5", "nearly", 0.5, None)
     with pytest.raises(InputError, match="'nearly' has no delta; it takes slack"):
         make_rule("nearly", codebook(64), delta=0.1)
+
+
+def test_a_reader_of_answers_is_a_class_with_one_method() -> None:
+    """It reads the first sentence of the best passage, and has search, stream and citations."""
+
+    class FirstSentence(Answerer):
+        def _write(self, question: Question) -> Answer:
+            hit = question.hits[0]
+            tokenizer = self.engine.tokenizer
+            prompt = build_prompt(tokenizer, question.text, [hit], template=self.template)
+            return self._answer(question.text, prompt, self._generate(prompt, question))
+
+    def search(question: str) -> list[tuple[str, float, dict[str, str]]]:
+        return [("The walk follows the tokens of the target.", 1.0, {"name": "rules.md"})]
+
+    model = tiny.model("llama", max_position_embeddings=1024)
+    reader = FirstSentence(Engine(model, tiny.tokenizer()), as_retriever(search))
+    pieces: list[str] = []
+    answer = reader.ask("What does it follow?", max_new_tokens=8, stream=pieces.append)
+    assert "".join(pieces) == answer.text
+    assert [hit.passage.text for hit in answer.passages] == [search("")[0][0]]
+    with pytest.raises(InputError, match="question"):
+        reader.ask(" ")
 
 
 FAMILY = """
