@@ -38,7 +38,7 @@ def shift(p: Tensor, q: Tensor, scale: float) -> Tensor:
 def checked(eta: float) -> float:
     """Return eta as a float; raise InputError if it is out of range."""
     if not (math.isfinite(eta) and eta >= 0.0):
-        raise InputError(f"got eta {eta}; expected 0 or more, such as 5 to 20.")
+        raise InputError(f"got eta {eta}; expected eta of 0 or more, such as 5 to 20.")
     return float(eta)
 
 
