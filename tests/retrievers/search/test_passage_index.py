@@ -24,7 +24,7 @@ from ragspec.retrievers.search.dense import (
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
-from ragspec.storage.manifest import Contents, sha256_file
+from ragspec.storage.manifest import sha256_file
 from ragspec.storage.store import publish
 from tests.support.toy_embedder import make_embedder
 
@@ -116,7 +116,6 @@ def test_damaged_index_is_refused(
 def test_a_foreign_file_under_a_right_manifest_is_refused(
     index: PassageIndex, tmp_path: Path
 ) -> None:
-    from ragspec.storage.store import publish
 
     def write(folder: Path) -> None:
         index.write(folder)
@@ -150,21 +149,6 @@ def test_no_flipped_byte_of_an_approximate_index_is_served(
     file.unlink()
     with pytest.raises(StoreError):
         PassageIndex.open(tmp_path / "idx")
-
-
-def test_an_index_of_before_is_searched_exactly(index: PassageIndex, tmp_path: Path) -> None:
-    contents = index.contents()
-    parameters = {name: value for name, value in contents.parameters.items() if name != "dense"}
-    prints = contents.fingerprints
-
-    def write(folder: Path) -> Contents:
-        index.write(folder)
-        return Contents(parameters, prints)
-
-    publish(tmp_path / "old", "passages", write)
-    again = PassageIndex.open(tmp_path / "old")
-    assert again.dense is not None and again.dense.nearest.kind == "exact"
-    assert again.search("train wheel", 2) == index.search("train wheel", 2)
 
 
 def test_what_is_detected_hangs_on_the_query_alone(embedder: Path) -> None:
