@@ -170,7 +170,7 @@ def _stream_server(client: httpx.Client, request: dict[str, Any]) -> tuple[float
 
 def overload(inputs: argparse.Namespace) -> dict[str, Any]:
     """Send requests of 64 clients at once to a server with room for 16."""
-    with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "8") as (client, _):
+    with running(inputs.model, "-s", "max-batch-size=8", "-s", "max-queue-size=8") as (client, _):
         client.post("/v1/completions", json=body(inputs.model, 0, 4))
         with ThreadPoolExecutor(64) as clients:
             responses = list(
@@ -199,7 +199,7 @@ def _counts(statuses: list[int]) -> dict[str, int]:
 def disconnects(inputs: argparse.Namespace) -> dict[str, Any]:
     """Disconnect at random tokens; return the time until the slot is free."""
     rng, waits = random.Random(5), []
-    with running(inputs.model, "--max-batch-size", "4") as (client, _):
+    with running(inputs.model, "-s", "max-batch-size=4") as (client, _):
         for number in range(inputs.rounds * 5 // 2):
             request = body(inputs.model, number, 400, stream=True)
             with client.stream("POST", "/v1/completions", json=request) as response:
@@ -243,7 +243,7 @@ def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
 
 def soak(inputs: argparse.Namespace) -> dict[str, Any]:
     """Send requests for a long time; return the growth of memory, threads and files."""
-    with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "32") as (
+    with running(inputs.model, "-s", "max-batch-size=8", "-s", "max-queue-size=32") as (
         client,
         process,
     ):
