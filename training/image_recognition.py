@@ -47,9 +47,9 @@ def pictures_of(
 
 def latent_pictures_of(name: str, seed: int, each: int) -> tuple[list[Image.Image], list[str]]:
     """Draw so many pictures of each name with a model of latents, shuffled; see `pictures_of`."""
-    from ragspec.visual import LatentPipeline
+    from ragspec.visual import ImagePipeline
 
-    pipe = LatentPipeline.from_pretrained(name, None)
+    pipe = ImagePipeline.from_pretrained(name, None)
     rng = torch.Generator().manual_seed(seed)
     sample = pipe(list(PROMPTS), num_images_per_prompt=each, guidance_scale=GUIDANCE, generator=rng)
     return shuffled(sample.images, list(PROMPTS), each, rng)

@@ -236,7 +236,7 @@ class Trainer:
         self.rng.set_state(state["rng"])
 
     def export(self, out: Path) -> None:
-        """Write the running mean in bfloat16, as a folder that `LatentPipeline` reads."""
+        """Write the running mean in bfloat16, as a folder that `ImagePipeline` reads."""
         with torch.no_grad():
             for key, value in self.model.named_parameters():
                 value.copy_(self.mean[key])

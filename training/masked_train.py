@@ -152,7 +152,7 @@ class MaskedTrainer(Trainer):
             return loss_of(self.model, self.schedule, *rows, rng, rough)
 
     def export(self, out: Path) -> None:
-        """Write the running mean in 8 and 16 bits: a folder that `MaskedLatentPipeline` reads."""
+        """Write the running mean in 8 and 16 bits: a folder that `ImagePipeline` reads."""
         with torch.no_grad():
             for key, value in self.model.named_parameters():
                 value.copy_(self.mean[key])

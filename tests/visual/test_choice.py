@@ -44,10 +44,6 @@ def target() -> ImageTarget:
     return ImageTarget(model, LABELS.table(model), 3.0, (0, 4))
 
 
-def test_no_drafter_is_plain_decoding() -> None:
-    assert source(None, Walk(), tiny_images.model(), None)(target(), LABELS) is None
-
-
 @pytest.mark.parametrize(
     ("inputs", "name"),
     [(None, None), ("auto", "jacobi"), ("head", "head"), (("model", "head"), "model+head")],

@@ -180,6 +180,8 @@ class Family:
 
     def sized(self, height: int | None, width: int | None) -> Raster:
         """Return the grid of an image of this size in pixels, or raise InputError."""
+        if height is None and width is None:
+            return self.raster
         usual, reduction = self.raster, self.codec.reduction
         limits = usual.shape if self.fits_square else (None, None)
         inputs = zip((height, width), usual.shape, limits, ("height", "width"), strict=True)

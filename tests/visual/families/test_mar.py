@@ -124,13 +124,6 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
     assert sampled(pipe, 2).latents.shape[0] == 2  # whole again
 
 
-def test_half_precision_draws(folder: Path) -> None:
-    pipe = pipeline(folder, torch_dtype=torch.float16)
-    assert pipe.model.dtype == torch.float16
-    out = sampled(pipe, output_type="pt")
-    assert bool(out.latents.isfinite().all()) and bool(out.images.isfinite().all())
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

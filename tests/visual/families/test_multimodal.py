@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -420,16 +419,6 @@ def unpadded(read: Any) -> list[list[int]]:
         [int(token) for token, current in zip(ids, mask, strict=True) if current]
         for ids, mask in pairs
     ]
-
-
-def test_all_models_move_together() -> None:
-    pipe = opened("chameleon", copy.deepcopy(tiny_prompted.model("chameleon", 1)))
-    pipe = ImagePipeline(
-        copy.deepcopy(pipe.model), pipe.tokenizer, pipe.draft, vq=pipe.family.codec
-    ).to(torch.float32)
-    assert {each.dtype for each in (pipe.model, pipe.draft)} == {torch.float32}
-    pipe.set_progress_bar_config(disable=True)
-    assert pipe("a cat", generator=dice()).label == "exact"
 
 
 @KINDS
