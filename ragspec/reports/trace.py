@@ -87,7 +87,7 @@ def step_texts(generation: Generation, tokenizer: Any) -> tuple[tuple[str, ...],
     output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
     output.push(generation.tokens)
     end = len(generation.text)
-    bounds = [min(start, end) for start in output.starts] + [end]
+    bounds = [min(start, end) for start in output.starts[:-1]] + [end]
     texts = [generation.text[first:last] for first, last in pairwise(bounds)]
     first = len(texts) - sum(len(step.tokens) for step in generation.steps)
     ends = accumulate((len(step.tokens) for step in generation.steps), initial=first)
