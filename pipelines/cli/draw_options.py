@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
+from ragspec.registry import names, unknown
 
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 PLACE = ("device", "dtype")
 DENOISING = ("steps", "floor", "iterations")
+DRAFTERS = ("auto", "jacobi", "model", "head")
+# Beside those of texts; "plain" is that of masked models without drafts.
+RULES = ("exact", "plain", "near", "aligned", "horizon", "path", "cspd-paper")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
@@ -99,6 +104,20 @@ class DrawOptions:
                 f"Expected --drafter auto, jacobi, model, head or a folder, several joined by +, "
                 f"or none by itself, got {self.drafter!r}."
             )
+        if self.budget is not None:
+            checks.check_budget(self.budget)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise UnknownNameError for a rule, family or drafter that nothing has."""
+        named = (("rule", self.rule, RULES), ("family", self.family, ()))
+        for kind, name, more in named:
+            choices = {*names(kind), *more}
+            if name is not None and name not in choices:
+                raise UnknownNameError(unknown(kind, name, choices))
+        for name in self.drafters:
+            if name not in DRAFTERS and not Path(name).expanduser().exists():
+                raise UnknownNameError(unknown("image drafter", name, (*DRAFTERS, "none")))
 
     @property
     def prompts(self) -> tuple[str, ...]:
