@@ -21,7 +21,7 @@ from ragspec.trees.draft_tree import DraftTree
 EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # bins of claims; near 1 they separate long copies
 RANKS = 3  # classes of siblings: the first, the second, all others
 SURE = 0.99  # the largest claim that is believed
-KIND_RATE, TEXT_RATE = 0.2, 0.4  # learning rates of the shifts
+KIND_RATE, TEXT_RATE = 0.3, 0.4  # learning rates of the shifts
 
 Kind = tuple[str, int, int]
 """Source, class of rank, and bin of a claim."""

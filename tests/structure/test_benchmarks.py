@@ -128,7 +128,8 @@ def test_budget(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     assert {row["group"] for row in document["rows"]} == {"copies", "free"}
     assert {row["variant"] for row in document["rows"]} == {"plain", "auto", "4", "8"}
-    assert set(document["gate"]) == {"of_best", "of_plain"}
+    for kind in ("gate", "gate_of_medians"):
+        assert set(document[kind]) == {"of_best", "of_plain"}
     assert "| cpu | copies | free | mean |" in printed
 
 
