@@ -25,7 +25,7 @@ from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.coupling import KINDS, expect_latents, left_of_paths, log_factor
+from ragspec.visual.latents.rules.cspd import KINDS, expect_latents, left_of_paths, log_factor
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 

@@ -28,7 +28,7 @@ import torch
 from ragspec.rules.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, RecordingLatentTarget
-from ragspec.visual.latents.rules.coupling import gaussians_of, sampled_with, step_densities
+from ragspec.visual.latents.rules.cspd import gaussians_of, sampled_with, step_densities
 from ragspec.visual.latents.sampler import LatentSample, Sampler
 from ragspec.visual.latents.target import LatentView
 

@@ -16,7 +16,7 @@ from ragspec.rules.base import Rule
 from ragspec.visual import ImageOutput, ImagePipeline
 from ragspec.visual.families.base import ImageConfig
 from ragspec.visual.families.latents import Latents
-from ragspec.visual.latents.rules.coupling import Coupled
+from ragspec.visual.latents.rules.cspd import Coupled
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSamples
 

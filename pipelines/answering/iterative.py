@@ -38,12 +38,12 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
+from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.retrievers.speculation.passages import (
     IndexSearcher,
     RetrievedPassage,
     RetrieverSearcher,
 )
-from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.neighbours import Mixture
 from ragspec.retrievers.knn.text import KnnText
-from ragspec.retrievers.speculation.schedule import StrideSchedule
+from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.sampling.settings import Sampling, seeded
 from ragspec.sampling.text_output import TextOutput
 from ragspec.sampling.transform import Transform

@@ -21,7 +21,7 @@ import numpy as np
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.distributions import Guessing, Knn, NeighbourCache, Searching
-from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule
+from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import logprob_of
 from ragspec.sampling.settings import TokenLogprob

@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ragspec.errors import InputError
 from ragspec.reports.report import Event, Retrieval
-from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule
+from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 
 Query = TypeVar("Query")
 ItemT = TypeVar("ItemT", bound=Hashable)

@@ -17,7 +17,7 @@ from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex, Query
 from ragspec.retrievers.search.sparse import SparseIndex
-from ragspec.retrievers.speculation.schedule import MOST
+from ragspec.retrievers.speculation.os3 import MOST
 
 Text = TypeVar("Text")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ragspec.errors import RuleError
-from ragspec.visual.latents.rules.coupling import Coupled, first_accepted, fresh_noise
+from ragspec.visual.latents.rules.cspd import Coupled, first_accepted, fresh_noise
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 from tests.support.latent_mixture import MixtureSampler

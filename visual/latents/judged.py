@@ -12,7 +12,7 @@ from torch import Tensor
 from ragspec.rules.base import Around, Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.coupling import Aligned
+from ragspec.visual.latents.rules.cspd import Aligned
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
 OUTCOMES = ("target", "accepted", "reflected", "redrawn")

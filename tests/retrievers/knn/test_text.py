@@ -15,7 +15,7 @@ from ragspec.retrievers.knn import text
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.knn.neighbours import Neighbours
-from ragspec.retrievers.speculation.schedule import StrideSchedule
+from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors
@@ -32,7 +32,7 @@ SAMPLINGS = [
 
 
 def engine(drafter: Any = None) -> Engine:
-    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter)
+    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, budget=8)
 
 
 @pytest.fixture(scope="module")

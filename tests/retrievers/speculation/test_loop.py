@@ -12,7 +12,7 @@ import pytest
 
 from ragspec.errors import InputError
 from ragspec.retrievers.speculation.loop import SpeculativeRetrieval
-from ragspec.retrievers.speculation.schedule import GLANCE, StrideSchedule
+from ragspec.retrievers.speculation.os3 import GLANCE, StrideSchedule
 
 Stride = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_distributions import differs

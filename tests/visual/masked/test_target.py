@@ -11,7 +11,7 @@ from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget

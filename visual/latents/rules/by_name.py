@@ -18,7 +18,7 @@ from ragspec.registry import unknown
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.checks import check_settings, is_number
-from ragspec.visual.latents.rules.coupling import (
+from ragspec.visual.latents.rules.cspd import (
     KINDS,
     Aligned,
     CspdPaper,

@@ -6,7 +6,7 @@ import pytest
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, log_factor
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, log_factor
 from tests.support.latent_distributions import Pair, differs, emitted, pair, plain, view_of
 
 SAMPLES = 600

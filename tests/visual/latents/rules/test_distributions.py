@@ -12,7 +12,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import differs, emitted, pair, plain

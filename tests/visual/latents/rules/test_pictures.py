@@ -15,7 +15,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
-from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import view_of

@@ -6,13 +6,7 @@ import random
 
 import pytest
 
-from ragspec.retrievers.speculation.schedule import (
-    GLANCE,
-    LEAST_GAIN,
-    MOST,
-    StridePlan,
-    StrideSchedule,
-)
+from ragspec.retrievers.speculation.os3 import GLANCE, LEAST_GAIN, MOST, StridePlan, StrideSchedule
 
 
 def schedule(

@@ -1,4 +1,4 @@
-"""Speculative sampling of the last denoising steps, with the noise before them shared.
+"""CSpD: speculative sampling of the last denoising steps, with the noise before them shared.
 
 Draft and target share the noise of an index. Given the state x_s of each, the last s steps are two
 distributions of paths with densities. The draft's path is kept with probability min(1, p / q); else
