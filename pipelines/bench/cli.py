@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, takes_records
 
@@ -40,7 +41,7 @@ class RowOptions:
 
     def __post_init__(self) -> None:
         for path in (self.json, self.html):
-            checked_output(path)
+            checks.checked_output(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,16 @@ class TextBenchOptions:
     budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
     items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1
+
+    def __post_init__(self) -> None:
+        checks.check_model(self.model)
+        checks.check_model(self.draft_model or None)
+        checks.check_paths(*(path for path in (self.data, self.store, self.history) if path))
+        checks.check_budget(self.budget)
+        checks.check_drafters(
+            (part.partition("@")[0] for name in self.names for part in name.split("+")),
+            (*PEERS, "plain"),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,6 +175,13 @@ class ImageBenchOptions:
     steps: Annotated[
         int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
     ] = None
+
+    def __post_init__(self) -> None:
+        checks.check_budget(self.budget)
+        for name in _split(self.variants):
+            rule = re.split("[@:]", name)[0]
+            if re.fullmatch("[a-z+-]+", rule):  # other forms have an error of their own
+                checks.check_rule("variant", rule, ["fewer"])
 
 
 @takes_records

@@ -18,8 +18,6 @@ NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterati
 PLACE = ("device", "dtype")
 DENOISING = ("steps", "floor", "iterations")
 DRAFTERS = ("auto", "jacobi", "model", "head")
-# Beside those of texts; "plain" is that of masked models without drafts.
-RULES = ("exact", "plain", "near", "aligned", "horizon", "path", "cspd-paper")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
@@ -110,11 +108,10 @@ class DrawOptions:
 
     def _check_names(self) -> None:
         """Raise UnknownNameError for a rule, family or drafter that nothing has."""
-        named = (("rule", self.rule, RULES), ("family", self.family, ()))
-        for kind, name, more in named:
-            choices = {*names(kind), *more}
-            if name is not None and name not in choices:
-                raise UnknownNameError(unknown(kind, name, choices))
+        if self.rule is not None:
+            checks.check_rule("rule", self.rule)
+        if self.family is not None and self.family not in names("family"):
+            raise UnknownNameError(unknown("family", self.family, names("family")))
         for name in self.drafters:
             if name not in DRAFTERS and not Path(name).expanduser().exists():
                 raise UnknownNameError(unknown("image drafter", name, (*DRAFTERS, "none")))

@@ -16,6 +16,8 @@ from ragspec.errors import (
 )
 
 GGUF_MAGIC = b"GGUF"
+# Beside those of texts; "plain" is that of masked models without drafts.
+IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path", "cspd-paper")
 
 
 def checked_text(text: str, what: str = "text") -> str:
@@ -113,8 +115,17 @@ def check_budget(budget: str) -> None:
         )
 
 
-def check_drafters(names: Iterable[str]) -> None:
-    """Raise an error if a drafter is neither a name nor the folder of a head.
+def check_rule(kind: str, name: str, more: Iterable[str] = ()) -> None:
+    """Raise UnknownNameError unless a rule of images is known; `more` are further names."""
+    from ragspec.registry import names, unknown
+
+    choices = {*names("rule"), *IMAGE_RULES, *more}
+    if name not in choices:
+        raise UnknownNameError(unknown(kind, name, choices))
+
+
+def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> None:
+    """Raise an error if a drafter is neither a name, one of `more`, nor the folder of a head.
 
     Raises:
         UnknownNameError: There is no such name.
@@ -123,7 +134,7 @@ def check_drafters(names: Iterable[str]) -> None:
     from ragspec.registry import names as known
     from ragspec.registry import unknown
 
-    choices = {*known("drafter"), "none"}
+    choices = {*known("drafter"), *more}
     for name in names:
         if name in choices or Path(name).expanduser().is_dir():
             continue
