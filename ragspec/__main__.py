@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -15,7 +16,8 @@ def main() -> int:
         code = import_module("ragspec.pipelines.cli.app").main()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return 130
+        code = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: no traceback of that
     return code if isinstance(code, int) else 0
 
 

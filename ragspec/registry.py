@@ -155,7 +155,9 @@ def resolve(kind: str, name: str) -> Any:
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return the error message for an unknown name, with suggestions and all choices."""
     names = sorted(choices)
-    return f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
+    return (
+        f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}."
+    )
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -33,7 +33,8 @@ class ServeOptions:
         typer.Option(help="API key, one for each tenant; repeatable.", envvar="RAGSPEC_API_KEY"),
     ] = None
     admin_key: Annotated[
-        str | None, typer.Option(help="API key for /admin.", envvar="RAGSPEC_ADMIN_KEY")
+        str | None,
+        typer.Option(help="API key for /admin and /metrics.", envvar="RAGSPEC_ADMIN_KEY"),
     ] = None
     store: Annotated[
         list[str] | None, typer.Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
@@ -46,7 +47,17 @@ class ServeOptions:
     max_queue_size: Annotated[
         int, Setting("Requests that may wait; more get status 429.", least=0)
     ] = 32
+    max_connections: Annotated[
+        int, Setting("Open connections, half of them from one address.", least=2)
+    ] = 512
+    keep_alive: Annotated[
+        float, Setting("Seconds that an idle connection stays open.", least=0)
+    ] = 60.0
     drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
+    access_log: Annotated[bool, Setting("Log a line for each request, without texts.")] = True
+    hosts: Annotated[
+        str, Setting("Names of the server that requests may use, comma-separated; * for all.")
+    ] = ""
 
     def __post_init__(self) -> None:
         for path in stores_of(self.store or ()).values():
@@ -68,7 +79,11 @@ def serve(options: ServeOptions) -> None:
         admin_key=options.admin_key,
         max_batch_size=options.max_batch_size,
         max_queue_size=options.max_queue_size,
+        max_connections=options.max_connections,
+        keep_alive=options.keep_alive,
         drain=options.drain,
+        access_log=options.access_log,
+        hosts=tuple(each.strip() for each in options.hosts.split(",") if each.strip()),
     )
     terminal = Terminal()
     served = Served(

@@ -1,22 +1,29 @@
-"""API keys, and limits on the size and duration of requests."""
+"""API keys, host names, limits of bodies, request ids and the log of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
+import re
+import time
+import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragspec.pipelines.server.errors import ApiError, error_response
+from ragspec.pipelines.server.settings import ServerSettings
 
 log = logging.getLogger("ragspec.server")
 BODY_BYTES, BODY_SECONDS = 2_000_000, 30.0
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 bearer = HTTPBearer(auto_error=False)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
@@ -40,14 +47,20 @@ def require_key(keys: Sequence[str]) -> Any:
 
 
 class RequestLimits:
-    """ASGI middleware that limits request bodies, counts responses and answers unexpected errors.
+    """ASGI middleware that checks hosts, reads bodies, names and logs requests, and counts answers.
+
+    Unexpected errors are answered too.
 
     Args:
         count: Called with the path of the route and the status of every response.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, count: Callable[[str, int], None]
+    ) -> None:
         self.app = app
+        self.settings = settings
+        self.log = log.info if settings.access_log else log.debug
         self.count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,17 +68,25 @@ class RequestLimits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
+        headers, began = Headers(scope=scope), time.perf_counter()
+        status = 0
+        name = headers.get("x-request-id", "")
+        name = name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex
+        what = f"{scope['method']} {quote(scope['path'])}"
 
         async def counted(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
-                self.count(getattr(scope.get("route"), "path", "other"), message["status"])
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+                self.count(getattr(scope.get("route"), "path", "other"), status)
             await send(message)
 
         try:
-            messages = [await _read_body(Headers(scope=scope), receive)]
+            self._check_host(headers)
+            messages = [await _read_body(headers, receive)]
+            if messages[0]["type"] == "http.disconnect":
+                return
 
             async def replayed() -> Message:
                 return messages.pop() if messages else await receive()
@@ -73,14 +94,39 @@ class RequestLimits:
             await self.app(scope, replayed, counted)
         except Exception as error:  # handlers answer the expected ones
             if not isinstance(error, ApiError):
-                log.exception("%s %s failed", scope["method"], scope["path"])
-            if started:
+                log.exception("%s failed (request %s)", what, name)
+            if status:
                 raise
             await error_response(error)(scope, receive, counted)
+        finally:
+            if status and scope["path"] != "/health":
+                milliseconds = 1000 * (time.perf_counter() - began)
+                self.log("%s %d %.0f ms (request %s)", what, status, milliseconds, name)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Raise ApiError if a request was sent to a name that the server does not go by."""
+        host = headers.get("host")
+        if host is None:  # from no browser
+            return
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        if not self.settings.accepts(name):
+            raise ApiError(
+                403,
+                f"Expected the name of this machine as host, got {host!r}. Accept more names with "
+                "--set hosts=NAME,NAME, or start the server with --key.",
+                "unknown_host",
+            )
 
 
 async def _read_body(headers: Headers, receive: Receive) -> Message:
     """Return the message with the whole body, or the one that the client has disconnected."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        expected = "Expected a plain body or Content-Encoding: gzip"
+        raise ApiError(415, f"{expected}, got {encoding!r}.", "unsupported_encoding")
     body, declared = b"", headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() else 0
     try:
@@ -89,8 +135,27 @@ async def _read_body(headers: Headers, receive: Receive) -> Message:
                 message = await receive()
                 body += message.get("body", b"")
                 if not message.get("more_body") and len(body) <= BODY_BYTES:
+                    body = _plain(body) if encoding == "gzip" and body else body
                     return {**message, "body": body}
     except TimeoutError:
         seconds = f"{BODY_SECONDS:g} seconds"
         raise ApiError(408, f"Expected the whole body within {seconds}.", "timeout") from None
-    raise ApiError(413, f"Expected at most {BODY_BYTES} bytes, got more.", "too_large")
+    raise _too_large()
+
+
+def _plain(body: bytes) -> bytes:
+    """Return a gzip body as it was; raise ApiError if it is damaged or too large."""
+    unpacked = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        plain = unpacked.decompress(body, BODY_BYTES + 1)
+    except zlib.error as error:
+        raise ApiError(400, f"Expected a body in gzip, got other bytes ({error}).") from error
+    if len(plain) > BODY_BYTES:
+        raise _too_large()
+    if not unpacked.eof or unpacked.unused_data:
+        raise ApiError(400, "Expected one whole gzip stream as the body, got a part or more.")
+    return plain
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"Expected at most {BODY_BYTES} bytes, got more.", "too_large")

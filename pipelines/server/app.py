@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
-from ragspec.pipelines.server.errors import ApiError, add_error_handlers
+from ragspec.pipelines.server.errors import ApiError, add_error_handlers, naming_field
 from ragspec.pipelines.server.pictures import draw
 from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
 from ragspec.pipelines.server.schema import (
@@ -54,12 +54,12 @@ class Routes:
         if self.serving is not None:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
 
-    def stop(self) -> None:
-        """Refuse new texts and let running ones end within the drain time; return at once."""
+    def stop(self, seconds: float) -> None:
+        """Refuse new texts and let running ones end within some seconds; return at once."""
         self.stopping = True
         if self.serving is not None:
-            engine, seconds = self.serving.engine, self.settings.drain
-            threading.Thread(target=lambda: engine.close(timeout=seconds), daemon=True).start()
+            close = partial(self.serving.engine.close, timeout=seconds)
+            threading.Thread(target=close, daemon=True).start()
 
     @property
     def serving(self) -> Serving | None:
@@ -107,25 +107,28 @@ class Routes:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
-        served, headers = self._check(body, body.samples)
-        read = partial(read_chat, body, served.engine, served.documents)
-        return await self._answer(read, body, request, headers)
+        with naming_field(body):
+            served, headers = self._check(body, body.samples)
+            read = partial(read_chat, body, served.engine, served.documents)
+            return await self._answer(read, body, request, headers)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        served, headers = self._check(body, body.samples * len(body.prompts))
-        read = partial(read_completion, body, served.engine)
-        if body.echo:  # the log-probabilities of a prompt take a forward of their own
-            requests = await self._alone(request, read)
-            if requests is None:
-                return Response(status_code=499)
-            return await self._answer(lambda: requests, body, request, headers)
-        return await self._answer(read, body, request, headers)
+        with naming_field(body):
+            served, headers = self._check(body, body.samples * len(body.prompts))
+            read = partial(read_completion, body, served.engine)
+            if body.echo:  # the log-probabilities of a prompt take a forward of their own
+                requests = await self._alone(request, read)
+                if requests is None:
+                    return Response(status_code=499)
+                return await self._answer(lambda: requests, body, request, headers)
+            return await self._answer(read, body, request, headers)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
         headers = ignored_fields(body)
-        images = await self._alone(request, partial(draw, body, self.served))
+        with naming_field(body):
+            images = await self._alone(request, partial(draw, body, self.served))
         return Response(status_code=499) if images is None else JSONResponse(images, 200, headers)
 
     async def stores(self) -> Response:
@@ -204,7 +207,7 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
     admin = [require_key(admin_keys)] if settings.keys or admin_keys else []
     for path, method, route, dependencies in (
         ("/health", "GET", routes.health, []),
-        ("/metrics", "GET", routes.metrics, api),
+        ("/metrics", "GET", routes.metrics, admin),
         ("/v1/models", "GET", routes.models, api),
         ("/v1/models/{name:path}", "GET", routes.model, api),
         ("/v1/chat/completions", "POST", routes.chat, api),
@@ -217,7 +220,7 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
             path, route, methods=[method], dependencies=dependencies, response_model=None
         )
     app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
-    app.add_middleware(RequestLimits, count=routes.count)
+    app.add_middleware(RequestLimits, settings=settings, count=routes.count)
     add_error_handlers(app)
     app.state.routes = routes
     return app

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ragspec.errors import (
@@ -23,6 +27,36 @@ from ragspec.errors import (
 )
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# What pydantic's kinds of errors expect; its own words speak of items after validation.
+WORDS = MappingProxyType(
+    {
+        "missing": "a value",
+        "model_attributes_type": "an object",
+        "model_type": "an object",
+        "dict_type": "an object",
+        "string_type": "a text",
+        "int_type": "an integer",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "list_type": "a list",
+        "string_too_short": "at least {min_length} character",
+        "string_too_long": "at most {max_length} characters",
+        "too_short": "at least {min_length} item",
+        "too_long": "at most {max_length} items",
+        "greater_than_equal": "at least {ge}",
+        "less_than_equal": "at most {le}",
+        "greater_than": "more than {gt}",
+        "less_than": "less than {lt}",
+        "string_pattern_mismatch": "a text of the form {pattern}",
+    }
+)
+MESSAGES = MappingProxyType(
+    {
+        400: "Expected JSON in UTF-8 as the body, got other bytes.",  # of FastAPI, on no UTF-8
+        404: "Expected one of the paths that /openapi.json lists, got another one.",
+        405: "Expected a method that /openapi.json lists for this path, got another one.",
+    }
+)
 CODES = {408: "timeout", 413: "too_large"}
 # The first that fits decides status and code.
 STATUSES: tuple[tuple[type[Exception], int, str | None], ...] = (
@@ -64,8 +98,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        code = CODES.get(error.status_code)
-        return ApiError(error.status_code, f"{error.detail}.", code, headers=error.headers)
+        code, status = CODES.get(error.status_code), error.status_code
+        message = MESSAGES.get(status, f"{error.detail}.")
+        return ApiError(status, message, code, headers=error.headers)
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
             stopping = "the server is stopping; ask another one."
@@ -73,6 +108,19 @@ def as_api_error(error: Exception) -> ApiError:
             message = stopping if status == 503 else str(error)
             return ApiError(status, message, code, headers=headers)
     return ApiError(500, f"the request failed with {type(error).__name__}; see the server's log.")
+
+
+@contextmanager
+def naming_field(body: BaseModel) -> Iterator[None]:
+    """Add the field of a request that the message of an error names first."""
+    try:
+        yield
+    except RagspecError as error:
+        failure = as_api_error(error)
+        names = {"prompt": "messages"} if "messages" in type(body).model_fields else {}
+        words = (names.get(word, word) for word in re.findall(r"\w+", failure.detail))
+        failure.param = next((word for word in words if word in type(body).model_fields), None)
+        raise failure from error
 
 
 def error_response(error: Exception) -> JSONResponse:
@@ -92,20 +140,47 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return the first error of a request, with its field."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        reason = first["ctx"]["error"]
+    """Return the error of a request that got furthest, with its field.
+
+    A value that may be of several types has an error for each; one inside a value, or of a value of
+    the right type, got further than one that expected another type.
+    """
+    errors = list(error.errors())
+    kind = errors[0]["type"]
+    if kind == "json_invalid":
+        reason = errors[0]["ctx"]["error"]
         return ApiError(400, f"Expected JSON as the body, got something else ({reason}).")
-    if isinstance(first.get("input"), bytes):  # a type that a browser sends to any site
+    if isinstance(errors[0].get("input"), bytes):  # a type that a browser sends to any site
         return ApiError(400, "Expected Content-Type: application/json, got another type.")
-    param = _field(first["loc"], error.body, first["type"] == "missing")
-    text = repr(first.get("input"))
-    got = text if len(text) < 100 else text[:100] + "..."
-    return ApiError(400, f"{param or 'the body'}: {first['msg']}; got {got}.", first["type"], param)
+    paths = [_field(each["loc"], error.body, each["type"] == "missing") for each in errors]
+    first = [each for each in range(len(errors)) if paths[each][:1] == paths[0][:1]]
+    best = max(first, key=lambda each: (len(paths[each]), not _expects_type(errors[each])))
+    alike = [each for each in first if paths[each] == paths[best]]
+    if _expects_type(errors[best]):
+        expected = " or ".join(dict.fromkeys(_expected(errors[each]) for each in alike))
+    else:
+        expected = _expected(errors[best])
+    param = ".".join(paths[best]) or None
+    text = repr(errors[best].get("input"))
+    got = "nothing" if errors[best]["type"] == "missing" else text[:100] + "..." * (len(text) > 100)
+    message = f"{param or 'the body'}: expected {expected}, got {got}."
+    return ApiError(400, message, errors[best]["type"], param)
 
 
-def _field(path: Sequence[str | int], body: Any, missing: bool) -> str | None:
+def _expects_type(error: Any) -> bool:
+    return str(error["type"]).endswith(("_type", "literal_error", "missing"))
+
+
+def _expected(error: Any) -> str:
+    """Return what pydantic expected, in the words of the server."""
+    kind, limits = error["type"], error.get("ctx", {})
+    if kind in WORDS:
+        return WORDS[kind].format(**limits)
+    text = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    return text.removeprefix("expected ").removeprefix("a valid ")
+
+
+def _field(path: Sequence[str | int], body: Any, missing: bool) -> list[str]:
     """Return the path of an error, of the names and numbers that the body itself has.
 
     Other parts of the path are members of unions. With `missing` the body lacks the last name.
@@ -118,4 +193,4 @@ def _field(path: Sequence[str | int], body: Any, missing: bool) -> str | None:
             body = body[part]
         if held or (missing and number == len(path)):
             names.append(str(part))
-    return ".".join(names) or None
+    return names

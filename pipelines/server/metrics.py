@@ -6,7 +6,14 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
@@ -34,6 +41,7 @@ class Metrics:
             ("prefix_cache_bytes", "Bytes of earlier texts.", lambda: scheduler.prefix_cache.bytes),
         ):
             Gauge(name, what, **common).set_function(value)
+        ProcessCollector(registry=self.registry)  # memory, processor time and open files, on Linux
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.texts = counter("texts", "Texts ended.", "reason")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")

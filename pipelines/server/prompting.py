@@ -176,7 +176,7 @@ def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRe
 def _limit(
     options: Options, ids: Sequence[int], new: int | None, engine: Engine, names: tuple[str, str]
 ) -> None:
-    """Set the limit of new tokens; -1 is the rest of the context.
+    """Set the limit of new tokens; None and -1 are the rest of the context.
 
     Args:
         names: The fields of the prompt and of the limit.
@@ -197,8 +197,8 @@ def _limit(
             "context_length_exceeded",
             names[1] if left > 0 else names[0],
         )
-    if new is not None:
-        options["max_new_tokens"] = new if new > 0 else (limit or LONGEST) - len(ids)
+    rest = (limit or LONGEST) - len(ids)
+    options["max_new_tokens"] = new if new is not None and new > 0 else rest
 
 
 def _hits(

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ragspec.errors import InputError
+from ragspec.pipelines.server.access import log
 from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.connections import BACKLOG, Connection
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 
@@ -58,18 +61,12 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
     """
     loading: Future[Serving] = Future()
     app = build_app(loading, settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level=logging.WARNING,
-        access_log=False,
-        timeout_graceful_shutdown=round(settings.drain) + MARGIN,
-    )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
     listening = _listen(settings)
     host, port = listening.getsockname()[:2]
     on_progress(f"listening on http://{host}:{port}, ready when /health says so")
-    server = _Server(config, app.state.routes.stop)
+    server = Server(app, settings)
 
     def begin() -> None:
         try:
@@ -84,17 +81,49 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
         loading.result()
 
 
-class _Server(uvicorn.Server):
-    """Begins to drain at the signal itself, so that clients hear of texts that were cut short."""
+class Server(uvicorn.Server):
+    """uvicorn's server with our connections, which begins to drain at the signal itself.
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+    So clients hear of texts that were cut short. A second signal ends running texts at once, a
+    third one the process.
+    """
+
+    def __init__(self, app: FastAPI, settings: ServerSettings) -> None:
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=Connection,
+            ws="none",
+            backlog=BACKLOG,
+            limit_concurrency=min(settings.max_connections, _descriptors() // 2) + 1,
+            timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
+            log_config=None,
+            log_level=logging.ERROR,  # its warnings are of requests, which anyone can send
+            access_log=False,
+            timeout_graceful_shutdown=round(settings.drain) + MARGIN,
+        )
         super().__init__(config)
-        self._stop = stop
+        self._stop = app.state.routes.stop
+        self._drain = settings.drain
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to stop at a signal."""
-        self._stop()
-        super().handle_exit(sig, frame)
+        """Begin to stop, or stop sooner."""
+        self._signals += 1
+        self._stop(self._drain if self._signals == 1 else 0.0)
+        if self._signals != 2:
+            super().handle_exit(sig, frame)
+
+
+def _descriptors() -> int:
+    """Return how many files and connections this process may open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 1024
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft > 0 else 1024
 
 
 def load(served: Served, settings: ServerSettings) -> Serving:

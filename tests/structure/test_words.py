@@ -25,7 +25,7 @@ REFUSED = {
     for word in line.split()
 }
 # The field's own uses of these words.
-FIELD = frozenset({"ModelNotFoundError", "InFlightStep"})
+FIELD = frozenset({"ModelNotFoundError", "InFlightStep", "connection_made"})
 
 
 def words(identifier: str) -> set[str]:

@@ -7,15 +7,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import torch
-import uvicorn
 from fastapi import FastAPI
 
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.run import Server
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from tests.support import tiny
@@ -31,10 +32,9 @@ def engine(*, chat: bool = True, drafter: Any = "context", **changes: Any) -> En
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: FastAPI, settings: ServerSettings | None = None) -> Iterator[str]:
     """Run an application; yield its address once it is ready."""
-    config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = Server(app, replace(settings or ServerSettings(), port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -60,7 +60,7 @@ def served(
         **options,
     )
     app = build_app(serving, settings)
-    with listening(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+    with listening(app, settings) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client, serving
 
 
@@ -73,7 +73,7 @@ def post(client: httpx.Client, body: Any) -> httpx.Response:
 def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> None:
     """Request a completion, and close the connection once the text is being written."""
     raw = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(raw)}\r\n\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
         line.sendall(head.encode() + raw)

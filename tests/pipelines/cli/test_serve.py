@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -76,18 +75,12 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
         port = str(taken.getsockname()[1])
         assert main(["serve", "--port", port]) == InputError.exit_code
     assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
-    assert main(["serve", "--store", "x"]) == InputError.exit_code
+    for bad in (["x"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(InputError, match="NAME=FOLDER"):
+            stores_of(bad)
     assert main(["serve", "--model", "nowhere-at-all", "--port", "0"]) == 5
     message = capsys.readouterr().err
     assert "cannot listen" in message and "--key" in message and "nowhere-at-all" in message
-
-
-def test_stores_have_names() -> None:
-    assert stores_of(["a=x", "b=y=z"]) == {"a": Path("x"), "b": Path("y=z")}
-    bad: Any
-    for bad in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
-        with pytest.raises(InputError, match="NAME=FOLDER"):
-            stores_of(bad)
 
 
 def test_errors_are_json_before_the_model_is_ready() -> None:

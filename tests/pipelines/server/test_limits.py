@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,14 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
-from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
-from ragspec.pipelines.server import access
+from ragspec.pipelines.server import access, connections
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
-from tests.support.served import NAME, engine, events, hang_up, listening, post, served, text_of
+from tests.support.served import NAME, engine, hang_up, listening, post, served
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -163,7 +164,8 @@ def test_keys(instance: Engine) -> None:
 
         assert [ask(key) for key in (None, "gamma", "alpha", "beta")] == [401, 401, 200, 200]
         assert ask(None, "/health") == 200 and ask(None, "/metrics") == 401
-        assert ask("alpha", "/admin/stores") == 401 and ask("root", "/admin/stores") == 200
+        for path in ("/admin/stores", "/metrics"):
+            assert ask("alpha", path) == 401 and ask("root", path) == 200
         assert ask("root") == 401
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
     spaced = ServerSettings(keys=(" gamma\n",), admin_key=" root ")  # as files and shells give them
@@ -229,19 +231,6 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
         assert cached("ann") > 100
 
 
-def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None:
-    results: list[httpx.Response] = []
-    with served(instance) as (client, serving):
-        thread = threading.Thread(
-            target=lambda: results.append(post(client, {**LONG, "stream": True}))
-        )
-        thread.start()
-        until(lambda: serving.scheduler.live == 1)
-        selection = post(client, LONG).json()["choices"][0]["text"]
-        thread.join()
-    assert text_of(events(results[0])) == selection
-
-
 def test_settings_that_cannot_be(instance: Engine) -> None:
     for bad in (
         {"host": "0.0.0.0"},
@@ -250,6 +239,8 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
         {"keys": (" ",)},
         {"admin_key": ""},
         {"max_queue_size": -1},
+        {"max_connections": 1},
+        {"keep_alive": float("nan")},
     ):
         with pytest.raises(InputError):
             ServerSettings(**bad)
@@ -262,27 +253,6 @@ def test_what_can_never_be_served_is_no_matter_of_trying_again(instance: Engine)
         many = post(client, {**SHORT, "prompt": ["a", "b"], "n": 2})
         assert many.status_code == 400 and "3 at most" in many.json()["error"]["message"]
         assert client.head("/health").status_code == 200
-
-
-def test_a_text_that_cannot_be_reported_fails_alone(
-    instance: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served(instance) as (client, serving):
-        selection = post(client, LONG).json()["choices"][0]["text"]
-        generation = Sequence.generation
-
-        def failing(sequence: Sequence) -> Any:
-            if len(sequence.request.prompt) == 3:
-                raise ValueError("no text")
-            return generation(sequence)
-
-        monkeypatch.setattr(Sequence, "generation", failing)
-        with ThreadPoolExecutor(2) as callers:
-            other = callers.submit(client.post, "/v1/completions", json=LONG)
-            result = post(client, {**SHORT, "prompt": "abc"})
-        assert result.status_code == 500
-        assert other.result().json()["choices"][0]["text"] == selection
-        assert serving.scheduler.live == 0
 
 
 def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
@@ -299,6 +269,77 @@ def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) 
         )
         thread.start()
         until(lambda: serving.scheduler.live == 4)
-        app.state.routes.stop()
+        app.state.routes.stop(settings.drain)
         thread.join()
     assert results[0].status_code == 503 and results[0].json()["error"]["code"] == "stopping"
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+BODY = b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+WHOLE = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + BODY, WHOLE, b"\x16\x03\x01\r\n\r\n"])
+def test_idle_connections_shut_nobody_out(
+    instance: Engine, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ServerSettings(max_connections=32, access_log=False)
+    with served(instance, settings) as (client, _), ExitStack() as opened:
+        address = (client.base_url.host, client.base_url.port)
+        lines = [opened.enter_context(socket.create_connection(address)) for _ in range(300)]
+        for line in lines:
+            with suppress(OSError):  # closed already
+                line.sendall(sent)
+        with httpx.Client(base_url=client.base_url, timeout=5) as honest:
+            assert post(honest, SHORT).status_code == 200
+        until(lambda: sum(map(is_open, lines)) <= 16)  # half of all, as from one address
+        assert len(caplog.records) < 10
+
+
+def is_open(line: socket.socket) -> bool:
+    """Return whether the server has not closed a connection."""
+    line.setblocking(False)
+    try:
+        while line.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_headers_have_a_deadline(instance: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    with served(instance, ServerSettings(keep_alive=0.2)) as (client, _):
+        for sent in (b"", HEAD, b"\r\n", WHOLE, WHOLE + HEAD):
+            address = (client.base_url.host, client.base_url.port)
+            with socket.create_connection(address, timeout=20) as line:
+                line.sendall(sent)
+                while line.recv(1 << 16):
+                    pass
+
+
+def test_requests_have_names_hosts_and_a_line_in_the_log(
+    instance: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ragspec.server")
+
+    def ask(client: httpx.Client, host: str, name: str = "") -> httpx.Response:
+        return client.get("/v1/models", headers={"host": host, "x-request-id": name})
+
+    with served(instance) as (client, _):
+        for host in ("localhost", "127.0.0.1:8000", "[::1]:80"):
+            assert ask(client, host).status_code == 200
+        for host in ("evil.example", "localhost.evil.example:8000", "", "[", "localhost@x"):
+            assert ask(client, host).status_code == 403, host
+        assert ask(client, "localhost", "mine-7").headers["x-request-id"] == "mine-7"
+        until(lambda: "GET /v1/models 200" in caplog.text and "mine-7" in caplog.text)
+        names = {ask(client, "localhost", bad).headers["x-request-id"] for bad in ("", "a b")}
+        assert len(names) == 2 and all(len(name) == 32 for name in names)
+    for settings in (ServerSettings(keys=("k",)), ServerSettings(hosts=("evil.example",))):
+        quiet = replace(settings, access_log=False)
+        caplog.clear()
+        with served(instance, quiet) as (client, _):
+            assert ask(client, "evil.example").status_code == (401 if settings.keys else 200)
+            assert not caplog.records

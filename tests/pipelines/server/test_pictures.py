@@ -86,8 +86,8 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
     monkeypatch.setattr(pictures, "_ends", slow)
     monkeypatch.setattr(pictures, "_metrics", noted)
     raw = json.dumps({"prompt": "red heart", "seed": 5}).encode()
-    head = "POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(raw)}\r\n\r\n"
+    head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address) as sample, socket.create_connection(address) as waits:
         sample.sendall(head.encode() + raw)

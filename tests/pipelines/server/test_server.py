@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.support.served import NAME, engine, events, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
+GZIP = {"content-encoding": "gzip"}
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
 
 
@@ -201,22 +204,6 @@ def test_the_right_prediction_pays(client: httpx.Client) -> None:
     assert wrong.json()["choices"][0]["text"] == text
 
 
-def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
-    passage = "The verified tokens are the same, whatever the draft was."
-    with served(instance) as (client, _):
-        body = {
-            "documents": [{"title": "Rules", "text": passage}],
-            "temperature": 0,
-            "max_tokens": 20,
-        }
-        with_it = chat(client, "What is the same?", **body).json()
-        without = chat(client, "What is the same?", temperature=0, max_tokens=20).json()
-    assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
-    assert (
-        with_it["choices"][0]["message"]["annotations"] == []
-    )  # an untrained model quotes nothing
-
-
 def test_documents_of_the_server_are_searched(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     index = PassageIndex.build([Document("rules.txt", "Rules", passage)], embedder=None)
@@ -247,12 +234,14 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
         == value(before, "ragspec_first_token_seconds_count") + 1
     )
     assert value(after, "ragspec_max_batch_size ") == 8
+    assert value(after, "process_resident_memory_bytes ") > 10**7
 
 
 def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
     half = b'{"model": "tiny", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
-    for content in (b"no", b"", b"\xff\xfe", b'{"model": "tiny"', half):
-        result = client.post("/v1/chat/completions", content=content, headers=JSON)
+    bodies = (b"no", b"", b"\xff\xfe", b'{"model": "tiny"', half)
+    for content, more in [(each, {}) for each in bodies] + [(gzip.compress(b"no"), GZIP)]:
+        result = client.post("/v1/chat/completions", content=content, headers=JSON | more)
         assert result.status_code == 400, result.text
         assert result.json()["error"]["type"] == "invalid_request_error"
     other = client.post("/v1/completions", content=b'{"model": "tiny", "prompt": "a"}')
@@ -260,6 +249,23 @@ def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
     assert post(client, [1]).json()["error"]["param"] is None
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/nowhere").json()["error"]["message"]
+
+
+def test_bodies_may_be_packed(client: httpx.Client) -> None:
+    body = json.dumps({"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 4}).encode()
+    packed = gzip.compress(body)
+
+    def send(content: bytes, encoding: str) -> httpx.Response:
+        headers = JSON | {"content-encoding": encoding}
+        return client.post("/v1/completions", content=content, headers=headers)
+
+    plain, unpacked = send(body, "identity").json(), send(packed, "gzip").json()
+    assert plain["choices"] == unpacked["choices"]
+    bomb = gzip.compress(bytes(10**7))
+    cases = [(packed, "br", 415), (packed[:-9], "gzip", 400), (body, "gzip", 400)]
+    for content, encoding, status in [*cases, (bomb, "gzip", 413), (packed * 2, "gzip", 400)]:
+        result = send(content, encoding)
+        assert result.status_code == status and "xpected" in result.json()["error"]["message"]
 
 
 def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
