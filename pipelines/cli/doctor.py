@@ -83,10 +83,10 @@ def _device() -> dict[str, Any]:
 
 def _models(names: Sequence[str]) -> list[dict[str, Any]]:
     from ragspec.errors import ModelNotFoundError
-    from ragspec.models.resolve import BUNDLED, PACKAGED, resolve_model
+    from ragspec.models.resolve import BUNDLED, PACKAGED, PUBLISHED, resolve_model
 
     results: list[dict[str, Any]] = []
-    for name in dict.fromkeys([*BUNDLED, *PACKAGED, *names]):
+    for name in dict.fromkeys([*BUNDLED, *PACKAGED, *PUBLISHED, *names]):
         try:
             model = resolve_model(name, offline=True)
         except ModelNotFoundError as error:

