@@ -130,10 +130,10 @@ def set_up() -> None:
     make_venv(moved=any(found.get(k, wanted[k]) != wanted[k] for k in ("root", "python")))
     STAMP.unlink(missing_ok=True)
     # Python compiles the few modules that it imports; pip would compile all, for a minute.
-    quiet = ("--progress-bar", "off", "--disable-pip-version-check", "--no-compile", "-q")
-    pip = (PYTHON, "-m", "pip", "install", *quiet, "-c", CONSTRAINTS)
+    brief = ("--progress-bar", "off", "--disable-pip-version-check", "--no-compile")
+    pip = (PYTHON, "-m", "pip", "install", *brief, "-c", CONSTRAINTS)
     target = f"{ROOT}[{EXTRAS}]"
-    print("installing the pinned dependencies, 2.1 GB: a minute or more", flush=True)
+    print("installing the pinned dependencies, 2.1 GB: some minutes", flush=True)
     must(*pip, "-e", target, why="installing the dependencies failed")
     alone = ("--no-deps", "--upgrade", "--target", BESIDE, EXTRA_BESIDE)
     must(*pip, *alone, why=f"installing {EXTRA_BESIDE} failed")

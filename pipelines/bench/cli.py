@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,8 @@ import typer
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
-from ragspec.pipelines.console.records import add_command, takes_records
+from ragspec.pipelines.console.records import Setting, add_command, takes_records
+from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -77,6 +78,9 @@ class TextBenchOptions:
     budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
     items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1
+    new_tokens: Annotated[
+        int | None, Setting("Most new tokens of each prompt. Default: those of its row.", least=1)
+    ] = None
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
@@ -107,8 +111,6 @@ class TextBenchOptions:
 @takes_records
 def text(options: TextBenchOptions) -> None:
     """Compare variants of text decoding, transformers' modes among them, on the same prompts."""
-    from rich.console import Console
-
     from ragspec.drafters.build import check_draft_model
     from ragspec.engine.engine import Engine
     from ragspec.errors import InputError
@@ -131,7 +133,12 @@ def text(options: TextBenchOptions) -> None:
         prompts = bundled_items(engine)
     else:
         prompts = read_items(options.data, engine.tokenizer, engine.target.max_length)
-    prompts = [each for group in by_category(prompts).values() for each in group[: options.items]]
+    most = options.new_tokens or max(each.new_tokens for each in prompts)
+    prompts = [
+        replace(each, new_tokens=min(most, each.new_tokens))
+        for group in by_category(prompts).values()
+        for each in group[: options.items]
+    ]
     sources = open_sources(
         options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )
@@ -143,8 +150,8 @@ def text(options: TextBenchOptions) -> None:
             f"Expected --variants among {', '.join(known_variants())}, got {options.variants!r}. "
             "Those with a model need --draft-model."
         )
-    with Console(stderr=True).status("measuring") as status:
-        rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=status.update)
+    with Terminal().working("measuring") as show:
+        rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
     files = options.rows.json, options.rows.html
     show_results(rows, choose_baseline(built), options.facts(engine), *files)
 
@@ -187,8 +194,6 @@ class ImageBenchOptions:
 @takes_records
 def image(options: ImageBenchOptions) -> None:
     """Compare variants of drawing on the same seeds: seconds, forwards and relaxation."""
-    from rich.console import Console
-
     from ragspec.pipelines.bench.images import ImageOptions, build_images
     from ragspec.pipelines.bench.measure import run_benchmark
     from ragspec.pipelines.bench.results import show_results
@@ -201,8 +206,8 @@ def image(options: ImageBenchOptions) -> None:
     )
     names, count, seed = _split(options.variants), options.images, options.seed
     items, built = build_images(options.model, names, count, seed, shared)
-    with Console(stderr=True).status("drawing") as status:
-        rows = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
+    with Terminal().working("drawing") as show:
+        rows = run_benchmark(items, built, skip_loops=False, on_progress=show)
     kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
     facts = {name: getattr(options, name) for name in kinds}
     show_results(rows, "plain", facts, options.rows.json, options.rows.html)

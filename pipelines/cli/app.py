@@ -159,8 +159,9 @@ def doctor(
     """Show the installed packages, and the folders of the models."""
     from ragspec.pipelines.cli.doctor import examine, show
 
-    terminal = Terminal()
-    findings = examine(model or [])
+    terminal = Terminal(quiet=json)
+    with terminal.working("looking at packages, models and devices"):
+        findings = examine(model or [])
     if json:
         terminal.json(findings)
     else:

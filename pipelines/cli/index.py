@@ -61,13 +61,13 @@ def build(
             f"{out} is an index already; expected a new place. --replace puts the new one in its "
             f"place; `ragspec index add {out} PATHS` adds to it."
         )
-    from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
-
-    if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
-        o.silence_transformers()
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
+        from ragspec.pipelines.answering.docqa import DocQA
+        from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+
+        if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
+            o.silence_transformers()
         qa = DocQA.from_documents(
             paths, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, on_progress=on_progress
         )

@@ -24,8 +24,9 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
     """List the models that can be named: bundled, in installed packages, or to be fetched."""
     if context.invoked_subcommand is not None:
         return
-    records = known_models()
-    terminal = Terminal()
+    terminal = Terminal(quiet=json)
+    with terminal.working("looking for models"):
+        records = known_models()
     if json:
         terminal.json({"models": records})
         return

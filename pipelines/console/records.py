@@ -8,7 +8,8 @@ names, types and help texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -17,6 +18,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import did_you_mean
 
 SET = "set_"  # the parameter of --set
@@ -94,6 +96,7 @@ def takes_records(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, kind in types.items():
             if is_dataclass(kind):
                 values[name] = _record(kind, values)
+        _note_start(values)
         return function(**{name: values[name] for name in types if name != "return"})
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
@@ -102,6 +105,12 @@ def takes_records(function: Callable[..., Any]) -> Callable[..., Any]:
         rows = "\n".join(map(_described, settings.values()))
         command.epilog = f"Settings of --set\n\n{rows}"  # type: ignore[attr-defined]
     return command
+
+
+def _note_start(values: Container[str]) -> None:
+    """Note that a command has started, if it has to import torch, which takes seconds."""
+    if "torch" not in sys.modules and ("model" in values or "embedder" in values):
+        Terminal().note("starting ...")
 
 
 def add_command(app: typer.Typer, command: Callable[..., Any], name: str | None = None) -> None:

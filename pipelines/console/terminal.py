@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -40,6 +41,7 @@ def printable(text: str) -> str:
 
 
 WIDEST = 120
+LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
 def _console(file: TextIO) -> Console:
@@ -66,12 +68,32 @@ class Terminal:
 
     @contextmanager
     def working(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner on a terminal; yield a function that changes its text."""
-        if self.quiet or not self.err.is_terminal:
+        """Show what is done until it is: a spinner on a terminal, elsewhere a line now and then.
+
+        Yields:
+            A function that changes the text.
+        """
+        if self.quiet:
             yield lambda what: None
+            return
+        if not sys.stderr.isatty():
+            yield self._log(what)
             return
         with self.err.status(what, spinner="dots") as status:
             yield status.update
+
+    def _log(self, what: str) -> Callable[[str], None]:
+        """Note what is done; return a function that notes more of it every few seconds."""
+        self.note(f"{what} ...")
+        due = time.monotonic() + LOG_SECONDS
+
+        def log(what: str) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                self.note(what)
+                due = time.monotonic() + LOG_SECONDS
+
+        return log
 
     @contextmanager
     def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:
@@ -163,7 +185,8 @@ class Terminal:
 def progress(terminal: Terminal, what: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback (work, done, total) that moves a progress bar on a terminal."""
     if terminal.quiet or not terminal.err.is_terminal:
-        yield lambda what, done, total: None
+        with terminal.working(what) as show:
+            yield lambda what, done, total: show(f"{what}: {done:,} of {total:,}")
         return
     from rich.progress import (
         BarColumn,

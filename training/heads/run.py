@@ -77,9 +77,7 @@ def train_head(
         notify(f"going on after step {trainer.steps}")
     with stop_signals() as stop:
         last = run.run(on_step, stop)
-    if last is None:
-        notify("the training had come to its end; more --steps or --minutes go on with it")
-    run.finish()
+    run.finish(last)
     if not held_out:
         states.extend(_read_states(target, learned, settings.length))
     return {
@@ -142,8 +140,20 @@ class HeadRun:
             self.update_best()
         return last
 
-    def finish(self) -> None:
-        """Write the best head and delete the checkpoint."""
+    def finish(self, last: TrainingProgress | None) -> None:
+        """Write the best head; delete the checkpoint, unless fewer steps were asked for.
+
+        Args:
+            last: The last step of this run, None for none.
+        """
+        if last is None and self.trainer.part > 1.0:
+            self.write()
+            done = f"{self.trainer.steps} steps are done, more than were asked for"
+            self.notify(f"{done}; --resume with more --steps or --minutes goes on with them")
+            return
+        if last is None:
+            ended = "the training had come to its end"
+            self.notify(f"{ended}; --start {self.out} learns on from its head")
         try:
             self.write()
         except StoreError as error:

@@ -184,13 +184,14 @@ class HeadTrainer:
     def run(self) -> Iterator[TrainingProgress]:
         """Train until the last step or the time limit, yielding the progress of every step."""
         spent, began = self._spent, time.perf_counter()
-        while (part := self._part()) < 1.0:
+        while (part := self.part) < 1.0:
             loss, agreement = self._step(self.rate * _schedule(part))
             self.steps += 1
             self._spent = spent + time.perf_counter() - began
-            yield TrainingProgress(self.steps - 1, loss, agreement, self._spent, self._part())
+            yield TrainingProgress(self.steps - 1, loss, agreement, self._spent, self.part)
 
-    def _part(self) -> float:
+    @property
+    def part(self) -> float:
         """Return the completed part of the run, by steps or by time: whichever is larger."""
         part = self.steps / self.settings.steps
         return max(part, self._spent / (self.settings.seconds or math.inf))
@@ -289,7 +290,8 @@ def load_state(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(
             f"Expected an interrupted training in {folder}, got no {CHECKPOINT}. Leave --resume "
-            "out to start again."
+            f"out to start again; if its training came to its end, --start {folder} learns on from "
+            "its head."
         )
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)

@@ -35,11 +35,12 @@ def test_a_run_prints_a_table_and_writes_both_files(
     written, page = tmp_path / "rows.json", tmp_path / "page.html"
     code = bench(
         folder,
-        *("--variants", "hf-greedy,plain,context,fused", "--items", "2"),
+        *("--variants", "hf-greedy,plain,context,fused", "--items", "2", "-s", "new-tokens=5"),
         *("--json", str(written), "--html", str(page)),
     )
     assert code == 0
-    assert "hf-greedy" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "hf-greedy" in out and "measuring ..." in err
     document = json.loads(written.read_text(encoding="utf-8"))
     assert document["baseline"] == "hf-greedy"
     assert [row["variant"] for row in document["rows"]] == ["hf-greedy", "plain", "context"]
@@ -85,19 +86,10 @@ def image_folder(kind: str, tmp_path: Path) -> Path:
     return tiny_masked.save(tmp_path / kind)
 
 
-@pytest.mark.parametrize(
-    ("variant", "error", "message"),
-    [
-        ("lantrn", UnknownNameError, "lantern"),
-        ("exact@0.3", InputError, "without a value"),
-        ("Exact!", InputError, "RULE"),
-    ],
-)
-def test_unreadable_variants_of_images_are_refused(
-    variant: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        main(["image", "--model", "tiles", "--variants", variant])
+def test_unreadable_variants_of_images_are_refused() -> None:
+    for variant, message in (("exact@0.3", "without a value"), ("Exact!", "RULE")):
+        with pytest.raises(InputError, match=message):
+            main(["image", "--model", "tiles", "--variants", variant])
 
 
 def test_bad_data_and_unknown_variants_are_refused(folder: Path, tmp_path: Path) -> None:

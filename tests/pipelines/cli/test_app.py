@@ -254,14 +254,6 @@ def test_the_line_break_that_ends_standard_input_is_not_read(
     assert lengths == [6, 6, 7]
 
 
-def test_a_head_that_is_not_there_is_a_missing_model(model: str, capsys: Capture) -> None:
-    missing = main(["generate", "a", "--model", "./nowhere"])
-    assert main(["generate", "a", "--model", model, "--drafter", "./nowhere/head"]) == missing
-    assert "./nowhere/head is no folder; expected that of a head" in capsys.readouterr().err
-    assert main(["generate", "a", "--model", model, "--drafter", "autoo"]) == 2
-    assert "Did you mean 'auto'" in capsys.readouterr().err
-
-
 def test_an_interrupt_while_the_commands_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str) -> Any:
         raise KeyboardInterrupt

@@ -168,12 +168,6 @@ def test_a_line_that_is_no_text_does_not_end_the_conversation(
     assert "error: Expected text in UTF-8" in err and out.strip()
 
 
-def test_two_ways_of_sampling_are_refused(model: str, capsys: Capture) -> None:
-    run = ["generate", "Hello.", "--model", model, "-t", "model", "--seed", "3"]
-    assert main([*run, "-s", "top-p=0.5"]) == 2
-    assert "got top-p or top-k beside it" in capsys.readouterr().err
-
-
 def test_a_turn_without_passages_says_so(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

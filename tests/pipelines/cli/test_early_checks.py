@@ -53,6 +53,8 @@ CASES = [
     ("ask-long why --doc docs/a.txt -s token-range=five", 2, "Expected token-range=FROM:TO"),
     ("generate ''", 2, "Expected a prompt"),
     ("generate a --stop ''", 2, "Expected a stop string"),
+    ("generate a --drafter ./no/head", 5, "./no/head is no folder; expected that of a head"),
+    ("generate a -t model --seed 3 -s top-p=0.5", 2, "got top-p or top-k beside it"),
     ("generate a -s knn=4", 2, "Expected --datastore"),
     ("generate a --datastore empty", 8, "holds no store"),
     ("generate a --chat", 4, "without a chat template"),

@@ -25,13 +25,19 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server; return it and its address once it is ready."""
     command = [sys.executable, "-m", "ragspec", "serve", "-s", "name=tiny", "--port", "0"]
     server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    address = server.stderr.readline().split()[2].rstrip(",")
+    address = address_of(server)
     end = time.monotonic() + 120
     while httpx.get(f"{address}/health").status_code != 200:
         assert server.poll() is None and time.monotonic() < end
         time.sleep(0.1)
     return server, address
+
+
+def address_of(server: subprocess.Popen[str]) -> str:
+    """Return the address of a server that begins to listen."""
+    assert server.stderr is not None
+    assert server.stderr.readline() == "starting ...\n"  # before torch is imported
+    return server.stderr.readline().split()[2].rstrip(",")
 
 
 def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> None:
@@ -86,9 +92,8 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
 def test_errors_are_json_before_the_model_is_ready() -> None:
     command = [sys.executable, "-m", "ragspec", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
     try:
-        address = server.stderr.readline().split()[2].rstrip(",")
+        address = address_of(server)
         result = httpx.post(f"{address}/v1/completions", json=REQUESTS, timeout=60)
         assert result.status_code in (503, 404) and json.loads(result.text)["error"]["code"]
     finally:

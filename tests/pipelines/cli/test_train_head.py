@@ -198,6 +198,19 @@ def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     assert over["steps"] == 3
     assert over["loss"] is None
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
+    with monkeypatch.context() as patch:
+        stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(*some, tmp_path / "fewer", SETTINGS, quiet)
+    for steps in (2, 1, 12):  # fewer than are done loses none of them
+        settings = replace(SETTINGS, steps=steps)
+        over = train(*some, tmp_path / "fewer", settings, quiet, resume=True)
+        assert over["steps"] == max(3, steps)
+    with pytest.raises(StoreError, match=r"--start .*fewer learns on from its head"):
+        train(*some, tmp_path / "fewer", SETTINGS, quiet, resume=True)
+    assert (
+        train(*some, tmp_path / "fewer", SETTINGS, quiet, start=tmp_path / "fewer")["steps"] == 12
+    )
 
 
 def test_pictures_are_read_whole_whatever_the_length(

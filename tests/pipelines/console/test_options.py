@@ -132,7 +132,7 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixtur
         pass
     out, err = capsys.readouterr()
     assert out == "[bold]one two\n"
-    assert err == "[red]remark\nerror: wrong\n"
+    assert err == "[red]remark\nerror: wrong\nloading ...\n"
 
 
 def test_prefill_is_displayed_on_a_terminal_until_all_is_read() -> None:
