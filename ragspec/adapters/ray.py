@@ -302,7 +302,10 @@ def replicated_app(
         .bind(build, max_batch_size, max_queue_size)
         for number in range(replicas)
     ]
-    router = serve.deployment(EngineRouter).options(max_ongoing_requests=replicas * most)
+    # The router computes nothing: two replicas fit on two processors.
+    router = serve.deployment(EngineRouter).options(
+        max_ongoing_requests=replicas * most, ray_actor_options={"num_cpus": 0}
+    )
     app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
 

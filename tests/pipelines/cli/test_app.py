@@ -12,7 +12,6 @@ import pytest
 import ragspec
 from ragspec import __main__ as entry
 from ragspec.errors import InputError
-from ragspec.pipelines.cli import app as cli
 from ragspec.pipelines.cli import show
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.show import INTERRUPTED
@@ -226,20 +225,6 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     assert "differs from the target's in 2 of" in capsys.readouterr().err
     assert main([*requests, str(smaller)]) == 6
     assert "50 token ids and the target 97" in capsys.readouterr().err
-
-
-def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[list[str]] = []
-
-    class Bench:
-        @staticmethod
-        def main(arguments: list[str]) -> int:
-            known.append(list(arguments))
-            return 3
-
-    monkeypatch.setitem(sys.modules, "ragspec.pipelines.bench.cli", Bench)
-    assert cli.main(["bench", "text", "--modes", "plain,context", "--json", "x.json"]) == 3
-    assert known == [["text", "--modes", "plain,context", "--json", "x.json"]]
 
 
 def test_the_line_break_that_ends_standard_input_is_not_read(

@@ -13,13 +13,7 @@ import torch
 import ragspec
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.compare import (
-    compare,
-    first_difference,
-    margin_at,
-    plain_engine,
-    same_seed,
-)
+from ragspec.pipelines.cli.compare import compare, margin_at, plain_engine, same_seed
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.reports.generation import Generation
@@ -41,14 +35,6 @@ def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[
     assert {"starter", "starter-draft", "smollm2", "./no-such-model"} <= set(names)
     absent = result["models"][names.index("./no-such-model")]
     assert absent["folder"] is None and "path:" in absent["tried"][0]
-
-
-def test_a_model_that_is_there_is_detected_by_its_path(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    result = examine([str(folder)])["models"][-1]
-    assert (result["origin"], result["folder"]) == ("path", str(folder))
 
 
 def test_tables_show_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,13 +67,6 @@ def changed_at(generation: Generation, index: int) -> Generation:
     tokens = list(generation.tokens)
     tokens[index] = (tokens[index] + 1) % 96
     return replace(generation, tokens=tokens)
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2], [1, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], []) is None
 
 
 def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> None:

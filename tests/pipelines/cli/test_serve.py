@@ -21,23 +21,23 @@ from ragspec.pipelines.cli.serve import stores_of
 REQUESTS = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore_eos": True}
 
 
-def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a server; return it and its address once it is ready."""
+def start_only(*options: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a server; return it and its address once it listens."""
     command = [sys.executable, "-m", "ragspec", "serve", "-s", "name=tiny", "--port", "0"]
     server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    address = address_of(server)
+    assert server.stderr is not None
+    assert server.stderr.readline() == "starting ...\n"  # before torch is imported
+    return server, server.stderr.readline().split()[2].rstrip(",")
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a server; return it and its address once it is ready."""
+    server, address = start_only(*options)
     end = time.monotonic() + 120
     while httpx.get(f"{address}/health").status_code != 200:
         assert server.poll() is None and time.monotonic() < end
         time.sleep(0.1)
     return server, address
-
-
-def address_of(server: subprocess.Popen[str]) -> str:
-    """Return the address of a server that begins to listen."""
-    assert server.stderr is not None
-    assert server.stderr.readline() == "starting ...\n"  # before torch is imported
-    return server.stderr.readline().split()[2].rstrip(",")
 
 
 def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> None:
@@ -62,11 +62,9 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
         thread.start()
         while not httpx.get(f"{address}/health").json()["live"]:
             time.sleep(0.005)
-        began = time.monotonic()
         server.send_signal(signal.SIGTERM)
         thread.join()
         server.wait(30)
-        assert time.monotonic() - began < 30
     finally:
         server.kill()
     assert results[0].status_code == 200
@@ -89,13 +87,16 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
     assert "cannot listen" in message and "--key" in message and "nowhere-at-all" in message
 
 
-def test_errors_are_json_before_the_model_is_ready() -> None:
-    command = [sys.executable, "-m", "ragspec", "serve", "--port", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("ready", [False, True])
+def test_errors_are_json_and_a_second_interrupt_is_quiet(ready: bool) -> None:
+    server, address = start() if ready else start_only()
     try:
-        address = address_of(server)
-        result = httpx.post(f"{address}/v1/completions", json=REQUESTS, timeout=60)
+        result = httpx.post(f"{address}/v1/completions", json=REQUESTS | {"model": "other"})
         assert result.status_code in (503, 404) and json.loads(result.text)["error"]["code"]
+        for _ in range(3):
+            server.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert server.wait(40) == 130
+        assert server.stderr is not None and "Traceback" not in server.stderr.read()
     finally:
-        server.terminate()
-        server.wait(40)
+        server.kill()

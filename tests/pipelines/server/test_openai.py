@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from schemathesis import openapi
 from schemathesis.core.result import Ok
 
@@ -55,6 +56,42 @@ def test_the_client_understands_errors(client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as long:
         client.completions.create(model=NAME, prompt="x" * 900)
     assert long.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("dump", [False, True])
+def test_a_reply_is_the_next_turn_also_of_an_asynchronous_stream(
+    client: OpenAI, dump: bool
+) -> None:
+    first = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=4)
+    reply: Any = first.choices[0].message
+    options: Any = {"model": NAME, "temperature": 0, "max_tokens": 6}
+    options["messages"] = [*MESSAGES, reply.model_dump() if dump else reply, *MESSAGES]
+
+    async def stream() -> str:
+        other = AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0)
+        chunks = await other.chat.completions.create(**options, stream=True)
+        return "".join([each.choices[0].delta.content or "" async for each in chunks])
+
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    assert asyncio.run(stream()) == whole
+
+
+def test_litellm_falls_back_where_the_context_ends(client: OpenAI) -> None:
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    server = {"model": f"openai/{NAME}", "api_base": str(client.base_url), "api_key": "none"}
+    kinds = [("short", server), ("long", server | {"mock_response": "of the other"})]
+    models = [{"model_name": name, "litellm_params": each} for name, each in kinds]
+    router = litellm.Router(models, context_window_fallbacks=[{"short": ["long"]}])
+    reply = router.completion("short", [{"role": "user", "content": "x" * 900}])
+    assert reply.choices[0].message.content == "of the other"
+
+
+def test_langchain_goes_on_with_a_reply(client: OpenAI) -> None:
+    openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    options = {"model": NAME, "temperature": 0, "max_tokens": 6, "api_key": "none"}
+    model = openai.ChatOpenAI(base_url=str(client.base_url), **options)
+    turns = [("user", "Hello"), model.invoke("Hello"), ("user", "Go on")]
+    assert "".join(each.content for each in model.stream(turns)) == model.invoke(turns).content
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])

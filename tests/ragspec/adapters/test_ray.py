@@ -34,7 +34,7 @@ def ray(root: Path) -> Iterator[Any]:
     pytest.importorskip("ray.serve", reason="ray has no serve")
     places = {"PYTHONPATH": os.pathsep.join(str(each) for each in sys.path if each)}
     result.init(
-        num_cpus=6,
+        num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=200 * 2**20,
