@@ -16,23 +16,7 @@ from ragspec.sampling.settings import Sampling
 
 SIDE = 3  # of the square of codes
 BOOK = 24
-WORDS = (
-    "a",
-    "red",
-    "blue",
-    "cat",
-    "bicycle",
-    "tree",
-    "User",
-    "*",
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-    "5",
-    "6",
-)
+WORDS = ("a", "red", "blue", "cat", "bicycle", "tree", "User", "*", *map(str, range(7)))
 MARKS = {"pad_token": "<pad>", "bos_token": "<s>", "sep_token": "<sep>", "unk_token": "<unk>"}
 IMAGE_MARKS = {
     "boi_token": "<boi>",

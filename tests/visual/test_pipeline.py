@@ -239,18 +239,12 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         opened(folder, rule="rejection", draft_mode="coupled")(class_labels=0)
     pipe = opened(folder)
     wrong: list[dict[str, Any]] = [
-        {"class_labels": 3},
-        {"class_labels": "violet"},
-        {"class_labels": []},
+        *({"class_labels": label} for label in (3, "violet", [], [1.9], 1.0, "--3")),
         {"prompt": "cat"},
         {},
         {"class_labels": 1, "prompt": "cat"},
         {"class_labels": 1, "num_images_per_prompt": 0},
-        {"class_labels": 1, "generator": [dice(), dice()]},
-        {"class_labels": 1, "generator": 0},
-        {"class_labels": [1.9]},
-        {"class_labels": 1.0},
-        {"class_labels": "--3"},
+        *({"class_labels": 1, "generator": each} for each in ([dice(), dice()], 0)),
         {"class_labels": 1, "guidance_scale": -1.0},
     ]
     for arguments in wrong:

@@ -204,25 +204,12 @@ def bias(
 
 DISTRIBUTIONS = Distributions(3, 25, alike=0.0)
 RULES: list[tuple[Rule, DraftKind, tuple[int, ...]]] = [
-    (ChainRejection(), INDEPENDENT, (1, 1)),
-    (Block(), INDEPENDENT, (1, 1)),
-    (MultiStep(), INDEPENDENT, (2,)),
-    (MultiStep(), INDEPENDENT, (2, 1)),
-    (KSeq(), INDEPENDENT, (2,)),
-    (KSeq(), INDEPENDENT, (2, 1)),
-    (WithoutReplacement(), DISTINCT, (2,)),
-    (WithoutReplacement(), DISTINCT, (2, 1)),
+    *((rule, INDEPENDENT, (1, 1)) for rule in (ChainRejection(), Block())),
+    *((rule, INDEPENDENT, widths) for rule in (MultiStep(), KSeq()) for widths in ((2,), (2, 1))),
+    *((WithoutReplacement(), DISTINCT, widths) for widths in ((2,), (2, 1))),
 ]
-POLICIES = [
-    ("0", "flat"),
-    ("1", "flat"),
-    ("2", "flat"),
-    ("3", "flat"),
-    ("auto", "dear third row"),
-    ("auto", "dear second row"),
-    ("auto", "every row alike"),
-    ("auto", "dear fourth row"),
-]
+AUTO = ("dear third row", "dear second row", "every row alike", "dear fourth row")
+POLICIES = [*((number, "flat") for number in "0123"), *(("auto", costs) for costs in AUTO)]
 
 
 def name_of(value: object) -> str:

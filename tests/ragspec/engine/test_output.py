@@ -17,7 +17,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
-from ragspec.sampling.settings import Sampling, TokenLogprob
+from ragspec.sampling.settings import Sampling
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
@@ -44,12 +44,6 @@ def test_the_parts_of_a_generation_agree(generation: Generation) -> None:
         assert scored.token == token
         assert scored.logprob <= scored.top[0][1] <= 0.0
         assert scored.top[0][1] >= scored.top[1][1]
-
-
-def test_a_logprob_is_a_value() -> None:
-    assert TokenLogprob(3, -0.5) == TokenLogprob(3, -0.5, ())
-    with pytest.raises(AttributeError):
-        TokenLogprob(3, -0.5).token = 4  # type: ignore[misc]
 
 
 def test_no_logprobs_unless_requested() -> None:

@@ -30,23 +30,16 @@ from tests.support.architectures import ARCHITECTURES, COMMON, build
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 
 
+REASONS = {
+    "encoder-decoder": ("t5", "bart", "whisper", "marian"),
+    "is an encoder": ("bert", "roberta", "electra"),
+    "forgets what its attention mask still shows": ("moshi",),
+    "recurrent": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"),
+}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("t5", "encoder-decoder"),
-        ("bart", "encoder-decoder"),
-        ("whisper", "encoder-decoder"),
-        ("marian", "encoder-decoder"),
-        ("bert", "is an encoder"),
-        ("roberta", "is an encoder"),
-        ("electra", "is an encoder"),
-        ("moshi", "forgets what its attention mask still shows"),
-        ("mamba", "recurrent"),
-        ("mamba2", "recurrent"),
-        ("falcon_mamba", "recurrent"),
-        ("rwkv", "recurrent"),
-        ("xlstm", "recurrent"),
-    ],
+    ("model_type", "reason"), [(kind, why) for why, kinds in REASONS.items() for kind in kinds]
 )
 def test_configurations_outside_the_scope_are_refused_by_name(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason) as caught:

@@ -162,30 +162,20 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
         read_trace(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"path": [9]},
-        {"origin": [[1]]},
-        {"ms": []},
-        {"source": []},
-        {"tokens": None},
-        {"vocabulary": []},
-        {"vocabulary": {"x": "y"}},
-        {"texts": ["e"]},
-        {"texts": ["e", "l", "l", "o"]},
-        {"parents": [-1, 0]},
-        {"parents": [0, 1, 2]},
-        {"parents": [-1, 0, 9]},
-        {"source": [0, 0, 7]},
-        {"accept_prob": [1.0]},
-        {"accept_prob": [1.0, float("nan"), 1.0]},
-        {"tokens": [1, 2, 1 << 70]},
-        {"path": [0, 0]},
-        {"path": [1]},
-        {"path": [0, -1]},
-    ],
-)
+DAMAGE: dict[str, tuple[Any, ...]] = {
+    "path": ([9], [0, 0], [1], [0, -1]),
+    "origin": ([[1]],),
+    "ms": ([],),
+    "source": ([], [0, 0, 7]),
+    "tokens": (None, [1, 2, 1 << 70]),
+    "vocabulary": ([], {"x": "y"}),
+    "texts": (["e"], ["e", "l", "l", "o"]),
+    "parents": ([-1, 0], [0, 1, 2], [-1, 0, 9]),
+    "accept_prob": ([1.0], [1.0, float("nan"), 1.0]),
+}
+
+
+@pytest.mark.parametrize("change", [{name: v} for name, each in DAMAGE.items() for v in each])
 def test_a_damaged_step_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "trace.jsonl"
     write_trace(path, run(), letters)

@@ -185,15 +185,11 @@ def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
 @pytest.mark.parametrize(
     ("rule", "draw", "width"),
     [
-        (ChainRejection(), best_first, 1),
-        (MultiStep(), best_first, 2),
-        (KSeq(), best_first, 2),
-        (WithoutReplacement(), best_first, 2),
+        *((rule, best_first, 2) for rule in (MultiStep(), KSeq(), WithoutReplacement())),
+        *((ChainRejection(), draw, 1) for draw in (best_first, pruned)),
         (WithoutReplacement(), resorted, 2),
-        (ChainRejection(), pruned, 1),
-        (MultiStep(), without_twins, 2),
+        *((rule, without_twins, 2) for rule in (MultiStep(), KSeq())),
         (MultiStep(), draw_distinct, 2),
-        (KSeq(), without_twins, 2),
     ],
 )
 def test_drafts_not_sampled_as_declared_change_the_distribution(

@@ -36,15 +36,8 @@ from tests.support.distributions import (
 from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
-RULES: list[Rule] = [
-    Walk(),
-    ChainRejection(),
-    MultiStep(),
-    WithoutReplacement(),
-    KSeq(),
-    Block(),
-    Typical(),
-]
+RULES: list[Rule] = [Walk(), ChainRejection(), MultiStep(), WithoutReplacement()]
+RULES += [KSeq(), Block(), Typical()]
 
 
 def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:

@@ -215,14 +215,7 @@ def test_flat_distributions_are_beyond_the_candidates_and_never_wrong() -> None:
     distributions = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
     flat = random_logits(len(distributions), 3, 3000, scale=0.01)
     assert check(distributions, flat).tolist() == [True, False, True, False, False, False]
-    assert check(distributions, torch.zeros_like(flat)).tolist() == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert check(distributions, torch.zeros_like(flat)).tolist() == [True] * 3 + [False] * 3
 
 
 def test_a_tie_beyond_the_candidates_that_weighs_is_visible() -> None:

@@ -301,24 +301,13 @@ def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
 @KINDS
 def test_bad_input_is_refused(kind: str) -> None:
     pipe = opened(kind)
-    wrong: list[dict[str, Any]] = [
-        {"prompt": ""},
-        {"prompt": "  "},
-        {"prompt": 3},
-        {"prompt": ["a cat", None]},
-        {"prompt": []},
-        {},
-        {"prompt": "cat", "height": 5},
-        {"prompt": "cat", "width": 0},
-        {"prompt": "cat", "height": "4"},
-        {"prompt": "cat", "height": 2000, "width": 2000},
-        {"prompt": "cat", "output_type": "jpg"},
-        {"prompt": "cat", "guidance_scale": -1.0},
-        {"prompt": "cat", "negative_prompt": 3},
-        {"prompt": "cat", "negative_prompt": ["a", "b"]},
-        {"prompt": "cat", "generator": 3},
-        {"prompt": "cat", "class_labels": 3},
-    ]
+    prompts: tuple[Any, ...] = ("", "  ", 3, ["a cat", None], [])
+    more: dict[str, tuple[Any, ...]] = {"height": (5, "4"), "width": (0,), "output_type": ("jpg",)}
+    more |= {"guidance_scale": (-1.0,), "negative_prompt": (3, ["a", "b"])}
+    more |= {"generator": (3,), "class_labels": (3,)}
+    wrong: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+    wrong += [{}, {"prompt": "cat", "height": 2000, "width": 2000}]
+    wrong += [{"prompt": "cat", name: v} for name, values in more.items() for v in values]
     for inputs in wrong:
         with pytest.raises(InputError, match=r"expected|exceed|Leave"):
             pipe(**{**sized(kind), **inputs})

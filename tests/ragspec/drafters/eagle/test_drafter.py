@@ -231,15 +231,10 @@ def test_another_guidance_than_the_engines_is_noticed() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"depth": 0},
-        {"min_expected_gain": -1.0},
-        {"mode": "greedy"},
-        {"width": 0},
-        {"width": (2, 2)},
-        {"mode": "sampled", "width": ()},
-        {"mode": "sampled", "tree": (2, 2)},
-        {"tree": (2, 9)},
-        {"tree": ()},
+        *({"width": width} for width in (0, (2, 2))),
+        *({"tree": tree} for tree in ((2, 9), ())),
+        *({"mode": "sampled", **more} for more in ({"width": ()}, {"tree": (2, 2)})),
+        *({"depth": 0}, {"min_expected_gain": -1.0}, {"mode": "greedy"}),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
