@@ -66,10 +66,12 @@ class Descent(Rule):
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             distribution, index = target.probabilities(node), target.index(node)
             if siblings:
+                # Of twins one alone may have been read; the siblings are its children.
+                parent = int(tree.parents[siblings[0]])
                 rank, distribution = self.choose(
                     [tokens[sibling] for sibling in siblings],
                     distribution,
-                    draft_distribution(tree, node, distribution),
+                    draft_distribution(tree, parent, distribution),
                     partial(target.noise.uniform, index, NoiseUse.ACCEPT),
                 )
                 if rank is not None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare  # type: ignore[import-untyped, unused-ignore]
 
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.engine.engine import Engine
 from ragspec.errors import RuleError
 from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
@@ -15,7 +22,10 @@ from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import select
+from tests.support import tiny
 from tests.support.distributions import (
     Distributions,
     Grow,
@@ -27,6 +37,7 @@ from tests.support.distributions import (
     mean_length,
     sampled_deviation,
 )
+from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
 
@@ -40,29 +51,33 @@ def independent(*widths: int) -> Grow:
     return partial(grow, widths=widths)
 
 
-CASES = [
-    (ChainRejection(), independent(1), 5),
-    (ChainRejection(), independent(1, 1), 3),
-    (ChainRejection(), independent(1, 1, 1), 3),
-    (MultiStep(), independent(2), 5),
-    (MultiStep(), independent(3), 5),
-    (MultiStep(), independent(2, 1), 3),
-    (MultiStep(), independent(1, 2), 3),
-    (WithoutReplacement(), distinct(2), 5),
-    (WithoutReplacement(), distinct(3), 5),
-    (WithoutReplacement(), distinct(2, 1), 3),
-    (WithoutReplacement(), distinct(2, 2), 3),
-    (WithoutReplacement(), distinct(1, 1, 1), 3),
-    (KSeq(), independent(2), 5),
-    (KSeq(), independent(3), 4),
-    (KSeq(), independent(2, 1), 3),
-    (KSeq(), independent(1, 2), 3),
-    (KSeq(), independent(1, 1), 3),
-    (Block(), independent(1), 5),
-    (Block(), independent(1, 1), 4),
-    (Block(), independent(1, 1, 1), 3),
-    (Block(), independent(1, 1, 1, 1, 1), 2),
+def unfinished(nodes: int, *widths: int) -> Grow:
+    """Return trees of the first nodes alone, as a budget leaves them: leaves have no q."""
+
+    def cut(
+        distributions: Distributions, noise: NoiseStream, text: Tokens, widths: Sequence[int]
+    ) -> DraftTree:
+        tree = select(grow(distributions, noise, text, widths), range(nodes))
+        leaves = sorted({*range(nodes)} - {*tree.parents.tolist()})
+        assert tree.q is not None
+        return replace(tree, q=tree.q.index_fill(0, torch.tensor(leaves) + 1, 0.0))
+
+    return partial(cut, widths=widths)
+
+
+SHAPES: list[tuple[Rule, dict[int, Sequence[Grow]]]] = [  # by the size of the vocabulary
+    (ChainRejection(), {5: [independent(1)], 3: [independent(1, 1), independent(1, 1, 1)]}),
+    (MultiStep(), {5: [independent(2), independent(3)]}),
+    (MultiStep(), {3: [independent(2, 1), independent(1, 2), unfinished(3, 2, 2)]}),
+    (WithoutReplacement(), {5: [distinct(2), distinct(3)]}),
+    (WithoutReplacement(), {3: [distinct(2, 1), distinct(2, 2), distinct(1, 1, 1)]}),
+    (KSeq(), {5: [independent(2)], 4: [independent(3)], 2: [unfinished(5, 2, 2)]}),
+    (KSeq(), {3: [independent(*widths) for widths in ((2, 1), (1, 2), (1, 1))]}),
+    (KSeq(), {3: [unfinished(3, 2, 1), unfinished(3, 2, 2)]}),
+    (Block(), {5: [independent(1)], 4: [independent(1, 1)], 3: [independent(1, 1, 1)]}),
+    (Block(), {2: [independent(1, 1, 1, 1, 1)]}),
 ]
+CASES = [(r, tree, v) for r, sizes in SHAPES for v, trees in sizes.items() for tree in trees]
 RULES: list[Rule] = [ChainRejection(), MultiStep(), WithoutReplacement(), KSeq(), Block()]
 
 
@@ -105,6 +120,30 @@ def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
     for seed in range(20):
         text = generate(rule, distributions, NoiseStream(seed), tree, steps=4)
         assert text == best[: len(text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", ["rejection", "multi-step", "without-replacement", "k-seq", "block", "walk"]
+)
+def test_twenty_thousand_texts_follow_the_target(rule: str) -> None:
+    """Texts of three tokens, in several steps of one engine, by their chi-square."""
+    model, draft = (tiny.model("llama", vocab_size=5, seed=seed) for seed in (1, 2))
+    mode = "sampled-without-replacement" if rule.startswith("without") else "sampled"
+    widths = (1,) if rule in ("rejection", "block") else (2, 2)
+    drafter = ModelDrafter(draft, 2, widths, mode=mode)
+    engine = Engine(model, drafter=drafter, rule=rule, budget="auto", max_batch_size=64)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(5):
+        sampling = Sampling(1.0, n=4000, seed=seed)
+        texts = engine.generate([1, 2], sampling, max_new_tokens=3, ignore_eos=True)
+        counts.update(tuple(text.tokens) for text in texts)
+    every = torch.tensor(list(itertools.product(range(5), repeat=3)))
+    with torch.no_grad():
+        logits = model(torch.cat([torch.tensor([[1, 2]]).expand(125, 2), every], 1)).logits
+    chances = logits[:, 1:4].double().log_softmax(-1).gather(-1, every[..., None]).sum((1, 2)).exp()
+    result = chisquare([counts[tuple(text)] for text in every.tolist()], 20_000 * chances.numpy())
+    assert result.pvalue > 1e-4, result
 
 
 def test_chain_accepts_with_one_minus_total_variation() -> None:
