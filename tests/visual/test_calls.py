@@ -86,6 +86,12 @@ def test_an_image_of_a_batch_can_be_drawn_alone(folders: dict[str, Path], kind: 
 
 
 @EVERY
+def test_the_adaptive_budget_serves_every_family(folders: dict[str, Path], kind: str) -> None:
+    drafted, plain = (opened(folders[kind], drafter, budget="auto") for drafter in ("auto", None))
+    assert drafted(**CALLS[kind], seed=5).label == plain(**CALLS[kind], seed=5).label
+
+
+@EVERY
 def test_images_are_passed_on_as_they_finish(folders: dict[str, Path], kind: str) -> None:
     pipe, done = opened(folders[kind], batch_size=2), dict[int, Any]()
     out = pipe(**CALLS[kind], seed=5, on_image=done.__setitem__)
@@ -107,14 +113,10 @@ def test_images_are_passed_on_as_they_finish(folders: dict[str, Path], kind: str
 def test_what_a_call_cannot_mean_is_refused(folders: dict[str, Path]) -> None:
     pipe = opened(folders["codes"])
     wrong: list[dict[str, Any]] = [
-        {"seed": 1.5},
-        {"seed": [1, 2]},
-        {"seed": [1, 2, "x"]},
+        *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
         {"seed": 1, "generator": torch.Generator()},
-        {"guidance_scale": [1.0, 2.0]},
-        {"guidance_scale": [1.0, 2.0, -1.0]},
-        {"codes": torch.zeros(9, 1, dtype=torch.int64)},
-        {"codes": torch.zeros(2, 3, dtype=torch.int64)},
+        *({"guidance_scale": scales} for scales in ([1.0, 2.0], [1.0, 2.0, -1.0])),
+        *({"codes": torch.zeros(shape, dtype=torch.int64)} for shape in ((9, 1), (2, 3))),
     ]
     for inputs in wrong:
         with pytest.raises(InputError, match="expected"):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.visual.checks import side_of
 from ragspec.visual.models.vq_checkpoint import (
     JANUS,
@@ -134,10 +134,21 @@ class VQTokenizer:
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1]."""
+        """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1].
+
+        Raises:
+            InputError: See `latents`.
+            ModelError: The encoder or the code-book gives numbers that are not finite.
+        """
         latents, book = self.latents(images), self._book().float()
         # |z - e|^2 without |z|^2, which all codes share; exact for codes of any length.
-        return (latents @ book.T - book.square().sum(-1) / 2).argmax(-1)
+        nearness, codes = (latents @ book.T - book.square().sum(-1) / 2).max(-1)
+        if not bool(nearness.isfinite().all()):
+            raise ModelError(
+                "the encoder or the code-book gave numbers that are not finite; expected numbers. "
+                "Its weights are damaged, or its dtype is too narrow: load it in float32."
+            )
+        return codes
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -178,16 +189,18 @@ class VQTokenizer:
 
     def _check_images(self, images: Tensor) -> None:
         channels = int(self.model.config.in_channels)
-        shape = list(images.shape)
+        shape = list(getattr(images, "shape", ()))
         if (
-            not images.is_floating_point()
+            not isinstance(images, Tensor)
+            or not images.is_floating_point()
             or images.ndim != 4
             or shape[1] != channels
             or any(side % self.reduction or not side for side in shape[2:])
         ):
             raise InputError(
-                f"got pictures of {images.dtype} with shape {shape}; expected floats "
-                f"[B, {channels}, H, W] whose sides are multiples of {self.reduction}."
+                f"got pictures of {getattr(images, 'dtype', type(images))} with shape {shape}; "
+                f"expected a tensor of floats [B, {channels}, H, W] whose sides are multiples of "
+                f"{self.reduction}."
             )
         # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
         if images.numel() and not bool((images.abs() <= 1.01).all()):

@@ -106,8 +106,8 @@ class NearestWithin(NearestCodes):
         return self.k == 0 or self.delta == 0.0
 
     def bound(self, code: int, p: Distribution) -> float:
-        """Return delta."""
-        return self.delta
+        """Return delta, 0 for a code without probability: filters keep it out of the image."""
+        return self.delta if p[code] > 0.0 else 0.0
 
 
 class NearestByRatio(NearestCodes):

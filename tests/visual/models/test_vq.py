@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -171,6 +172,7 @@ def test_a_model_without_a_book_is_refused() -> None:
     ("images", "message"),
     [
         (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "uint8"),
+        (np.zeros((1, 3, 8, 8)), "expected a tensor"),
         (torch.zeros(3, 8, 8), r"\[3, 8, 8\]"),
         (torch.zeros(1, 1, 8, 8), r"\[B, 3, H, W\]"),
         (torch.zeros(1, 3, 8, 10), "multiples of 4"),
@@ -179,7 +181,7 @@ def test_a_model_without_a_book_is_refused() -> None:
         (torch.full((1, 3, 8, 8), float("nan")), "nan"),
     ],
 )
-def test_pictures_of_another_form_are_refused(images: torch.Tensor, message: str) -> None:
+def test_pictures_of_another_form_are_refused(images: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         VQTokenizer(small_model()).encode(images)
 

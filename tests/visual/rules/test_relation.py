@@ -42,7 +42,7 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
     p = distribution(seed)
     choices: list[Relation] = [NearestWithin(TABLE, k, 0.07), NearestByRatio(TABLE, k, 2.5)]
     for relation in choices:
-        bound = 0.07 if isinstance(relation, NearestWithin) else 1.5 * p[code]
+        bound = 0.07 * (p[code] > 0.0) if relation is choices[0] else 1.5 * p[code]
         result = related(relation, code, p)
         n = len(result.codes)
         assert result.codes.tolist() == TABLE.rows[code, :n].tolist() and n <= k
@@ -102,14 +102,16 @@ def test_a_cluster_is_related_whatever_it_weighs() -> None:
     assert result.mass == pytest.approx(p[inside].sum() - p[9])
 
 
-def test_a_code_that_the_distribution_excludes_stands_for_none_of_its_cluster() -> None:
-    relation = SameCluster(CodePartition.build(codebook(CODES), 4))
+@pytest.mark.parametrize(
+    "relation", [SameCluster(CodePartition.build(codebook(CODES), 4)), NearestWithin(TABLE, 5, 0.9)]
+)
+def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Relation) -> None:
     code = next(c for c in range(relation.size) if len(relation.near(c)))
     p = np.zeros(relation.size)
-    p[relation.near(code)[0]] = 1.0
+    p[relation.near(code)[0]] = 0.8
     assert related(relation, code, p).mass == 0.0
-    p[code] = 0.5
-    assert related(relation, code, p).mass == 1.0
+    p[code] = 0.2
+    assert related(relation, code, p).mass == 0.8
 
 
 def test_k_beyond_the_table_is_refused() -> None:
