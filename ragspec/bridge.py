@@ -33,6 +33,7 @@ from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.rotary_tables import continues_rotation
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -58,7 +59,7 @@ class Speculation:
 
     Attributes:
         drafter, draft_model, budget: As for `Engine`.
-        seed: None chooses one.
+        seed: None draws one from torch's global generator, which `set_seed` of transformers sets.
         tokenizer: For stop_strings and checks.
         streamer: Any transformers streamer (batch of one).
         generations: Those of the last call, one per sequence.
@@ -73,6 +74,7 @@ class Speculation:
     generations: list[Generation] = field(default_factory=list)
     _engine: Engine | None = field(default=None, repr=False)
     _engine_key: tuple[Any, ...] = field(default=(), repr=False)
+    _decodes: bool = field(default=False, repr=False)  # whether `speculative` was reached
 
     @property
     def reports(self) -> list[Report]:
@@ -87,6 +89,8 @@ class Speculation:
         )
         if self._engine is None or not same:
             self._engine, self._engine_key = Engine(*key), key
+            if continues_rotation(model):  # transformers writes on beyond the context
+                self._engine.target.max_length = None
         return self._engine
 
 
@@ -112,9 +116,16 @@ def generate(
         streamer=streamer or values.streamer,
         tokenizer=tokenizer or values.tokenizer,
         draft_model=assistant_model or values.draft_model,
+        _decodes=False,
     )
-    kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
-    output = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
+    try:
+        kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
+        inputs, kwargs = _healed(model, inputs, spec.tokenizer, kwargs)
+        output = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
+    except BaseException:
+        if spec.streamer is not None and not spec._decodes:
+            spec.streamer.end()  # its reader waits
+        raise
     values.generations = spec.generations
     values._engine, values._engine_key = spec._engine, spec._engine_key
     return output
@@ -144,42 +155,55 @@ def speculative(
             "default one"
         )
     spec = speculation or Speculation()
+    spec._decodes = True
+    try:
+        more = logits_processor, stopping_criteria, generation_config, model_kwargs
+        spec.generations = _flat(_decode(model, input_ids, spec, *more))
+    finally:
+        if spec.streamer is not None:
+            spec.streamer.end()
+    return _sequences(input_ids, spec.generations, generation_config)
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    spec: Speculation,
+    processors: Any,
+    criteria: Any,
+    config: Any,
+    model_kwargs: dict[str, Any],
+) -> Any:
+    """Return the engine's generations for the arguments of `speculative`."""
     # Not named parameters: transformers would then pass them a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
     positions = model_kwargs.pop("position_ids", None)
     _refuse_unknown(model_kwargs)
+    _refuse_right_padding(attention_mask)
     _refuse_positions(positions, input_ids, attention_mask)
-    _refuse_outputs(generation_config)
+    _refuse_outputs(config)
+    sampling, rest = _settings(config, processors, spec.seed)
     engine = spec.engine(model)
-    sampling, processors = _settings(generation_config, logits_processor, spec.seed)
-    prompts = input_ids[:: sampling.n]
-    masks = None if attention_mask is None else attention_mask[:: sampling.n]
     rows = BatchRows(input_ids, attention_mask, sampling.n, (model, spec.tokenizer))
-    limit, ends, criteria = _ending(stopping_criteria, generation_config, engine.target.vocab_size)
-    try:
-        output = engine.generate(
-            prompts,
-            sampling,
-            max_new_tokens=max(limit - input_ids.shape[1], 1),
-            logits_processor=[RowProcessors(rows, processors)] if processors else [],
-            attention_mask=masks,
-            stopping_criteria=[RowCriterion(rows, criterion) for criterion in criteria],
-            stop_token_ids=ends,
-            ignore_eos=True,  # the end tokens of this call are in `ends`,
-            ignore_defaults=True,  # and the model's defaults among its processors
-            on_step=_streaming(spec.streamer, input_ids),
-        )
-    finally:
-        if spec.streamer is not None:
-            spec.streamer.end()
-    spec.generations = _flat(output)
-    return _sequences(input_ids, spec.generations, generation_config)
+    limit, ends, further = _ending(criteria, config, engine.target.vocab_size)
+    return engine.generate(
+        input_ids[:: sampling.n],
+        sampling,
+        max_new_tokens=max(limit - input_ids.shape[1], 1),
+        logits_processor=[RowProcessors(rows, rest)] if rest else [],
+        attention_mask=None if attention_mask is None else attention_mask[:: sampling.n],
+        stopping_criteria=[RowCriterion(rows, criterion) for criterion in further],
+        stop_token_ids=ends,
+        ignore_eos=True,  # the end tokens of this call are in `ends`,
+        ignore_defaults=True,  # and the model's defaults among its processors
+        on_step=_streaming(spec.streamer, input_ids),
+    )
 
 
 def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling, list[Any]]:
     """Return settings for transformers' own filters at the end of the processors, and the rest."""
     rest = list(processors)
-    record: dict[str, Any] = {}
+    record: dict[str, Any] = {"temperature": 1.0}
     order = list(_WARPERS)
     while rest and (kind := type(rest[-1]).__name__) in order:
         if getattr(rest[-1], "min_tokens_to_keep", 1) > 1:
@@ -194,7 +218,9 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     for name, why in _OTHER_WAYS.items():
         if value := getattr(config, name, None):
             raise InputError(f"{name}={value!r}; expected none: {why}")
-    return Sampling(**{"temperature": 1.0, **record}, n=n, seed=seed), rest
+    if seed is None and record["temperature"] > 0.0:
+        seed = int(torch.randint(1 << 31, ()))
+    return Sampling(**record, n=n, seed=seed), rest
 
 
 def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int], list[Any]]:
@@ -253,6 +279,33 @@ def _with_stop_strings(
     if defaults.stop_strings is not None:
         more["stop_strings"] = None  # replaces the model's own
     return {**kwargs, **more}
+
+
+def _healed(
+    model: Any, inputs: Any, tokenizer: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments after token healing, for which transformers has no tokenizer here."""
+    config = kwargs.get("generation_config") or model.generation_config
+    if not kwargs.get("token_healing", getattr(config, "token_healing", False)):
+        return inputs, kwargs
+    if tokenizer is None:
+        raise InputError("token_healing needs a tokenizer; pass tokenizer=... as well")
+    ids = kwargs["input_ids"] if inputs is None else inputs
+    mask = kwargs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    healed = model.heal_tokens(ids, tokenizer)
+    mask = mask if mask.shape == healed.shape else torch.ones_like(healed)
+    kwargs = {name: value for name, value in kwargs.items() if name != "input_ids"}
+    return healed, {**kwargs, "attention_mask": mask, "token_healing": False}
+
+
+def _refuse_right_padding(mask: Tensor | None) -> None:
+    """Raise InputError for padding at the end, behind which transformers would go on."""
+    if mask is not None and not bool(mask[:, -1].all()):
+        raise InputError(
+            "got a batch that is padded on the right; expected padding on the left. Set "
+            "tokenizer.padding_side='left'."
+        )
 
 
 def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:

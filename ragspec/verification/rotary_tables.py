@@ -41,6 +41,12 @@ def asks_for_length(model: nn.Module) -> bool:
     return any(word in str(kind) for kind in kinds for word in ("longrope", "dynamic"))
 
 
+def continues_rotation(model: nn.Module) -> bool:
+    """Return whether positions beyond the model's context are rotated like those within it."""
+    rotates = any(kind for module in model.modules() for kind in _kinds(module))
+    return rotates and not asks_for_length(model)
+
+
 def _kinds(module: nn.Module) -> list[Any]:
     kinds = getattr(module, "rope_type", None)
     return list(kinds.values()) if isinstance(kinds, dict) else [kinds]

@@ -186,6 +186,45 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
         generate(model, **padded(), speculation=spec, streamer=streamer, max_new_tokens=2)
 
 
+def test_a_refused_call_ends_its_stream(model: Any) -> None:
+    from transformers import TextIteratorStreamer
+
+    calls: list[dict[str, Any]] = [{"num_beams": 2}, {"foo": 1}, {"stop_strings": "x"}]
+    for call in calls:
+        streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
+        with pytest.raises(ValueError, match=r"beams|foo|tokenizer"):
+            generate(model, IDS, streamer=streamer, max_new_tokens=2, **call)
+        assert list(streamer) == [""]
+
+
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_texts_may_be_longer_than_the_context_of_a_rotary_model(kind: str, model: Any) -> None:
+    config = copy.deepcopy(model.config)
+    config.max_position_embeddings = 16
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    short = type(model)(config).eval()
+    ours, theirs = both(short, Speculation(drafter="context", budget=4), input_ids=IDS)
+    assert torch.equal(ours, theirs) and ours.shape[1] > 16
+
+
+def test_tokens_are_healed(model: Any) -> None:
+    tokens = copy.deepcopy(tiny.tokenizer())
+    tokens.bos_token, tokens.pad_token = "Y", "Z"
+    ids = tokens("hello wor", return_tensors="pt")["input_ids"]
+    call = {"token_healing": True, "tokenizer": tokens, "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(generate(model, ids, **call), model.generate(ids, **call))
+
+
+def test_a_seed_of_torch_repeats_a_sampled_text(model: Any) -> None:
+    def drawn() -> list[list[int]]:
+        return [generate(model, IDS, max_new_tokens=NEW, do_sample=True).tolist() for _ in "ab"]
+
+    torch.manual_seed(3)
+    first = drawn()
+    torch.manual_seed(3)
+    assert drawn() == first and first[0] != first[1]
+
+
 def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None:
     from transformers import DynamicCache
 
@@ -207,6 +246,7 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
     cache = DynamicCache()
     with torch.no_grad():
         model(IDS[:, :-1], past_key_values=cache)
+    refused("padded on the right", input_ids=IDS, attention_mask=(IDS != 5).long())
     refused("already hold tokens", input_ids=IDS, past_key_values=cache)
 
 
