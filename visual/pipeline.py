@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
 from ragspec.errors import InputError, ModelError
-from ragspec.models.device import pick_device
+from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
 from ragspec.registry import resolve
 from ragspec.rules.base import Rule
@@ -306,7 +306,7 @@ class ImagePipeline:
         count = call.num_images_per_prompt
         rows = [row for row in range(len(conditions)) for _ in range(count)]
         seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
-        with closing(self._progress_bar(len(rows) * raster.tokens)) as bar, self._as_loaded():
+        with closing(self._progress_bar(len(rows) * raster.tokens)) as bar, as_loaded(self.device):
             state = CallState(self, call, conditions, raster, bar)
             samples = state.generate(rows, seeds, scales)
             return self._output(samples, seeds, call, state.images)
@@ -315,12 +315,6 @@ class ImagePipeline:
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
         return tqdm(total=total, **self._bar)
-
-    def _as_loaded(self) -> AbstractContextManager[Any]:
-        """Return a context without autocast, which would give other codes."""
-        kind = self.device.type
-        available = torch.amp.is_autocast_available(kind)
-        return torch.autocast(kind, enabled=False) if available else nullcontext()
 
     def _output(
         self, samples: ImageSamples, seeds: Sequence[int], call: ImageCall, images: dict[int, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -129,8 +130,8 @@ class Engine:
         """Return a `Generation` for one prompt, a list of them for several.
 
         The default is greedy decoding. The model's generation config fills in the settings that
-        `sampling` leaves open: penalties, forbidden, forced and suppressed tokens. Greedy text is
-        then that of transformers.
+        `sampling` leaves open: penalties, forbidden, forced and suppressed tokens, stop strings.
+        Greedy text is then that of transformers. Autocast does not apply: cast the model instead.
 
         Args:
             prompts: Text, chat messages, token ids, or a batch of one of these.
@@ -306,7 +307,13 @@ class Engine:
         Call `notify` of this engine with the final text.
         """
         other = copy.copy(self)
-        other._listeners = {}
+        other._listeners.clear()
+        return other
+
+    def __copy__(self) -> Engine:
+        """Return an engine over the same scheduler, with callbacks that change apart."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _listeners=dict(self._listeners))
         return other
 
     def with_drafter(
@@ -388,6 +395,14 @@ class Engine:
         attention_mask: Tensor | None = None,
     ) -> tuple[list[Request], bool]:
         """Check the arguments of `generate`; return its requests, see `read_requests`."""
+        kind = self.target.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            warnings.warn(
+                "autocast does not apply to an engine, whose texts share a batch and a cache; "
+                "expected none. Cast the model instead: model.to(torch.bfloat16).",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return read_requests(
             prompts, sampling, options, self.target, self.tokenizer, attention_mask
         )

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from heapq import heappop, heappush
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError
+from ragspec.models.device import as_loaded
 from ragspec.reports.generation import Generation
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
@@ -63,6 +65,7 @@ class Scheduler:
         self.chunk = chunk
         self.prefix_cache = PrefixCache()
         self._forward = SharedForward()
+        self._as_loaded = as_loaded(target.device)  # entered by one thread at a time
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
         self._waiting: list[tuple[int, int, RequestHandle]] = []  # by priority and arrival
@@ -75,6 +78,10 @@ class Scheduler:
         self._loop: Loop | None = None
         self._holds = 0
         self._stepping = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the settings alone: threads, requests and caches stay here."""
+        return Scheduler, (self.target, self.max_batch_size, self.max_queue_size, self.chunk)
 
     @property
     def session(self) -> TargetSession | None:
@@ -185,7 +192,7 @@ class Scheduler:
             try:
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad(), self._as_loaded:
                     handles = self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None

@@ -14,10 +14,10 @@ from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
-from ragspec.errors import InputError
+from ragspec.errors import InputError, RuleError
 from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
-from ragspec.reports.report import label_of, label_under, rounds
+from ragspec.reports.report import label_of, label_under
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
@@ -198,13 +198,22 @@ class Sequence:
         self.finished = self.finished or time.perf_counter()
 
     def generation(self) -> Generation:
-        """Return the generation so far."""
+        """Return the generation so far.
+
+        Raises:
+            RuleError: The drafter changed tokens of its context in place.
+        """
         request, parts, budget = self.request, self.parts, self.budget
-        tokens = self.context.tokens[self.context.prompt_length :]
+        tokens = [*request.resume_from, *(token for step in self.steps for token in step.tokens)]
+        if self.context.tokens != [*request.prompt, *tokens]:
+            raise RuleError(
+                "the drafter changed tokens of its context; expected them unchanged. Copy "
+                "`context.tokens` before changing them."
+            )
         began = self.started > 0
         seconds = (self.finished or time.perf_counter()) - self.started if began else 0.0
         drafts = began and parts.drafter is not None
-        rounded = drafts and rounds(parts.target.dtype, parts.target.device)
+        rounded = drafts and parts.target.rounds
         report = report_of(
             self.steps,
             tokens[len(request.resume_from) :],

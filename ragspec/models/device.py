@@ -1,7 +1,8 @@
-"""Devices and dtypes of models."""
+"""Devices and dtypes of models, and whether their numbers are rounded visibly."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -51,6 +52,13 @@ def _named(name: str) -> torch.device:
             "or an accelerator that torch finds"
         ) from error
     return device
+
+
+def as_loaded(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast, which would give other numbers than the model's dtype."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def is_cuda(device: torch.device) -> bool:
@@ -134,3 +142,23 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | 
             f"dtype {dtype!r} is unknown; expected 'auto' or one of {', '.join(sorted(_DTYPES))}"
         )
     return _DTYPES[dtype]
+
+
+def rounds(model: torch.nn.Module, device: torch.device) -> bool:
+    """Return whether forwards of several widths round visibly.
+
+    They do below float32, in its fast modes, and in modules that quantise their inputs.
+    """
+    if any(_is_narrow(each) for each in model.parameters()):
+        return True
+    if any("quant" in type(each).__module__ for each in model.modules()):
+        return True
+    fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
+    if device.type not in ("cpu", "meta"):
+        fast = fast or bool(torch.backends.cuda.matmul.allow_tf32)
+    return fast and any(each.dtype is torch.float32 for each in model.parameters())
+
+
+def _is_narrow(weight: torch.Tensor) -> bool:
+    """Return whether a weight is quantised, or of a dtype below float32."""
+    return not weight.is_floating_point() or torch.finfo(weight.dtype).bits < 32

@@ -17,7 +17,7 @@ import numpy as np
 from ragspec.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 DERIVED = (
     "drafted",
@@ -354,18 +354,6 @@ def loop_share(tokens: Sequence[int], longest: int = 32, repeats: int = 3) -> fl
 
 
 ROUNDED = " up to rounding"
-
-
-def rounds(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether forwards of several widths round visibly: below float32, or its fast modes."""
-    import torch
-
-    if torch.finfo(dtype).bits < 32:
-        return True
-    fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
-    if device.type not in ("cpu", "meta"):
-        fast = fast or bool(torch.backends.cuda.matmul.allow_tf32)
-    return dtype is torch.float32 and fast
 
 
 def label_of(rule: str, rounded: bool) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from ragspec.errors import ModelError, SamplingError
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.top_tokens import best_token
+from ragspec.sampling.top_tokens import best_token, sure_token
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
@@ -73,22 +75,33 @@ class RowView:
     def all_tokens(self) -> Tensor:
         """Return the target's tokens after the root and all nodes, on its device: i64 [N + 1]."""
         if self._distribution.trivial:
-            return best_token(self._logits)
+            return sure_token(best_token(self._logits), self._logits)
         nodes = range(ROOT, len(self._tree))
         scores = self._distribution.process(
             self._logits, self._context, list(map(self.path, nodes))
         )
-        return self._distribution.select(scores, list(map(self.index, nodes)))
+        return sure_token(self._distribution.select(scores, list(map(self.index, nodes))), scores)
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
         return self._generated + len(self.path(node))
 
     def token(self, node: int) -> int:
-        """Return the target's own token after the node."""
+        """Return the target's own token after the node.
+
+        Raises:
+            ModelError: The model's logits are not finite there.
+            SamplingError: Processors, biases or penalties leave no token there.
+        """
         if self._chosen and (token := self._chosen[node + 1]) >= 0:
+            if self._logits.device.type == "cpu" and not isfinite(self._logits[node + 1, token]):
+                self._refuse(node)
             return token
-        return int(self._distribution.select(self.scores(node), [self.index(node)]))
+        scores = self.scores(node)
+        token = int(self._distribution.select(scores, [self.index(node)]))
+        if not isfinite(scores[0, token]):
+            self._refuse(node)
+        return token
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the k tokens that the target prefers after each of the nodes, its own first."""
@@ -98,8 +111,13 @@ class RowView:
         return tokens
 
     def probabilities(self, node: int) -> Tensor:
-        """Return the distribution f64 [V] after the node, on the CPU."""
-        return self._distribution.probabilities(self.scores(node))[0].cpu()
+        """Return the distribution f64 [V] after the node, on the CPU; see `token` for errors."""
+        scores = self.scores(node)
+        probabilities = self._distribution.probabilities(scores)[0].cpu()
+        greedy = self._distribution.sampling.greedy
+        if not isfinite(scores.max() if greedy else probabilities.sum()):
+            self._refuse(node)
+        return probabilities
 
     def distributions(self, nodes: Sequence[int]) -> Tensor:
         """Return the distributions f64 [n, V] after several nodes at once, on the CPU."""
@@ -123,6 +141,23 @@ class RowView:
             scores = self._distribution.process(row, context, [self.path(node)])
             self._scores[node] = scores
         return scores
+
+    def _refuse(self, node: int) -> None:
+        """Raise the error of scores without a token to take.
+
+        NaN and infinity from the model's settings pass: transformers takes such a token.
+        """
+        place = f"at generated token {self.index(node) + 1}"
+        if not isfinite(self._logits[node + 1].max()):
+            raise ModelError(
+                f"the model's logits are not finite numbers {place}; expected numbers. Its weights "
+                "are damaged, or its dtype is too narrow: load it in float32."
+            )
+        if self.scores(node).max() == float("-inf"):
+            raise SamplingError(
+                f"processors, biases and penalties left no token {place}; expected one at least. "
+                "Forbid fewer tokens."
+            )
 
     def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
         """Return the log-probability of `token` after the node, and the `top` best ones."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, SamplingError
 from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
 
@@ -45,23 +45,37 @@ class Processor(Protocol):
 
 
 class HFProcessor:
-    """Any transformers LogitsProcessor, stateful or not."""
+    """Any transformers LogitsProcessor, stateful or not.
+
+    Args:
+        checked: Refuse scores that are NaN, as a caller's processor may return them.
+    """
 
     lazy = True
 
-    def __init__(self, processor: HFCallable) -> None:
-        self.processor = processor
+    def __init__(self, processor: HFCallable, checked: bool = False) -> None:
+        self.processor, self._checked = processor, checked
 
     def apply(
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
         """Return the scores [R, V] after the processor, which gets ids [1, T] and scores [1, V]."""
-        rows = [
-            self.processor(
-                torch.tensor([[*context, *path]], device=logits.device), logits[row : row + 1]
-            )
-            for row, path in enumerate(paths)
-        ]
+        rows = []
+        for row, path in enumerate(paths):
+            ids = torch.tensor([[*context, *path]], device=logits.device)
+            scores: Any = self.processor(ids, logits[row : row + 1])
+            if not isinstance(scores, Tensor) or scores.shape != logits[row : row + 1].shape:
+                got = getattr(scores, "shape", type(scores).__name__)
+                raise InputError(
+                    f"the logits_processor {self.processor!r:.80} returned {got}; expected scores "
+                    f"of shape {[1, logits.shape[1]]}, as it receives."
+                )
+            if self._checked and bool(scores.isnan().any()) and not bool(logits[row].isnan().any()):
+                raise SamplingError(
+                    f"the logits_processor {self.processor!r:.80} returned NaN after {ids.shape[1]}"
+                    " tokens; expected numbers, -inf for forbidden tokens."
+                )
+            rows.append(scores)
         return torch.cat(rows)
 
 
@@ -125,7 +139,7 @@ def build_processors(
         minimum = sampling.min_new_tokens
         results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))
     results.extend(current)
-    results.extend(HFProcessor(processor) for processor in extra)
+    results.extend(HFProcessor(processor, checked=True) for processor in extra)
     return results
 
 

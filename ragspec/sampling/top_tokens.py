@@ -30,6 +30,12 @@ def best_token(scores: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(_widened(scores).numpy().argmax(-1)))
 
 
+def sure_token(tokens: Tensor, scores: Tensor) -> Tensor:
+    """Return the tokens i64 [...], -1 where their scores [..., V] are not finite."""
+    values = scores.gather(-1, tokens.clamp(min=0)[..., None])[..., 0]
+    return torch.where(values.isfinite(), tokens, -1)
+
+
 def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the largest scores, best first, and their places: [..., V] -> two [..., min(k, V)]."""
     size = scores.shape[-1]

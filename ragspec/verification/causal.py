@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import ModelError
-from ragspec.models.device import input_device
+from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
 from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
@@ -55,7 +55,7 @@ class CausalTarget:
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
-        runner: Runs steps of fixed shape, None for forwards of any shape.
+        fixed_steps: Runs steps of fixed shape, None if the model does not support them.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.
     """
@@ -66,7 +66,7 @@ class CausalTarget:
     piece: int | None = None
     packs: bool = True
     selects_logits: bool = True
-    runner: StepRunner | None = None
+    fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
 
     def __init__(self, model: Any) -> None:
@@ -85,9 +85,19 @@ class CausalTarget:
         custom_attention = any(custom for _, custom in model_configs(model))
         self.packs = self.border is None and not custom_attention
         self.device = input_device(model.get_input_embeddings())
-        self.dtype: torch.dtype = model.dtype
         self.piece = piece_of(self.device) if self.border is None else None
         self._training: bool = self._unwrapped.training
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's dtype, also if it was cast after it was opened."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def rounds(self) -> bool:
+        """Whether forwards of several widths round visibly, as the model is at present."""
+        return rounds(self.model, self.device)
 
     def check_mode(self) -> None:
         """Raise ModelError if the model was put into training mode after it was opened.
@@ -122,12 +132,19 @@ class CausalTarget:
         """How steps of fixed shape run, see `static.runner`; "off" may be followed by a reason."""
         if self.runner is not None:
             return self.runner.mode
-        return f"off: {self.refusal}" if self.refusal else "off"
+        cast = f"the model was cast to {self.dtype} after it was opened" if self.fixed_steps else ""
+        return f"off: {self.refusal or cast}" if self.refusal or cast else "off"
 
     @property
     def widths(self) -> Sequence[int]:
         """The possible widths of forwards after a prompt, () for any."""
         return () if self.runner is None else QUERIES
+
+    @property
+    def runner(self) -> StepRunner | None:
+        """The runner of steps, None for forwards of any shape: a cast model has had no trial."""
+        steps = self.fixed_steps
+        return None if steps is None or steps.dtype != self.dtype else steps
 
     def open(
         self,
@@ -144,12 +161,13 @@ class CausalTarget:
             prefix_cache: Keys and values of earlier texts, None for none.
             most: Rows at once, for sessions that allocate them beforehand.
         """
-        if self.runner is None:
+        runner = self.runner
+        if runner is None:
             return TreeSession(self, rows, capacity, prefix_cache)
         if not capacity:
-            slots = self.runner.first_slots(most)
+            slots = runner.first_slots(most)
             capacity = slots if self.max_length is None else min(slots, self.max_length)
-        return StaticSession(self, self.runner, rows, capacity, prefix_cache, most)
+        return StaticSession(self, runner, rows, capacity, prefix_cache, most)
 
     @property
     def output_head(self) -> torch.nn.Module:

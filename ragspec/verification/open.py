@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError
-from ragspec.models.device import is_cuda
+from ragspec.models.device import as_loaded, is_cuda
 from ragspec.models.supported import check_scope, layer_windows, rank_count
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -35,7 +35,9 @@ def open_target(model: Any, static: str = "auto") -> CausalTarget:
         InputError: The mode is unknown, or the device lacks it.
     """
     check_scope(model)
-    return open_static(probe_target(CausalTarget(model)), static)
+    target = CausalTarget(model)
+    with as_loaded(target.device):
+        return open_static(probe_target(target), static)
 
 
 def open_static(
@@ -53,7 +55,7 @@ def open_static(
         InputError: The mode is unknown, or it is "graph" without CUDA.
     """
     mode = _expect_mode(mode, target.device)
-    if mode == "off" or target.runner is not None:
+    if mode == "off" or target.fixed_steps is not None:
         return target
     target.refusal = _hindrance(target)
     return target if target.refusal else _tried(target, mode, backend)
@@ -72,10 +74,10 @@ def _tried(target: CausalTarget, mode: str, backend: str) -> CausalTarget:
         if not by_name and len(set(windows.values())) > 1:
             continue  # one mask cannot serve two kinds of layers
         masks = Masks(windows, by_name)
-        static.runner = StepRunner(target.model, "eager", masks, layers, backend)
+        static.fixed_steps = StepRunner(target.model, "eager", masks, layers, backend)
         attempt = trial.attempt(static.open, TREES)
         if attempt.passed:
-            static.runner.mode = mode
+            static.fixed_steps.mode = mode
             return static
         stories.append(attempt.story)
     target.refusal = f"a step of fixed shape goes wrong here ({stories[0]})"

@@ -64,7 +64,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         table: LatentTable | None = None,
     ) -> None:
         self.model, self.schedule = model, schedule
-        self.device, self.dtype = model.device, model.dtype
+        self.device = model.device
         self.vocab_size, self.input_size = MOST_LATENTS, MOST_LATENTS + len(noises)
         self.max_length = 1 + model.places
         self.guidance_scale, self.temperature, self.ahead = float(scale), temperature, ahead

@@ -43,7 +43,7 @@ class HeadModel(CausalTarget):
         self.model = head.layer
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
         self.max_length, self.copies = target.max_length, target.copies
-        self.device, self.dtype = target.device, target.dtype
+        self.device = target.device
         self.keeps_logits = True
         self.states = self.guessed = torch.empty(0)
         self.first = 1
@@ -55,7 +55,7 @@ class HeadModel(CausalTarget):
             self.guessed = self.head(embedded, self.states, view.positions, cache)
             cache.advance(tokens.shape[1])
             rows = slice(-keep, None) if isinstance(keep, int) else keep
-            states = self.guessed[:, rows].to(self.dtype)
+            states = self.guessed[:, rows].to(self.target.dtype)
             if self.vocabulary is not None:
                 return self.vocabulary.spread(self.vocabulary(states))
             return self.target.head_logits(states, view.positions[:, rows] + self.first)

@@ -49,6 +49,7 @@ class StepRunner:
         backend: str = "inductor",
     ) -> None:
         self.model, self.mode, self.masks = model, mode, masks
+        self.dtype: torch.dtype = model.dtype
         self._layers, self._backend = tuple(layers), backend
         self._free: list[Arena] = []
         self._lock = threading.Lock()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import (
     InputError,
+    ModelError,
     PromptTooLongError,
     RuleError,
     SamplingError,
@@ -16,6 +20,7 @@ from ragspec.errors import (
 )
 from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
@@ -237,23 +242,98 @@ def test_cancelling_keeps_what_was_written(plain: Engine) -> None:
     assert 0 < len(stream.result.tokens) < 200
 
 
+class Proposing(MixingDrafter):
+    """A drafter whose proposals are those of a function of the context."""
+
+    def __init__(self, propose: Callable[[Any], Any]) -> None:
+        super().__init__({tuple(PROMPTS[0]): []})
+        self._propose = propose
+
+    def open(self, request: Any) -> Any:
+        session = super().open(request)
+        session.propose = lambda context, budget: self._propose(context)  # type: ignore[method-assign]
+        return session
+
+
 def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
-    class Failing(MixingDrafter):
-        def open(self, request: Any) -> Any:
-            session = super().open(request)
-
-            def broken(context: Any, budget: int) -> Any:
-                raise RuntimeError("no draft today")
-
-            session.propose = broken  # type: ignore[method-assign]
-            return session
+    def broken(context: Any) -> Any:
+        raise RuntimeError("no draft today")
 
     expected = plain.generate(PROMPTS[0], max_new_tokens=12)
-    engine = Engine(model, drafter=Failing({tuple(PROMPTS[0]): []}), budget=4)
+    engine = Engine(model, drafter=Proposing(broken), budget=4)
     with pytest.warns(RuntimeWarning, match="no draft today"):
         result = engine.generate(PROMPTS[0], max_new_tokens=12)
     assert result.tokens == expected.tokens
     assert result.report.faults == {"mixing": 3}
+
+
+@pytest.mark.parametrize("place", [slice(0, 1), slice(9, 9)])
+def test_a_drafter_that_changes_its_context_is_a_fault(place: slice, model: Any) -> None:
+    def propose(context: Any) -> Any:
+        context.tokens[place] = [3]
+        return DraftTree.empty()
+
+    engine = Engine(model, drafter=Proposing(propose), budget=4)
+    with pytest.raises(RuleError, match=r"the drafter changed .* Copy `context.tokens`"):
+        engine.generate(PROMPTS[0], max_new_tokens=6)
+
+
+@pytest.mark.parametrize("static", ["off", "eager"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=1), Sampling(0.8, top_p=0.9)])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_an_error(
+    static: str, sampling: Sampling, number: float
+) -> None:
+    broken = copy.deepcopy(tiny.model("llama"))
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[9] = number
+    engine = Engine(broken, drafter="context", budget=4, static=static)
+    with pytest.raises(ModelError, match="logits are not finite numbers at generated token 1;"):
+        engine.generate(PROMPTS[2], sampling, max_new_tokens=6)
+    bias = dict.fromkeys(range(tiny.VOCAB), float("-inf"))
+    with pytest.raises(SamplingError, match="left no token at generated token 1;"):
+        engine.generate(PROMPTS[1], replace(sampling, logit_bias=bias), max_new_tokens=6)
+    for value, match in (
+        (number * 0.0, "returned NaN after 3 tokens"),
+        (None, "returned NoneType"),
+    ):
+        returns: Any = [lambda ids, scores, v=value: None if v is None else scores * v]
+        with pytest.raises(InputError, match=match):
+            engine.generate(PROMPTS[1], sampling, max_new_tokens=6, logits_processor=returns)
+
+
+@pytest.mark.parametrize("static", ["off", "eager"])
+def test_texts_and_labels_follow_a_model_that_is_cast(static: str) -> None:
+    whole = tiny.model("llama")
+    engine = Engine(copy.deepcopy(whole), drafter="context", budget=4, static=static)
+
+    def result() -> tuple[list[int], str, str]:
+        text = engine.generate(PROMPTS[0], Sampling(0.8, seed=3), max_new_tokens=NEW)
+        return text.tokens, text.label, text.report.static
+
+    expected = result()
+    assert expected[1:] == ("exact", static)
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(RuntimeWarning, match="autocast"):
+        assert result() == expected
+    engine.model.to(torch.bfloat16)
+    off = "off" if static == "off" else "off: the model was cast to torch.bfloat16"
+    _, label, steps = result()
+    assert label == "exact up to rounding" and steps.startswith(off)
+    engine.model.to(torch.float64)
+    assert result()[1] == "exact"
+
+
+def test_copies_of_an_engine_work_apart(plain: Engine) -> None:
+    expected = plain.generate(PROMPTS[0], max_new_tokens=5).tokens
+    copies = [copy.copy(plain), copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))]
+    assert [each.model is plain.model for each in copies] == [True, False, False]
+    message: list[Generation] = []
+    for each in copies:
+        end = each.on_finish(message.append)
+        assert each.generate(PROMPTS[0], max_new_tokens=5).tokens == expected
+        plain.generate(PROMPTS[0], max_new_tokens=5)
+        end()
+    assert len(message) == len(copies)
 
 
 def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.models.device import rounds
 from ragspec.reports.generation import report_of
-from ragspec.reports.report import (
-    Report,
-    distinct_share,
-    kind_of_label,
-    label_of,
-    loop_share,
-    rounds,
-)
+from ragspec.reports.report import Report, distinct_share, kind_of_label, label_of, loop_share
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny
@@ -210,23 +204,13 @@ def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
     assert "Not used" not in report_of([], [9], 0.1, "length").summary()
 
 
-CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rounded"),
-    [(torch.float64, False), (torch.float32, False), (torch.bfloat16, True), (torch.float16, True)],
-)
-def test_numbers_below_float32_round(dtype: torch.dtype, rounded: bool) -> None:
-    assert rounds(dtype, CPU) is rounded
-
-
-def test_fast_float32_rounds_too() -> None:
-    before = torch.get_float32_matmul_precision()
+@pytest.mark.parametrize(("precision", "fast"), [("highest", False), ("medium", True)])
+def test_numbers_below_float32_and_fast_float32_round(precision: str, fast: bool) -> None:
+    before, cpu = torch.get_float32_matmul_precision(), torch.device("cpu")
+    kinds = {torch.float64: False, torch.float32: fast, torch.bfloat16: True, torch.float16: True}
     try:
-        torch.set_float32_matmul_precision("medium")
-        assert rounds(torch.float32, CPU)
-        assert not rounds(torch.float64, CPU)
+        torch.set_float32_matmul_precision(precision)
+        assert {kind: rounds(torch.nn.Linear(2, 2).to(kind), cpu) for kind in kinds} == kinds
     finally:
         torch.set_float32_matmul_precision(before)
 
