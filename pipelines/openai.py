@@ -36,7 +36,7 @@ ALIASES = MappingProxyType(
         "min_tokens": "min_new_tokens",
     }
 )
-SAMPLING = frozenset(field.name for field in fields(Sampling))
+SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"defaults"}
 OPTIONS = frozenset(
     [
         "max_new_tokens",

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ragspec.engine.prompts import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 
@@ -157,7 +158,7 @@ def templated(
     template: str | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return turns in the chat template, followed by the generation prompt.
+    """Return turns in the chat template, see `render_chat`.
 
     Args:
         template: Jinja source in place of the tokenizer's template.
@@ -168,10 +169,7 @@ def templated(
     """
     options = dict(variables or {}) if template is None else {"chat_template": template}
     try:
-        text = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **options
-        )
-        return str(text)
+        return render_chat(tokenizer, turns, **options)
     except Exception as error:  # a template raises whatever its author wrote
         roles = dict.fromkeys(turn["role"] for turn in turns)
         raise InputError(

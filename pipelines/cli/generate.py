@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,8 @@ class GenerateOptions:
     ] = False
     system: o.SystemSetting = None
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; repeatable.")
+        list[str] | None,
+        typer.Option(help=r"Text that ends the output; \n is a line break; repeatable."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -99,6 +101,12 @@ class GenerateOptions:
         elif self.system is not None:
             raise InputError("Expected --chat beside system, got none. Add it or leave system out.")
 
+    def stops(self) -> list[str] | None:
+        """Return the stop strings with line breaks and tabs; None for those of the model."""
+        escapes = {"n": "\n", "t": "\t", "\\": "\\"}
+        stops = self.stop or ()
+        return [re.sub(r"\\([nt\\])", lambda m: escapes[m[1]], each) for each in stops] or None
+
 
 @takes_records
 def generate(options: GenerateOptions) -> None:
@@ -108,7 +116,7 @@ def generate(options: GenerateOptions) -> None:
 
     text, knn, content = options.text, options.knn, options.prompt
     content = _standard_input() if content == "-" else content
-    arguments: dict[str, Any] = {"stop": tuple(options.stop or ()), **text.read_prediction()}
+    arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
     terminal = Terminal(quiet=text.output.json)
     datastore = knn.open()  # before the model, whose loading takes seconds

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import SourceText
+from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, RagspecError
 from ragspec.trees.draft_tree import PREDICTION
 
@@ -96,9 +97,9 @@ def _numbered(number: int, of: int) -> str:
     return "the prompt" if of == 1 else f"prompt {number + 1} of {of}"
 
 
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the end tokens of the model's generation config, else those of the tokenizer."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+def end_tokens(config: Any, tokenizer: Any) -> list[int]:
+    """Return the end tokens of a generation config, if any, else those of the tokenizer."""
+    ends = getattr(config, "eos_token_id", None)
     if ends is None:
         ends = getattr(tokenizer, "eos_token_id", None)
     if ends is None:
@@ -186,7 +187,11 @@ def _tokenize(name: str, text: str, tokenizer: Any, **options: Any) -> list[int]
             f"got a text as {name} but the engine has no tokenizer; pass Engine(model, tokenizer) "
             "or token ids"
         )
-    return list(tokenizer(well_formed(text), **options)["input_ids"])
+    ids = list(tokenizer(well_formed(text), **options)["input_ids"])
+    begin = getattr(tokenizer, "bos_token", None)
+    if begin and text.startswith(begin) and ids[:2] == [tokenizer.bos_token_id] * 2:
+        del ids[0]  # the text of a chat template begins with the token that tokenizers add
+    return ids
 
 
 def encode_value(name: str, value: Any, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
@@ -205,17 +210,34 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "tokenizer.chat_template"
         )
     turns = [read_message(message, number) for number, message in enumerate(messages)]
+    for turn in turns:
+        if isinstance(text := turn.get("content"), str):
+            turn["content"] = mark_special_tokens(text, tokenizer)
     try:
-        encoded = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        text = render_chat(tokenizer, turns)
     except Exception as error:  # a template may raise any error
         roles = ", ".join(str(turn["role"]) for turn in turns)
         raise InputError(
             f"the model's chat template refuses the messages ({error}); got the roles {roles}. "
             "Expected turns as its authors ask for them, mostly user and assistant by turns."
         ) from error
-    return list(encoded["input_ids"])
+    return list(encode_text(tokenizer, text).ids)
+
+
+def render_chat(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
+    """Return turns in the chat template, followed by the beginning of an answer.
+
+    If the last turn is the assistant's, the answer goes on after its text.
+
+    Args:
+        **options: Of `apply_chat_template`.
+    """
+    last = turns[-1]
+    open_turn = last["role"] == "assistant" and not last.get("tool_calls")
+    if open_turn and not last.get("content"):
+        turns, open_turn = turns[:-1], False
+    form = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, **form, **options))
 
 
 def read_message(message: Message, number: int) -> dict[str, Any]:

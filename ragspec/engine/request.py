@@ -88,7 +88,8 @@ class Options(TypedDict, total=False):
 
     Attributes:
         max_new_tokens: Default 256, or the rest of a shorter context.
-        stop: Strings that end the text and are not part of it.
+        stop: Strings that end the text and are not part of it; None for those of the model's
+            generation config.
         stop_token_ids: Further end tokens.
         ignore_eos: Continue past the model's own end tokens.
         stopping_criteria: Criteria of transformers; called with one text at a time.
@@ -100,7 +101,8 @@ class Options(TypedDict, total=False):
 
         logits_processor: Processors of transformers. Each text gets a deep copy, so that a stateful
             one serves that text alone; functions are shared; a `ByRow` makes one for each text.
-        ignore_defaults: Ignore penalties and suppressed tokens of the model's generation config.
+        ignore_defaults: Ignore penalties, suppressed tokens and stop strings of the model's
+            generation config.
         transform: Changes the target's distribution before processors and temperature, see
             `Transform`; the text is then exact for that distribution.
         logprobs: Return log-probabilities, with this many alternatives.
@@ -171,11 +173,13 @@ def read_requests(
     alone = len(encoded.ids) * sampling.n == 1
     _check_kinds(options, len(encoded.ids), alone)
     vocab_size = target.vocab_size
-    defaults = None if options.get("ignore_defaults") else target.generation_config
+    config = target.generation_config if sampling.defaults is None else sampling.defaults
+    defaults = None if options.get("ignore_defaults") else config
     sampling = sampling.with_defaults(defaults)
     longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
     resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
-    rule = _stop_rule(options, len(encoded.ids[longest]), len(resume_from), target, tokenizer)
+    lengths = len(encoded.ids[longest]), len(resume_from)
+    rule = _stop_rule(options, lengths, target, tokenizer, config)
     _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
     predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
     shared = _shared(options, vocab_size, tokenizer)
@@ -239,10 +243,18 @@ def _samples(
 
 
 def _stop_rule(
-    options: Options, prompt: int, resumed: int, target: CausalTarget, tokenizer: Any
+    options: Options, lengths: tuple[int, int], target: CausalTarget, tokenizer: Any, config: Any
 ) -> StopRule:
-    """Return the rule that ends the texts; `prompt` counts the tokens of the longest prompt."""
-    limit, new = target.max_length, options.get("max_new_tokens")
+    """Return the rule that ends the texts.
+
+    Args:
+        lengths: Tokens of the longest prompt and of the resumed text.
+        config: The generation config with end tokens and stop strings, None for none.
+    """
+    (prompt, resumed), limit = lengths, target.max_length
+    new, stop = options.get("max_new_tokens"), options.get("stop")
+    if stop is None and not options.get("ignore_defaults"):
+        stop = getattr(config, "stop_strings", None)
     if new is None:
         new = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
         new = max(1, new)
@@ -255,11 +267,11 @@ def _stop_rule(
     further = options.get("stop_token_ids")
     ends = expect_ids("stop_token_ids", () if further is None else further, target.vocab_size)
     if not options.get("ignore_eos"):
-        ends += end_tokens(target.model, tokenizer)
+        ends += end_tokens(config, tokenizer)
     return StopRule(
         frozenset(ends),
         int(new),
-        stop_strings(options.get("stop"), tokenizer),
+        stop_strings(stop, tokenizer),
         stop_after=options.get("stop_after"),
     )
 

@@ -109,7 +109,7 @@ class Penalties:
         scores, shape = logits, self.shape
         if shape.bias:
             scores = scores.clone()
-            scores[:, list(self.bias)] += torch.tensor(list(self.bias.values())).to(scores)
+            scores[:, list(self.bias)] += self._biases.to(scores)
         if shape.reads_texts:
             scores = self._after_text(scores, context, paths)
         least = self.minimum - len(context) + self.prompt_length
@@ -120,6 +120,10 @@ class Penalties:
             ends = [end for end in self.ends if 0 <= end < logits.shape[1]]
             scores[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = _NEVER
         return scores
+
+    @property
+    def _biases(self) -> Tensor:
+        return torch.tensor(list(self.bias.values()), dtype=torch.float64)
 
     def count(self, text: Sequence[int], vocab_size: int) -> TextCounts:
         """Return the counts of the text, valid until the next call; only new tokens are counted."""
@@ -181,7 +185,7 @@ class BatchPenalties:
         for number, value in zip(self._numbers, (1.0, 0.0, 0.0), strict=True):
             number[row] = value
         for each in parts:
-            bias[list(each.bias)] += torch.tensor(list(each.bias.values())).to(bias)
+            bias[list(each.bias)] += each._biases.to(bias)
             ends = [end for end in each.ends if 0 <= end < len(bias)]
             until[ends] = until[ends].clamp(min=each.minimum + each.prompt_length - start)
             if each.shape.reads_texts:

@@ -23,8 +23,26 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "no_repeat_ngram_size": (0, 1 << 20, True),
     "min_new_tokens": (0, 1 << 31, True),
 }
-# Guidance runs the model once more for every token; a watermark comes after the filters.
-_REFUSED = {"guidance_scale": (None, 1, 1.0), "watermarking_config": (None,)}
+# Settings that the engine cannot apply, and their values that ask for nothing. Guidance runs the
+# model once more for every token; a watermark comes after the filters.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "guidance_scale": (None, 1),
+    "watermarking_config": (None,),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "token_healing": (None, False),
+    "max_time": (None,),
+}
+# Those that choose among tokens, which a Sampling of the caller replaces.
+_SEARCHES: dict[str, tuple[Any, ...]] = {"num_beams": (None, 1), "penalty_alpha": (None, 0)}
+_FILTERS: dict[str, tuple[Any, ...]] = {
+    "typical_p": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+    "top_h": (None,),
+}
+_TOP_K = 50  # of transformers, where a config that samples names none
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class Sampling:
         seed: None chooses one and reports it. One seed gives all prompts the same noise: equal
             prompts get equal texts. A list gives each prompt its own, such as
             `seed=range(7, 7 + len(prompts))`.
+        defaults: A generation config in place of the model's, see `from_generation_config`.
 
     Raises:
         SamplingError: A value is outside its range.
@@ -63,17 +82,23 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None
     n: int = 1
     seed: int | Sequence[int] | None = None
-    do_sample: bool | None = field(default=None)
+    do_sample: bool | None = None
+    defaults: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, (low, high, optional) in _RANGES.items():
-            value = getattr(self, name)
+            value = _plain_number(getattr(self, name))
             if value is None and optional:
                 continue
-            if not isinstance(value, int | float) or not low <= value <= high:
-                raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
-            if isinstance(low, int) and not isinstance(value, Integral):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and low <= value <= high):
+                off = "; 0 is off" if isinstance(low, int) and not low else ""
+                raise SamplingError(
+                    f"{name} is {value!r}, expected a number from {low} to {high}{off}"
+                )
+            if isinstance(low, int) and not isinstance(value, int):
                 raise SamplingError(f"{name} is {value!r}, expected a whole number")
+            object.__setattr__(self, name, value)
         self._check_seed()
         if self.top_p == 0.0:
             raise SamplingError("top_p is 0.0, expected above 0 and at most 1; use temperature=0")
@@ -118,47 +143,58 @@ class Sampling:
     def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:
         """Return the settings of a transformers GenerationConfig.
 
+        The engine applies the rest of the config, such as suppress_tokens, min_length, stop_strings
+        and eos_token_id, in place of the model's own. Lengths are options of `Engine.generate`.
+
         Raises:
-            SamplingError: The config asks for beam search.
+            SamplingError: The config asks for a search or a filter that the engine lacks.
         """
-        if (getattr(config, "num_beams", 1) or 1) > 1:
-            raise SamplingError(
-                f"num_beams={config.num_beams}: expected 1; beam search cannot be speculated, "
-                "call model.generate without ragspec for it"
-            )
+        samples = bool(getattr(config, "do_sample", False))
+        _refuse(config, _REFUSED | _SEARCHES | (_FILTERS if samples else {}), "")
         values = _values(config)
-        if not getattr(config, "do_sample", False):
+        if not samples:
             values["temperature"] = 0.0
         else:
-            values.setdefault("temperature", 1.0)
+            values = {"temperature": 1.0, "top_k": _TOP_K} | values
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
-        return cls(**values | overrides)
+        return cls(**values | {"defaults": config} | overrides)
 
     def with_defaults(self, config: Any) -> Sampling:
         """Return the settings with open ones (None) filled in from a model's config, if any.
 
         Raises:
-            InputError: The config has a setting that the engine cannot apply.
-            SamplingError: A value is out of range.
+            SamplingError: The config has a setting that the engine cannot apply, or a value is out
+                of range.
         """
-        for name, none in _REFUSED.items():
-            if (value := getattr(config, name, None)) not in none:
-                raise InputError(
-                    f"the model's generation_config has {name}={value!r}; expected none of it. Use "
-                    "ragspec.bridge, which follows it, or ignore_defaults=True."
-                )
+        _refuse(config, _REFUSED, " or ignore_defaults=True")
         values = _values(config).items()
         unset = {name: value for name, value in values if getattr(self, name) is None}
         return replace(self, **unset) if unset else self
 
 
+def _refuse(config: Any, settings: Mapping[str, tuple[Any, ...]], otherwise: str) -> None:
+    """Raise SamplingError for settings of a config that the engine cannot apply."""
+    for name, none in settings.items():
+        if (value := getattr(config, name, None)) not in none:
+            raise SamplingError(
+                f"the generation config has {name}={value!r}, which the engine cannot apply; "
+                "expected none of it. Use model.generate for it, with ragspec.bridge where that "
+                f"follows it,{otherwise or ' or leave it out'}."
+            )
+
+
 def _values(config: Any) -> dict[str, Any]:
     """Return the settings of a config that `Sampling` has, by name."""
-    names = {each.name for each in fields(Sampling)} - {"n", "seed", "do_sample"}
+    names = {each.name for each in fields(Sampling)} - {"n", "seed", "do_sample", "defaults"}
     values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
     if isinstance(bias := values.get("sequence_bias"), Sequence):  # as JSON has it
         values["sequence_bias"] = {tuple(ids): number for ids, number in bias}
     return values
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of NumPy or torch as one of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def fresh_seed() -> int:

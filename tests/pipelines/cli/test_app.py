@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ragspec import __main__ as entry
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import show
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.generate import GenerateOptions
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
 from tests.support import tiny
@@ -95,6 +97,11 @@ def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capt
     assert result["label"] == "exact" == result["report"]["label"]
     assert result["report"]["seed"] == 4
     assert result["report"]["tokens"] <= 12
+
+
+def test_stop_strings_may_name_line_breaks() -> None:
+    options: Any = SimpleNamespace(stop=[r"a\n", r"\\n", "\n"])
+    assert GenerateOptions.stops(options) == ["a\n", r"\n", "\n"]
 
 
 def test_a_predicted_text_is_copied_and_changes_nothing(

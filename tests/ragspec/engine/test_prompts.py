@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import within
@@ -37,41 +38,27 @@ def encoded(prompts: Any, mask: Any = None, *, chat: bool = False) -> tuple[list
     return result.ids, result.single
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        TEXT,
-        IDS,
-        tuple(IDS),
-        torch.tensor(IDS),
-        torch.tensor([IDS], dtype=torch.int32),
-        np.array(IDS),
-        np.array([IDS], dtype=np.uint8),
-        list(np.array(IDS)),
-        lambda: tiny.tokenizer()(TEXT),
-        lambda: tiny.tokenizer()(TEXT, return_tensors="pt"),
-        {"input_ids": IDS},
-    ],
-)
+ONE: list[Any] = [TEXT, IDS, tuple(IDS), torch.tensor(IDS), list(np.array(IDS)), {"input_ids": IDS}]
+ONE += [torch.tensor([IDS], dtype=torch.int32), np.array(IDS), np.array([IDS], dtype=np.uint8)]
+ONE += [lambda: tiny.tokenizer()(TEXT), lambda: tiny.tokenizer()(TEXT, return_tensors="pt")]
+
+
+@pytest.mark.parametrize("form", ONE)
 def test_forms_of_one_prompt(form: Any) -> None:
     assert encoded(form() if callable(form) else form) == ([IDS], True)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        [TEXT, "xy"],
-        (TEXT, "xy"),
-        [IDS, [88, 89]],
-        [TEXT, [88, 89]],
-        [np.array(IDS), torch.tensor([88, 89])],
-        [torch.tensor([IDS]), "xy"],
-        lambda: tiny.tokenizer()([TEXT, "xy"]),
-        lambda: tiny.tokenizer()([TEXT, "xy"], padding=True),
-        lambda: tiny.tokenizer()([TEXT, "xy"], padding=True, return_tensors="pt"),
-        lambda: [tiny.tokenizer()(TEXT), tiny.tokenizer()("xy")],
-    ],
-)
+BATCH: list[Any] = [[TEXT, "xy"], (TEXT, "xy"), [IDS, [88, 89]], [TEXT, [88, 89]]]
+BATCH += [[np.array(IDS), torch.tensor([88, 89])], [torch.tensor([IDS]), "xy"]]
+BATCH += [
+    lambda: tiny.tokenizer()([TEXT, "xy"]),
+    lambda: tiny.tokenizer()([TEXT, "xy"], padding=True),
+    lambda: tiny.tokenizer()([TEXT, "xy"], padding=True, return_tensors="pt"),
+    lambda: [tiny.tokenizer()(TEXT), tiny.tokenizer()("xy")],
+]
+
+
+@pytest.mark.parametrize("form", BATCH)
 def test_forms_of_a_batch(form: Any) -> None:
     assert encoded(form() if callable(form) else form) == ([IDS, [88, 89]], False)
 
@@ -89,6 +76,30 @@ def test_chat_messages_and_batches_of_them() -> None:
     assert encoded([CHAT, "xy"], chat=True) == ([expected, [88, 89]], False)
 
 
+@pytest.mark.parametrize("text", ["The Rh", "The Rh ", " a\n", ""])
+def test_a_chat_goes_on_after_an_assistant_s_beginning(text: str) -> None:
+    expected = tiny.tokenizer()(f"<user> hi\n<assistant> {text}")["input_ids"]
+    assert encoded([*CHAT, {"role": "assistant", "content": text}], chat=True)[0] == [expected]
+
+
+def test_control_tokens_of_a_chat_are_the_template_s_alone() -> None:
+    tokens = copy.deepcopy(tiny.tokenizer(chat=True))
+    tokens.add_special_tokens({"bos_token": "<user>"})  # the template writes it, and a user does
+    message = [{"role": "user", "content": "a <user> b"}]
+    ids = encode_prompts(message, tokens, len(tokens)).ids[0]
+    assert ids.count(tokens.bos_token_id) == 1 and len(ids) > 20
+
+
+def test_a_text_that_begins_with_the_first_token_has_it_once() -> None:
+    tokens = tiny.bpe_tokenizer()
+    begin = tokens.bos_token = tokens.eos_token
+    pair = (begin, tokens.eos_token_id)
+    tokens.backend_tokenizer.post_processor = TemplateProcessing(f"{begin} $A", None, [pair])
+    expected = tokens("a draft")["input_ids"]
+    for text in ("a draft", begin + "a draft"):
+        assert encode_prompts(text, tokens, len(tokens)).ids == [expected]
+
+
 def test_a_mask_takes_the_padding_out_wherever_it_is() -> None:
     ids = torch.tensor([[96, 96, 5, 6], [7, 8, 96, 96]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
@@ -102,52 +113,16 @@ def type_name(value: Any) -> str:
     return type(value).__name__
 
 
-@pytest.mark.parametrize(
-    "rubbish",
-    [
-        None,
-        5,
-        5.0,
-        b"abc",
-        {"a": 1},
-        {5, 6},
-        iter([5, 6]),
-        object(),
-        [],
-        "",
-        [[]],
-        ["a", ""],
-        ["a", 5],
-        [5, "a"],
-        [5, 6.5],
-        [5, None],
-        [5.0, 6.0],
-        [True, False],
-        [None],
-        [["a", "b"]],
-        [[[5, 6]]],
-        [torch.tensor([[5, 6], [7, 8]])],
-        [torch.tensor(5)],
-        [{"role": "user", "content": "a"}, "b"],
-        ["b", {"role": "user", "content": "a"}],
-        [[5, 6], 7],
-        [5, [6, 7]],
-        torch.tensor([0.5]),
-        torch.tensor([True]),
-        torch.tensor(5),
-        torch.zeros(0, dtype=torch.int64),
-        torch.zeros(0, 4, dtype=torch.int64),
-        torch.zeros(2, 0, dtype=torch.int64),
-        torch.zeros(1, 1, 1, dtype=torch.int64),
-        np.array(["a", "b"]),
-        np.array([1.5]),
-        np.array([None]),
-        [97],
-        [-1],
-        [1 << 70],
-    ],
-    ids=type_name,
-)
+NO_PROMPT = [None, 5, 5.0, b"abc", {"a": 1}, {5, 6}, iter([5, 6]), object(), [], "", [[]], [None]]
+MIXED = [["a", ""], ["a", 5], [5, "a"], [5, 6.5], [5, None], [5.0, 6.0], [True, False]]
+MIXED += [[*CHAT, "b"], ["b", *CHAT], [[5, 6], 7], [5, [6, 7]], [["a", "b"]], [[[5, 6]]]]
+SHAPES = [torch.zeros(shape, dtype=torch.int64) for shape in ((), 0, (0, 4), (2, 0), (1, 1, 1))]
+ARRAYS = [np.array(["a", "b"]), np.array([1.5]), np.array([None]), torch.tensor([0.5])]
+ARRAYS += [torch.tensor([True]), [torch.tensor(5)], [torch.tensor([[5, 6], [7, 8]])]]
+OUTSIDE = [[97], [-1], [1 << 70]]
+
+
+@pytest.mark.parametrize("rubbish", [*NO_PROMPT, *MIXED, *SHAPES, *ARRAYS, *OUTSIDE], ids=type_name)
 def test_rubbish_is_refused(rubbish: Any) -> None:
     with pytest.raises(InputError, match=r"expected|give at least"):
         encoded(rubbish, chat=True)

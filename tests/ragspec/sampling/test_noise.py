@@ -185,29 +185,22 @@ def test_normal_numbers_are_normal_and_unrelated() -> None:
     assert abs(float((other[0] * sample[1]).mean())) < 6 / COUNT**0.5
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"temperature": "1"},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"min_p": -0.1},
-        {"top_k": -1},
-        {"top_k": 2.5},
-        {"repetition_penalty": 0.0},
-        {"frequency_penalty": None},
-        {"no_repeat_ngram_size": 1.0},
-        {"min_new_tokens": -1},
-        {"n": 0},
-        {"n": 1.5},
-        {"seed": "abc"},
-        {"seed": 0.5},
-        {"seed": [1, 2.5]},
-        {"do_sample": True},
-    ],
-)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, float("nan"), "1", True),
+    "top_p": (0.0, 1.1),
+    "min_p": (-0.1,),
+    "top_k": (-1, 2.5),
+    "repetition_penalty": (0.0,),
+    "frequency_penalty": (None,),
+    "no_repeat_ngram_size": (1.0,),
+    "min_new_tokens": (-1,),
+    "n": (0, 1.5),
+    "seed": ("abc", 0.5, [1, 2.5]),
+    "do_sample": (True,),
+}
+
+
+@pytest.mark.parametrize("wrong", [{name: v} for name, values in WRONG.items() for v in values])
 def test_values_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SamplingError, match=next(iter(wrong))):
         Sampling(**wrong)

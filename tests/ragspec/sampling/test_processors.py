@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError
@@ -283,6 +285,52 @@ def test_what_only_the_bridge_can_follow_is_refused_by_name(name: str) -> None:
     with pytest.raises(InputError, match=name.split(",")[0]):
         ours(model)
     assert ours(model, ignore_defaults=True) == plain()
+
+
+@pytest.mark.parametrize(
+    "name", ["typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "num_beams", "penalty_alpha"]
+)
+def test_a_config_of_another_search_or_filter_is_refused_by_name(name: str) -> None:
+    config = GenerationConfig(do_sample=True, **{name: 2 if name == "num_beams" else 0.4})
+    with pytest.raises(SamplingError, match=f"{name}=.* cannot apply; expected none of it"):
+        Sampling.from_generation_config(config)
+
+
+def test_all_of_a_config_is_followed_on_a_model_that_has_another() -> None:
+    one, two = plain()
+    rest = {"suppress_tokens": [one[4]], "min_length": 9, "eos_token_id": [one[2], two[2]]}
+    config = GenerationConfig(repetition_penalty=1.2, pad_token_id=PAD, **rest)
+    model = model_that_asks(suppress_tokens=[one[0]])
+    expected = theirs(model_that_asks(), **config.to_diff_dict())
+    assert ours(model, Sampling.from_generation_config(config)) == expected != plain()
+    engine = Engine(model_that_asks(), tiny.tokenizer(), drafter=None)
+    stops = GenerationConfig(stop_strings=[tiny.tokenizer().decode(one[3:5])])
+    stopped = engine.generate(PROMPTS[0], Sampling.from_generation_config(stops))
+    assert (stopped.tokens, stopped.finish_reason) == (one[:5], "stop")
+    drawn = Sampling.from_generation_config(GenerationConfig(do_sample=True))
+    assert (drawn.temperature, drawn.top_k) == (1.0, 50), "the defaults of transformers' generate"
+
+
+def test_numbers_of_arrays_are_numbers() -> None:
+    sampling = Sampling(np.float32(0.5), np.int64(5), torch.tensor(0.75), n=np.int32(2))  # type: ignore[arg-type]
+    assert sampling == Sampling(0.5, 5, 0.75, n=2)
+    with pytest.raises(SamplingError, match=r"top_k is -1, .* 0 is off"):
+        Sampling(top_k=-1)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_no_score(kind: torch.dtype) -> None:
+    sampling = Sampling(0.9, logit_bias={7: 1.37}, frequency_penalty=0.7, top_p=0.9, seed=2)
+    request: dict[str, Any] = {"max_new_tokens": NEW, "logprobs": 1}
+    for static in ("off", "eager"):
+        engine = Engine(tiny.model("llama"), drafter=None, static=static)
+        expected = engine.generate(PROMPTS, sampling, **request)
+        torch.set_default_dtype(kind)
+        try:
+            result = engine.generate(PROMPTS, sampling, **request)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert [each.logprobs for each in result] == [each.logprobs for each in expected]
 
 
 def test_what_chooses_among_tokens_is_the_sampling_s() -> None:
