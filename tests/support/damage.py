@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import StoreError
 
 
 def truncate(data: bytes, draw: random.Random) -> bytes:
@@ -32,3 +38,24 @@ def empty(data: bytes, draw: random.Random) -> bytes:
 DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     truncate, flip, flip, flip, grow, scramble, empty,
 )  # fmt: skip
+
+
+def check_damage(
+    folder: Path, opened: Callable[[Path], object], copies: Path, times: int, pattern: str = "*"
+) -> None:
+    """Assert that damage to files of a folder, or their loss, is a typed error at the opening."""
+    draw, hurt = random.Random(7), 0
+    files = [path for path in folder.rglob(pattern) if path.is_file() and path.stat().st_size]
+    for time in range(times):
+        twin, file = copies / f"twin{time}", files[time % len(files)]
+        shutil.copytree(folder, twin)
+        damaged, lost = DAMAGES[time % len(DAMAGES)](file.read_bytes(), draw), time % 9 == 8
+        (twin / file.relative_to(folder)).write_bytes(damaged)
+        if lost:
+            (twin / file.relative_to(folder)).unlink()
+        if lost or damaged != file.read_bytes():
+            hurt += 1
+            with pytest.raises(StoreError):
+                opened(twin)
+        shutil.rmtree(twin)
+    assert hurt > times // 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,11 @@ from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreEr
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import room_of
 from ragspec.pipelines.cli.compare import plain_engine
-from ragspec.retrievers import Document, Rapid
+from ragspec.retrievers import Rapid
 from ragspec.sampling.settings import Sampling
+from tests.pipelines.answering.test_modes import parts
 from tests.support import tiny
-from tests.support.damage import DAMAGES
+from tests.support.damage import check_damage
 
 TEXT = (
     "The walk keeps a token of the draft tree. The rule is kept by the target, word for word. " * 2
@@ -169,11 +168,6 @@ def test_bad_questions_are_refused(selected: Path) -> None:
         opened.over(engine())
 
 
-def test_a_document_in_memory_serves_too() -> None:
-    opened = LongDocument.open(Document("d", "Trees", TEXT), engine())
-    assert opened.document.title == "Trees"
-
-
 def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another model"):
         LongDocument.open(selected, engine(seed=3))
@@ -194,32 +188,15 @@ def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
     request = engine(None)
-    files = [path for path in selected.rglob("*") if path.is_file() and path.stat().st_size]
-    sample = random.Random(7)
-    for time in range(200):
-        twin = tmp_path / f"twin{time}"
-        shutil.copytree(selected, twin)
-        hurt = twin / files[time % len(files)].relative_to(selected)
-        before = hurt.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, sample)
-        hurt.write_bytes(after)
-        if after != before:
-            with pytest.raises(RagspecError):
-                LongDocument.open(twin, request)
-        shutil.rmtree(twin)
+    check_damage(selected, lambda twin: LongDocument.open(twin, request), tmp_path, 200)
 
 
 def test_a_drafter_with_a_separate_context_reads_what_the_question_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = random.Random(3)
-    said = [
-        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
-    ]
-    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
     request = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
-    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), request, token_range=None)
+    opened = LongDocument.open(parts(), request)
     read: list[tuple[int, ...]] = []
     generate = request.generate
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from ragspec.drafters.eagle.cache import HeadCache
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import RagspecError, StoreError
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.saved_document import CACHE
@@ -24,18 +22,16 @@ from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
-from tests.support.damage import DAMAGES
+from tests.support.damage import check_damage
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
 INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 QUESTION = "Who keeps the rule?"
 
 
-def parts() -> Document:
-    sample = random.Random(3)
-    said = [
-        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
-    ]
+def parts(count: int = 12) -> Document:
+    sample, topics = random.Random(3), ("rivers", "trees", "birds")
+    said = [f"Part {i} speaks of {sample.choice(topics)}. " * 4 for i in range(count)]
     said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     return Document("d", "Parts", "\n\n".join(said))
 
@@ -151,15 +147,6 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
 STATES_INPUTS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
 
 
-def document() -> Document:
-    sample = random.Random(3)
-    said = [
-        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(24)
-    ]
-    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
-    return Document("d", "Parts", "\n\n".join(said))
-
-
 def states_engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
     target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
     if not head:
@@ -170,7 +157,7 @@ def states_engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
 
 @pytest.fixture(scope="module")
 def opened() -> LongDocument:
-    return LongDocument.open(document(), states_engine())
+    return LongDocument.open(parts(24), states_engine())
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +207,7 @@ def test_states_are_those_of_the_target(opened: LongDocument) -> None:
     assert states is not None and states.shape[1] == opened.tokens
     expected = heads.states(opened.engine.target, opened.prefix.token_ids)
     torch.testing.assert_close(states, expected)
-    without = LongDocument.open(document(), states_engine(head=False))
+    without = LongDocument.open(parts(24), states_engine(head=False))
     assert without.states is None
     assert opened.bytes == without.bytes + states.nbytes
 
@@ -249,7 +236,7 @@ def test_a_head_hears_of_the_chunks_that_the_question_finds(
 def test_a_document_that_was_preserved_without_states_is_read_without(
     selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = LongDocument.open(document(), states_engine(head=False))
+    plain = LongDocument.open(parts(24), states_engine(head=False))
     plain.save(tmp_path / "plain")
     result = pairs_read(monkeypatch)
     request = LongDocument.open(tmp_path / "plain", states_engine())
@@ -262,23 +249,5 @@ def test_a_document_that_was_preserved_without_states_is_read_without(
 
 
 def test_damage_to_the_states_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
-    sample, request = random.Random(5), states_engine()
-    (file,) = selected.rglob(CACHE)
-    hurt = 0
-    for time in range(40):
-        twin = tmp_path / f"twin{time}"
-        shutil.copytree(selected, twin)
-        before = file.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, sample)
-        (twin / file.relative_to(selected)).write_bytes(after)
-        if after != before:
-            hurt += 1
-            with pytest.raises(RagspecError):
-                LongDocument.open(twin, request)
-        shutil.rmtree(twin)
-    assert hurt > 20
-    twin = tmp_path / "none"
-    shutil.copytree(selected, twin)
-    (twin / file.relative_to(selected)).unlink()
-    with pytest.raises(StoreError):
-        LongDocument.open(twin, request)
+    request = states_engine()
+    check_damage(selected, lambda twin: LongDocument.open(twin, request), tmp_path, 40, CACHE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from ragspec.retrievers.corpus.catalogue import BATCH, chunks, tokenized
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
 from tests.support.corpora import build, reopen, rows
-from tests.support.damage import DAMAGES
+from tests.support.damage import check_damage
 
 KINDS = ("CURRENT", "manifest.json", "tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin")
 TIMES = 200
@@ -44,24 +43,7 @@ def opens(path: Path) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_refused(twins: tuple[Path, Path], kind: str, tmp_path: Path) -> None:
-    shutil.copytree(twins[0], tmp_path / "c")
-    draw = random.Random(kind)
-    paths = sorted((tmp_path / "c").rglob(kind))
-    assert len(paths) == (1 if kind in ("CURRENT", "manifest.json") else 2)
-    silent = []
-    for number in range(TIMES):
-        path = paths[number % len(paths)]
-        whole = path.read_bytes()
-        change = DAMAGES[draw.randrange(len(DAMAGES))]
-        damaged = change(whole, draw)
-        if damaged == whole:
-            continue
-        path.write_bytes(damaged)
-        if opens(tmp_path / "c"):
-            silent.append((path.name, change.__name__, damaged))
-        path.write_bytes(whole)
-    assert not silent
-    assert opens(tmp_path / "c")
+    check_damage(twins[0], reopen, tmp_path, TIMES, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

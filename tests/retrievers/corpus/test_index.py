@@ -109,6 +109,8 @@ def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
         store.append([1], scope="global")
     with pytest.raises(StoreError, match="closed"):
         store.segments()
+    with pytest.raises(StoreError, match="was closed"):
+        store.record(Engine(tiny.model(), drafter=None), scope="global")
 
 
 # --- appending, flushing, merging, evicting -------------------------------------------------------

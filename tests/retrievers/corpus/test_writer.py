@@ -29,14 +29,6 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield instance
 
 
-def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
-    engine = Engine(tiny.model(), drafter=None)
-    store = build(tmp_path / "c", rows(1))
-    store.close()
-    with pytest.raises(StoreError, match="was closed"):
-        store.record(engine, scope="global")
-
-
 # --- scopes -------------------------------------------------------------------------------------
 
 

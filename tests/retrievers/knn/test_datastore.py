@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import DocumentError, InputError, RagspecError, StoreError
+from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.retrievers.knn import keys as keys_file
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import AHEAD, NeighbourCache
 from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
 from tests.support import tiny
-from tests.support.damage import DAMAGES
+from tests.support.damage import check_damage
 
 
 def engine(**model: Any) -> Engine:
@@ -187,16 +187,4 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_damage_to_any_file_is_a_typed_error(store: Datastore, tmp_path: Path) -> None:
-    files = [path for path in store.path.rglob("*") if path.is_file() and path.stat().st_size]
-    sample = random.Random(3)
-    for time in range(200):
-        copy = tmp_path / f"copy{time}"
-        shutil.copytree(store.path, copy)
-        hurt = copy / files[time % len(files)].relative_to(store.path)
-        before = hurt.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, sample)
-        hurt.write_bytes(after)
-        if after != before:
-            with pytest.raises(RagspecError):
-                Datastore.open(copy)
-        shutil.rmtree(copy)
+    check_damage(store.path, Datastore.open, tmp_path, 200)

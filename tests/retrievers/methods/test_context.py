@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, children, depths, paths
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -267,9 +265,3 @@ def test_the_expected_acceptance_is_the_accept_prob_of_the_best_draft_of_the_lon
         if len(tree)
         else expected_acceptance == 0.0
     )
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
-    check_identity(ContextDrafter(), settings, batch)

@@ -15,7 +15,6 @@ from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths, paths
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
 VOCAB = 30
 tokens = st.integers(0, 4)
@@ -32,12 +31,6 @@ def request(*prompt: int, texts: tuple[SourceText, ...] = ()) -> DraftRequest:
 def branches(tree: DraftTree) -> list[tuple[int, ...]]:
     check(tree, VOCAB)
     return [tuple(int(tree.tokens[node]) for node in path) for path in paths(tree.parents)]
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-def test_the_text_stays_as_it_is(settings: str, batch: int) -> None:
-    check_identity(NGramDrafter(), settings, batch)
 
 
 def test_a_full_list_forgets_what_was_visible_the_longest_ago() -> None:

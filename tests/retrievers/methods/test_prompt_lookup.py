@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.drafters.build import build_drafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.context import ContextDrafter
@@ -102,18 +101,6 @@ def test_accept_prob_never_rises_and_is_larger_for_longer_matches() -> None:
     short, long = propose([1, 2, 3, 9, 2], 3), propose([1, 2, 3, 9, 1, 2], 1)
     assert (short.accept_prob[1:] <= short.accept_prob[:-1]).all()
     assert long.accept_prob[0] > short.accept_prob[0] > 0
-
-
-@pytest.mark.parametrize("knobs", [{"longest": 0}, {"shortest": 4}, {"tokens": 0}])
-def test_wrong_knobs_are_reported(knobs: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected"):
-        LookupDrafter(**knobs)
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
-    check_identity(LookupDrafter(), settings, batch)
 
 
 def test_everything_available_becomes_one_tree_of_equals() -> None:

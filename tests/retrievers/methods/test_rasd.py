@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, RuleError
+from ragspec.errors import RuleError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.rasd import Rasd, RasdSession
-from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity, target
+from tests.support.identities import target
 
 Paths = dict[tuple[int, ...], float]
 
@@ -202,44 +200,6 @@ def test_any_trees_and_distributions_give_a_tree(
     assert len(tree) <= budget
     for node, parent in enumerate(tree.parents.tolist()):
         assert parent == ROOT or tree.accept_prob[node] <= tree.accept_prob[parent] + 1e-6
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"retrievers": []},
-        {"retrievers": ContextDrafter()},
-        {"prune_rank": -1},
-        {"prune_probability": 2},
-        {"grace": 2.0},
-        {"patience": 0},
-    ],
-)
-def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {
-        "drafter": LookupDrafter(),
-        "retrievers": [ContextDrafter()],
-    } | settings
-    with pytest.raises(InputError, match="expected"):
-        Rasd(**arguments)
-
-
-def drafters() -> dict[str, Drafter]:
-    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), min_expected_gain=0.0)
-    sampled = ModelDrafter(small.model, mode="sampled", width=(2, 1))
-    return {
-        "model": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
-        "paper": Rasd(ModelDrafter(target(), depth=2), [LookupDrafter()], grace=None),
-        "sampled": Rasd(sampled, [ContextDrafter()]),
-        "texts alone": Rasd(SuffixDrafter(), [ContextDrafter()]),
-    }
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("method", drafters())
-def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
-    check_identity(drafters()[method], settings, batch)
 
 
 def test_its_name_stands_for_the_text_of_the_request_and_second_choices() -> None:

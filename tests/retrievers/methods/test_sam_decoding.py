@@ -3,21 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
-from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, MatchSession, Select
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.trees.operations import check
-from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
 SAM_DECODING_VOCAB = 5
 sam_decoding_tokens = st.lists(st.integers(0, SAM_DECODING_VOCAB - 1), min_size=1, max_size=30)
@@ -122,31 +117,3 @@ def test_the_kind_is_coupled_where_one_drafter_is() -> None:
     tree = select.open(DraftRequest((1, 2), 100)).propose(at([1, 2]), 8)
     assert tree.kind is DraftKind.COUPLED
     assert tree.tokens.tolist() == [7]
-
-
-@pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}])
-def test_sam_decoding_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
-    settings = {"sources": [LookupDrafter(), LookupDrafter()]} | arguments
-    with pytest.raises(InputError, match="expected"):
-        Select(**settings)
-    with pytest.raises(InputError, match="expected"):
-        MatchDrafter(tokens=0)
-
-
-def sam_decoding_drafters() -> dict[str, Drafter]:
-    model = ModelDrafter(tiny.model(seed=1, dtype=torch.float64))
-    return {
-        "match": MatchDrafter(),
-        "sources": Select([MatchDrafter(), LookupDrafter()], discount=0),
-        "with a model": Select([MatchDrafter()], model, threshold=2),
-        "by reach": Select(
-            [MatchDrafter(), ContextDrafter()], model, by="accept_prob", threshold=0.5
-        ),
-    }
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("method", sam_decoding_drafters())
-def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
-    check_identity(sam_decoding_drafters()[method], settings, batch)

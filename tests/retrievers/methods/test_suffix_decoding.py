@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
-from ragspec.errors import InputError
-from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.fixed import BrokenDrafter, FixedDrafter
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
 VOCAB = 4
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
@@ -153,20 +150,3 @@ def test_a_text_of_the_request_is_continued_with_its_origin() -> None:
     tree = SuffixDrafter().open(request).propose(at([0, 1]), 8)
     assert tree.tokens.tolist() == [2, 3]
     assert tree.origin.tolist() == [[7, 22], [7, 23]]
-
-
-@pytest.mark.parametrize("settings", [{"factor": -1}, {"depth": 0}, {"least": 2}])
-def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected"):
-        SuffixDrafter(**settings)
-
-
-def drafters() -> dict[str, Drafter]:
-    return {"counts": SuffixDrafter(), "past": SuffixDrafter(ContextDrafter(), factor=4.0)}
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("method", drafters())
-def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
-    check_identity(drafters()[method], settings, batch)

@@ -16,7 +16,7 @@ from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
-from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
+from tests.support.identities import PROMPTS, SAMPLINGS, target
 
 VOCAB = 12
 REQUEST = DraftRequest((1, 2), VOCAB)
@@ -36,14 +36,6 @@ def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
 def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]) -> Step:
     tokens = (*(int(tree.tokens[node]) for node in path), last)
     return Step(tree, path, tokens, best=TopTokens.of(torch.tensor(top)))
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_text_stays_as_it_is(shared: bool, settings: str, batch: int) -> None:
-    drafter = NeighbourDrafter(NeighbourTable(orders=1) if shared else None)
-    check_identity(drafter, settings, batch, copies=False)
 
 
 def test_what_was_learned_from_an_answer_drafts_it_again() -> None:

@@ -1,0 +1,73 @@
+"""The text of every method is that of plain decoding, and its wrong settings are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.base import Drafter
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.errors import InputError
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.ngrams import NGramDrafter
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
+from ragspec.retrievers.methods.rasd import Rasd
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers.neighbours.table import NeighbourTable
+from tests.support import tiny
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity, target
+
+
+def drafters() -> dict[str, Drafter]:
+    model = ModelDrafter(tiny.model(seed=1, dtype=torch.float64))
+    small = ModelDrafter(model.model, min_expected_gain=0.0)
+    sampled = ModelDrafter(model.model, mode="sampled", width=(2, 1))
+    both = [MatchDrafter(), ContextDrafter()]
+    return {
+        "context": ContextDrafter(),
+        "lookup": LookupDrafter(),
+        "ngrams": NGramDrafter(),
+        "recycling": NeighbourDrafter(),
+        "recycling, shared": NeighbourDrafter(NeighbourTable(orders=1)),
+        "suffix": SuffixDrafter(),
+        "suffix, past": SuffixDrafter(ContextDrafter(), factor=4.0),
+        "match": MatchDrafter(),
+        "select": Select([MatchDrafter(), LookupDrafter()], discount=0),
+        "select, model": Select([MatchDrafter()], model, threshold=2),
+        "select by reach": Select(both, model, by="accept_prob", threshold=0.5),
+        "rasd": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
+        "rasd, paper": Rasd(ModelDrafter(target(), depth=2), [LookupDrafter()], grace=None),
+        "rasd, sampled": Rasd(sampled, [ContextDrafter()]),
+        "rasd, texts alone": Rasd(SuffixDrafter(), [ContextDrafter()]),
+    }
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("method", drafters())
+def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
+    copies = not method.startswith("recycling")
+    check_identity(drafters()[method], settings, batch, copies=copies)
+
+
+LOOKUP = LookupDrafter()
+BOTH: dict[str, Any] = {"sources": [LOOKUP, LOOKUP]}
+RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
+    + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
+    + [(MatchDrafter, {"tokens": 0}), (Select, {"sources": []}), (Select, BOTH | {"by": "x"})]
+    + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]
+    + [(Rasd, RASD | each) for each in ({"prune_rank": -1}, {"prune_probability": 2})]
+    + [(Rasd, RASD | each) for each in ({"grace": 2.0}, {"patience": 0})],
+)
+def test_wrong_settings_are_reported(method: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        method(**settings)
