@@ -234,8 +234,8 @@ def measure(
 
 def _open_document(job: DocumentTasks, engine: Engine) -> LongDocument:
     """Read a document or the part that the plan names."""
+    from harness.tasks import plain_ids
     from ragspec.pipelines.answering.long_document import LongDocument as AnyDocument
-    from ragspec.pipelines.answering.prompt import plain_ids
 
     tokens = len(plain_ids(engine.tokenizer, job.document.text))
     return AnyDocument.open(job.document, engine, token_range=job.part(tokens))

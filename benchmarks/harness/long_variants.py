@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from harness.long_tasks import Task
+from harness.tasks import plain_ids
 from harness.token_clock import TokenClock
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter
@@ -25,7 +26,6 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.long_document import LongDocument
-from ragspec.pipelines.answering.prompt import plain_ids
 from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import (

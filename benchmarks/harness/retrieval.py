@@ -227,12 +227,12 @@ def _windows(number: int, text: str, step: int) -> Iterator[Passage]:
         yield AnyPassage(number, start, end, "", text[start:end])
 
 
-def _with_latency(index: PassageIndex) -> Callable[[str], list[tuple[str, float, dict[str, Any]]]]:
+def _with_latency(index: PassageIndex) -> Callable[..., list[tuple[str, float, dict[str, Any]]]]:
     """Return a sparse search with a simulated latency."""
 
-    def search(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+    def search(query: str, k: int) -> list[tuple[str, float, dict[str, Any]]]:
         time.sleep(LATENCY)
-        hits = index.search(query, 20, "sparse")
+        hits = index.search(query, k, "sparse")
         return [(hit.passage.text, hit.score, {"name": hit.document.name}) for hit in hits]
 
     return search

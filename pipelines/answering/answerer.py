@@ -20,7 +20,7 @@ from ragspec.pipelines.answering.citations import cite
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit, Retriever
+from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sparse import LEAST_COVERAGE
 from ragspec.sampling.stopping import EndRepetition
@@ -175,7 +175,7 @@ class Answerer(ABC):
             return [], None
         top_k = self.top_k if top_k is None else top_k
         if not self.judges:
-            return self.retriever.search(question, top_k), None
+            return search_hits(self.retriever, question, top_k), None
         index = cast(PassageIndex, self.retriever)
         hits = index.search(question, max(top_k, JUDGED))
         support = index.support(question, hits)

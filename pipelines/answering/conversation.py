@@ -158,6 +158,6 @@ class Conversation(Answerer):
         return replace(prompt, first=turns[0].first)
 
 
-def _place(hit: Hit) -> tuple[str, int]:
-    """Return the key of a passage: document and start."""
-    return hit.document.name, hit.passage.start
+def _place(hit: Hit) -> tuple[str, int, str]:
+    """Return the key of a passage: document, start, and its text, as several may share a name."""
+    return hit.document.name, hit.passage.start, hit.passage.text

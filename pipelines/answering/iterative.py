@@ -66,7 +66,8 @@ class IterativeRag(Answerer):
         query_tokens: Last tokens of question and answer that make a query.
         search: "dense", "sparse" or "fused"; None for the best that the index supports.
         speculate: "auto", "off", or the number of strides written on guesses. It never changes the
-            text.
+            text, unless a retriever answers the same query in different ways: some queries are
+            repeated, and the label is `approximate` if an answer changes.
         prefetch: Passages that one search returns for later guesses.
         overlap: Write the next stride while a search runs. None decides by cost, and never overlaps
             for an index in this process (0.8 to 1.0 of the speed without).
@@ -117,6 +118,7 @@ class IterativeRag(Answerer):
             overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = StrideSchedule.named(speculate, overlap)
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
+        self._repeats: list[bool] = []  # see `RetrieverSearcher`
 
     def _mode(self, search: SearchMode | str | None) -> SearchMode:
         """Return the search mode; raise InputError if the retriever does not support it."""
@@ -158,6 +160,7 @@ class IterativeRag(Answerer):
             self.stride,
             scored=self.flare is not None,
         )
+        repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),
             self._searcher(prompts),
@@ -177,6 +180,8 @@ class IterativeRag(Answerer):
         text.push(last.generation.prompt_tokens, rest, ends=True)
         passages = tuple(passage.hit for passage in loop.answers)
         prompt = replace(prompts.of(loop.answers[-1]), hits=passages, spans=(), chars=())
+        loop.report.queries += len(self._repeats) - repeats
+        loop.report.changed = self._repeats.count(False)
         generation = self._joined(loop, time.perf_counter() - began)
         answer = self._answer(question.text, prompt, generation)
         self.engine.notify(answer.generation)
@@ -192,7 +197,7 @@ class IterativeRag(Answerer):
 
         if isinstance(self.retriever, PassageIndex):
             return IndexSearcher(self.retriever, words, self.mode)
-        return RetrieverSearcher(self.retriever, words)
+        return RetrieverSearcher(self.retriever, words, repeats=self._repeats)
 
     def _joined(self, loop: Retrieval, seconds: float) -> Generation:
         """Return the whole text of strides, or the last round, as one generation."""
@@ -203,6 +208,7 @@ class IterativeRag(Answerer):
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
         report = replace(
             report,
+            label="approximate" if loop.report.changed else report.label,
             tokens=len(last.tokens),
             retrieval=loop.report,
             milliseconds={**report.milliseconds, "retrieve": searching},
@@ -211,4 +217,4 @@ class IterativeRag(Answerer):
         logprobs = None
         if text[0].generation.logprobs is not None:
             logprobs = [item for each in text for item in each.generation.logprobs or ()]
-        return replace(last, report=report, steps=steps, logprobs=logprobs)
+        return replace(last, report=report, label=report.label, steps=steps, logprobs=logprobs)

@@ -43,8 +43,9 @@ class LongDocument(Answerer):
     """Answers questions over one document, which `open` prefills.
 
     Any number of threads may ask. The engine's prefix cache keeps the keys and values until
-    `close`; each question that runs beside others has a copy. `refuse` has no effect here. The
-    option `transform` may be the `Steering` of a model that reads the chunks of a question.
+    `close`; questions that run at once share them. `PrefixCache.bytes` counts what is kept after
+    them too, up to its limit. `refuse` has no effect here. The option `transform` may be the
+    `Steering` of a model that reads the chunks of a question.
 
     Args:
         saved: The document, whose keys and values go to the engine's prefix cache.

@@ -61,6 +61,8 @@ class Retrieval:
         stride_ms, search_ms: Medians of recent times: of a stride (a), and of a search (b) by its
             number of queries.
         chance: Probability of a correct guess.
+        changed: Queries that had another answer when they were repeated, for this text or earlier
+            ones. The text is then `approximate`.
     """
 
     calls: int = 0
@@ -74,6 +76,7 @@ class Retrieval:
     search_ms: dict[int, float] = field(default_factory=dict)
     chance: float = 0.0
     gated: int = 0
+    changed: int = 0
     events: list[Event] = field(default_factory=list)
 
     def summary(self) -> str:
@@ -84,7 +87,7 @@ class Retrieval:
         return (
             f"Looked up {self.queries} times in {self.calls} searches over {self.strides} strides"
             f"{right}{back}."
-        )
+        ) + (" Repeated queries had other answers." if self.changed else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts and events as JSON types."""

@@ -9,8 +9,10 @@ the target's choices.
 Deviations: drafts are judged by the target's own distribution unless another mode is chosen, so the
 text is that of plain decoding. The paper moves the distribution towards the drafter's (eta above
 0), which gives another text. `steering` does that exactly; the published acceptance rule is
-approximate. The drafter reads its prompt at the first draft, and drafts nothing once its context is
-full.
+approximate. The published code ends a draft after a token of probability below 0.1. Here a draft
+ends where its next forward does not pay; with `ModelDrafter(model, width=1, min_expected_gain=0.1)`
+it ends where the path is expected to be accepted with a probability below 0.1. The drafter reads
+its prompt at the first draft, and drafts nothing once its context is full.
 """
 
 from __future__ import annotations

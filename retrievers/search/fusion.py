@@ -7,9 +7,12 @@ weights and other values of k are ours: with a much weaker list, a small k lets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Protocol, runtime_checkable
 
 from ragspec.errors import InputError
@@ -19,8 +22,9 @@ from ragspec.retrievers.search.passages import Passage
 CANDIDATES = 100
 
 Ranking = list[tuple[int, float]]
-# Returns (text, score, meta) triples, best first.
-SearchFunction = Callable[[str], Sequence[tuple[str, float, Mapping[str, Any]]]]
+# Takes a query, and k if it has a parameter of that name; returns (text, score, meta) triples, best
+# first.
+SearchFunction = Callable[..., Sequence[tuple[str, float, Mapping[str, Any]]]]
 
 
 class SearchMode(StrEnum):
@@ -52,26 +56,29 @@ class Retriever(Protocol):
 class FunctionRetriever:
     """A search function as a Retriever.
 
-    The function returns (text, score, meta) triples, best first. Each text counts as a document,
-    and `meta` may have its "name" (or "source") and "title".
+    The function takes the query, and k if it has a parameter of that name. It returns (text, score,
+    meta) triples, best first. Each text counts as a document, and `meta` may have its "name" (or
+    "source") and "title". A text without a name is named by its hash.
     """
 
     def __init__(self, function: SearchFunction) -> None:
         self._function = function
+        self._takes_k = _accepts(function, "query", k=1)
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Return the first k results as hits.
 
         Raises:
-            InputError: A result is no such triple.
+            InputError: The results are no such triples.
         """
-        return [self._hit(number, item) for number, item in enumerate(self._function(query)[:k])]
+        results = self._function(query, k=k) if self._takes_k else self._function(query)
+        results = _listed(results, "The search function", "a list of (text, score, meta) triples")
+        return [self._hit(number, item) for number, item in enumerate(results[:k])]
 
     def _hit(self, number: int, item: tuple[str, float, Mapping[str, Any]]) -> Hit:
         try:
             text, score, meta = item
-            name = str(meta.get("name") or meta.get("source") or f"result {number + 1}")
-            title = str(meta.get("title") or name)
+            name, title = meta.get("name") or meta.get("source"), meta.get("title")
             score = float(score)
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -80,19 +87,66 @@ class FunctionRetriever:
             ) from error
         if not isinstance(text, str):
             raise InputError(f"The search function returned a {type(text).__name__} as the text.")
+        if not math.isfinite(score):
+            raise InputError(f"The search function returned the score {score}, expected a number.")
+        digest = sha256(text.encode(errors="surrogatepass")).hexdigest()
+        name = str(name or f"text {digest[:12]}")
+        title = str(title or name)
         passage = Passage(number, 0, len(text), title, text)
         return Hit(Document(name, title, text), passage, score, {"function": number + 1})
 
 
+def _accepts(function: Callable[..., Any], *values: object, **named: object) -> bool:
+    """Return whether a function can be called so, and has the named parameters; True if unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C tell none
+        return not named
+    try:
+        signature.bind(*values, **named)
+    except TypeError:
+        return False
+    return named.keys() <= signature.parameters.keys()
+
+
+def _listed(results: Any, owner: str, expected: str) -> list[Any]:
+    """Return the results of a search as a list; raise InputError if they are none."""
+    if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
+        raise InputError(
+            f"{owner} returned {results!r}, expected {expected}, best first. Return an empty list "
+            "if nothing is found."
+        )
+    return list(results)
+
+
+def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
+    """Return at most k hits of any retriever, best first.
+
+    Raises:
+        InputError: It returns something else. Errors of the retriever pass through.
+    """
+    owner, expected = f"{type(retriever).__name__}.search()", "a list of Hit"
+    hits = _listed(retriever.search(query, k), owner, expected)
+    for hit in hits:
+        if not isinstance(hit, Hit):
+            raise InputError(
+                f"{owner} returned {hit!r} among its results, expected {expected}. A function that "
+                "returns (text, score, meta) triples is a retriever, too."
+            )
+    return hits[:k]
+
+
 def as_retriever(source: Retriever | SearchFunction) -> Retriever:
     """Return a Retriever unchanged and a search function wrapped, else raise InputError."""
-    if isinstance(source, Retriever):
-        return source
-    if callable(source):
-        return FunctionRetriever(source)
+    if not isinstance(source, type):
+        if isinstance(source, Retriever) and _accepts(source.search, "query", 1):
+            return source
+        if callable(source) and (_accepts(source, "query") or _accepts(source, "query", k=1)):
+            return FunctionRetriever(source)
+    kind = f"the class {source.__name__}" if isinstance(source, type) else type(source).__name__
     raise InputError(
-        f"Got a {type(source).__name__} as the retriever, expected an object with "
-        "search(query, k) or a function from a string to (text, score, meta) triples."
+        f"Got {kind} as the retriever, expected an object with search(query, k) or a function from "
+        "a string (and a number k, if a parameter has this name) to (text, score, meta) triples."
     )
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode
+from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode, search_hits
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex, Query
 from ragspec.retrievers.search.sparse import SparseIndex
 from ragspec.retrievers.speculation.os3 import MOST
 
 Text = TypeVar("Text")
+REPEATS = 8  # queries that are repeated for a retriever
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +87,21 @@ class IndexSearcher(Generic[Text]):
 class RetrieverSearcher(Generic[Text]):
     """Searches with any `Retriever`, and guesses by BM25 over known texts.
 
-    The queries of a batch run in threads: a remote service answers all in the time of one.
+    The queries of a batch run in threads: a remote service answers all in the time of one. The
+    first batches repeat a query, for one passage: an answer may depend on its query alone.
 
     Attributes:
         words: Returns the query after the strides so far, None for no search.
         most: Most queries of one batch, each in a thread.
         further: Relative cost of each further query of a batch.
+        repeats: Whether each repeated query had the same answer again; shared by texts.
     """
 
     retriever: Retriever
     words: Callable[[Sequence[Text]], str | None]
     most: int = 8
     further: float = 0.05
+    repeats: list[bool] = field(default_factory=list)
     _indexed: tuple[RetrievedPassage, ...] = ()  # by `_scorer`
     _scorer: SparseIndex | None = field(default=None)
 
@@ -109,11 +113,15 @@ class RetrieverSearcher(Generic[Text]):
         """Return at most k passages of each query."""
         if len(queries) == 1:
             return [self._search(queries[0], k)]
-        with ThreadPoolExecutor(min(self.most, len(queries))) as pool:
-            return list(pool.map(lambda query: self._search(query, k), queries))
+        repeated = queries[: len(self.repeats) < REPEATS]
+        with ThreadPoolExecutor(min(self.most, len(queries)) + len(repeated)) as pool:
+            again = [pool.submit(self._search, query, 1) for query in repeated]
+            answers = list(pool.map(lambda query: self._search(query, k), queries))
+        self.repeats += [future.result() == answers[0][:1] for future in again]
+        return answers
 
     def _search(self, query: str, k: int) -> list[RetrievedPassage]:
-        return [RetrievedPassage(hit) for hit in self.retriever.search(query, k)]
+        return [RetrievedPassage(hit) for hit in search_hits(self.retriever, query, k)]
 
     def guess(self, query: str, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
         """Return the known passage with the best BM25 score, None if none shares a word."""

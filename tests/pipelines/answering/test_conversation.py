@@ -66,6 +66,17 @@ def test_questions_bring_passages_once_and_number_them_through(documents: DocQA)
     assert text.count("several continuations of one text") == 1
 
 
+def test_passages_of_one_source_are_separate() -> None:
+    def search(query: str) -> Any:
+        return [("The dog eats." if "dog" in query else "The cat naps.", 1.0, {"source": "pets"})]
+
+    talk = Conversation(engine(), DocQA(search), top_k=1)
+    passages = [
+        talk.ask(what, max_new_tokens=2).passages for what in ("dog?", "cat?", "dog again?")
+    ]
+    assert [len(each) for each in passages] == [1, 1, 0]
+
+
 def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=1)
     talk.ask("What does a tree of drafts hold?", max_new_tokens=2)

@@ -252,27 +252,48 @@ def test_any_function_serves_and_is_requested_in_threads() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-class _Object:
-    """A retriever of one's own, as LangChain and LlamaIndex have it: a lambda wraps it."""
+def test_a_prefetched_passage_without_a_name_serves_as_a_guess() -> None:
+    pages, counts = documents(twice=False), []
+    for named in (True, False):
+        requests: list[tuple[str, int]] = []
 
-    def invoke(self, query: str) -> list[Any]:
-        words = query.split()
-        pages = sorted(documents(), key=lambda page: -sum(page.text.count(w) for w in words))
-        return [type("Page", (), {"page_content": page.text})() for page in pages[:3]]
+        def search(query: str, k: int) -> Any:
+            requests.append((query, k))  # noqa: B023
+            ranked = sorted(pages, key=lambda page: -sum(map(page.text.count, query.split())))
+            names = [f"d{pages.index(page)}" if named else "" for page in ranked]  # noqa: B023
+            meta = [{"title": "words", "name": name} for name in names]
+            return [(page.text, 1.0, each) for page, each in zip(ranked, meta, strict=True)][:k]
+
+        rag = IterativeRag(engine(), search, speculate=4, query_tokens=12)
+        message = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True).report.retrieval
+        assert message is not None and message.queries == len(requests)
+        assert requests[0] == (QUESTION, 20)
+        counts.append((message.hits, message.rollbacks, message.queries))
+    assert counts[0] == counts[1] and counts[0][0] > 1
 
 
-def test_a_foreign_retriever_is_one_lambda() -> None:
-    theirs = _Object()
-    rag = IterativeRag(
-        engine(), lambda query: [(page.page_content, 0.0, {}) for page in theirs.invoke(query)]
-    )
-    off = IterativeRag(
-        engine(),
-        lambda query: [(page.page_content, 0.0, {}) for page in theirs.invoke(query)],
-        speculate="off",
-    )
-    options: dict[str, Any] = {"max_new_tokens": 16}
-    assert rag.ask(QUESTION, **options).text == off.ask(QUESTION, **options).text
+@pytest.mark.parametrize("changes", ["rank", "k", "never"])
+def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) -> None:
+    pages, calls = documents(twice=False), list[int]()
+
+    def search(query: str, k: int) -> Any:
+        calls.append(k)
+        first = {"rank": len(calls), "k": k, "never": 0}[changes]
+        return [(page.text, 1.0, {}) for page in pages[first % 7 :]][:k]
+
+    rag = IterativeRag(engine(), search, speculate=4)
+    for _ in range(3):
+        calls.clear()
+        result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
+        message = result.report.retrieval
+        assert message is not None and message.queries == len(calls)
+        assert (message.changed == 0) == (changes == "never")
+        assert (
+            result.label
+            == result.report.label
+            == ("exact" if changes == "never" else "approximate")
+        )
+        assert ("Repeated queries had other" in message.summary()) == (changes != "never")
 
 
 @pytest.mark.parametrize("failing", [1, 3])
@@ -307,11 +328,9 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
 
 
 def test_foreign_hits_are_refused() -> None:
-    def wrong(query: str) -> Any:
-        return ["just text"]
-
-    with pytest.raises(InputError, match=r"expected \(text, score, meta\)"):
-        IterativeRag(engine(), wrong).ask(QUESTION)
+    for wrong in (["just text"], None):
+        with pytest.raises(InputError, match=r"expected .*\(text, score, meta\)"):
+            IterativeRag(engine(), lambda query, wrong=wrong: wrong).ask(QUESTION)
 
 
 def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
@@ -338,6 +357,8 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
         ({"speculate": 17}, "strides from 1 to 16"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"rounds": 2, "flare": 0.5}, "rounds and flare"),
         ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
     ],
 )
@@ -452,13 +473,6 @@ def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageI
     assert len(result.passages) == 4
     assert result.report.prefill_forwards == 1
     assert result.report.forwards < 20
-
-
-def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
-    with pytest.raises(InputError, match="rounds is 0"):
-        IterativeRag(engine(), index, rounds=0)
-    with pytest.raises(InputError, match="rounds and flare"):
-        IterativeRag(engine(), index, rounds=2, flare=0.5)
 
 
 def test_listeners_receive_the_answer_that_stays_alone(index: PassageIndex) -> None:

@@ -93,6 +93,17 @@ def test_where_its_context_is_full_it_falls_silent() -> None:
     assert not result.report.faults
 
 
+def test_a_draft_ends_after_a_token_that_is_hardly_expected() -> None:
+    """The confidence stop of the published code, on the probability of the whole path."""
+    last: dict[float, list[float]] = {}
+    for least in (0.0, 0.1):
+        drafter = Rapid(ModelDrafter(tiny.model(seed=1), width=1, min_expected_gain=least))
+        result = engine(drafter, 10).generate(tiny.prompt(40), Sampling(seed=1), **INPUTS)
+        trees = [step.tree for step in result.steps if len(step.tree) > 1]
+        last[least] = [float(each) for tree in trees for each in tree.accept_prob[:-1]]
+    assert len(last[0.0]) > len(last[0.1]) > 0 and min(last[0.0]) < 0.1 <= min(last[0.1])
+
+
 def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
     rapid = Rapid(target())
     assert rapid.needs.draft_prompt and engine([ContextDrafter(), rapid]).needs.draft_prompt

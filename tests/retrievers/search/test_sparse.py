@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import FunctionRetriever, Fusion, as_retriever, fuse_rankings
+from ragspec.retrievers.search.fusion import (
+    FunctionRetriever,
+    Fusion,
+    as_retriever,
+    fuse_rankings,
+    search_hits,
+)
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORD, split_document, split_documents, weight
 from ragspec.retrievers.search.sparse import (
@@ -154,34 +160,48 @@ def test_fusion_keeps_the_union_best_first(first: list[int], second: list[int]) 
         {"dense": [(n, 0.0) for n in first], "sparse": [(n, 0.0) for n in second]}
     )
     assert {number for number, _, _ in fused} == {*first, *second}
-    scores = [score for _, score, _ in fused]
-    assert scores == sorted(scores, reverse=True)
+    assert fused == sorted(fused, key=lambda each: (-each[1], each[0]))
     if first and first == second:
         assert [number for number, _, _ in fused] == first
 
 
 def test_bare_function_becomes_a_retriever() -> None:
-    def search(query: str) -> list[tuple[str, float, Mapping[str, Any]]]:
-        return [(f"about {query}", 2.0, {"source": "a.txt", "title": "A"}), ("more", 1.0, {})]
+    def search(query: str, k: int) -> list[tuple[str, float, Mapping[str, Any]]]:
+        meta = {"source": "a.txt", "title": "A"}
+        return [(f"about {query}", 2.0, meta), (f"more for {k}", 1.0, {}), ("more", 0.5, {})]
 
     hits = as_retriever(search).search("cats", 5)
-    assert [(hit.document.name, hit.passage.title) for hit in hits] == [
-        ("a.txt", "A"),
-        ("result 2", "result 2"),
-    ]
+    assert [(hit.document.name, hit.passage.title) for hit in hits[:1]] == [("a.txt", "A")]
     assert hits[0].passage.text == hits[0].document.text == "about cats"
+    assert hits[1].passage.text == "more for 5"
     assert len(as_retriever(search).search("cats", 1)) == 1
+    # A text without a name has the same one at every rank, and no other text has it.
+    last = as_retriever(lambda query: search(query, 3)[2:]).search("cats", 1)[0]
+    assert last.document == hits[2].document and last.document.name != hits[1].document.name
+    loose = as_retriever(lambda *values, **named: [(str(named), 1.0, {})])
+    assert loose.search("cats", 5)[0].passage.text == "{}"
 
 
-@pytest.mark.parametrize("result", ["text", ("text", 1.0), ("text", "x", {}), (1, 1.0, {}), None])
+@pytest.mark.parametrize(
+    "result",
+    [["text"], [("text", 1.0)], [("text", "x", {})], [(1, 1.0, {})], [None], None, 7, "text"]
+    + [{"text": 1.0}, [("text", float("nan"), {})]],
+)
 def test_wrong_results_are_refused(result: Any) -> None:
     with pytest.raises(InputError, match="search function returned"):
-        FunctionRetriever(lambda query: [result]).search("q", 1)
+        FunctionRetriever(lambda query: result).search("q", 1)
+    with pytest.raises(InputError, match=r"Engine.search\(\) returned .* expected a list of Hit"):
+        search_hits(type("Engine", (), {"search": lambda self, query, k: result})(), "q", 1)
 
 
-def test_what_cannot_search_is_refused() -> None:
-    with pytest.raises(InputError, match="Got a int as the retriever"):
-        as_retriever(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "source", [3, FunctionRetriever, type("R", (), {"search": len})(), lambda: 1]
+)
+def test_what_cannot_search_is_refused(source: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"Got .* as the retriever, expected an object with search"
+    ):
+        as_retriever(source)
 
 
 PASSAGES_TEXTS = st.lists(
@@ -225,6 +245,9 @@ def test_heading_begins_a_passage_and_names_it() -> None:
     passages = split_document(document(text, ((first.__len__() + 2, "Second"),)), words=105)
     assert [passage.title for passage in passages] == ["Title", "Second"]
     assert passages[1].text.startswith("Second\n\nThe second")
+    # A first part that is too short for a passage begins that of the heading above its middle.
+    short = split_document(document("Hello.\n\n" + text[-34:], ((8, "Second"),)))
+    assert [passage.title for passage in short] == ["Second"]
 
 
 def test_a_long_line_is_cut_between_words_and_a_long_word_inside() -> None:
