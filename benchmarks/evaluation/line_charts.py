@@ -125,9 +125,20 @@ def line_chart(
     ]
     rows = [Tick(y(value), _format(value, unit)) for value in marks]
     step = -(-len(lengths) // TICKS)
-    ticks = [Tick(x(length), f"{length:,}") for length in lengths[::step]]
+    ticks = _apart([Tick(x(length), f"{length:,}") for length in lengths[::step]])
     at = None if mark is None else y(mark)
     return LineChart(lines, rows, ticks, width, height, round(right, 2), at)
+
+
+def _apart(ticks: Sequence[Tick]) -> list[Tick]:
+    """Return the marks whose labels touch no other; the last one stays."""
+    left = [tick.at - 0.5 * LETTER * (len(tick.text) + 1) for tick in ticks]
+    kept: list[int] = []
+    for number in reversed(range(len(ticks))):
+        right = 2 * ticks[number].at - left[number]
+        if not kept or right <= left[kept[-1]]:
+            kept.append(number)
+    return [ticks[number] for number in reversed(kept)]
 
 
 def _round_marks(low: float, high: float, mark: float | None) -> list[float]:
