@@ -66,6 +66,8 @@ def test_steps_that_emitted_nothing_make_charts() -> None:
     instance = [Step(DraftTree.chain([1], "context"), (), ())]
     chart = step_chart(instance, colours_of(instance))
     assert not chart.bars and inside(chart)
+    assert first_number([Step(DraftTree.empty(), (), (9,), {"prefill": 1.0})]) == 0
+    assert first_number([Step(DraftTree.empty(), (), (9,))]) == first_number([]) == 1
 
 
 def test_ticks_are_few_and_even() -> None:
@@ -73,12 +75,6 @@ def test_ticks_are_few_and_even() -> None:
     numbers = [int(tick.text) for tick in chart.ticks]
     assert 4 <= len(numbers) <= 12
     assert len({b - a for a, b in pairwise(numbers)}) == 1
-
-
-def test_a_prefill_is_step_zero() -> None:
-    assert first_number([Step(DraftTree.empty(), (), (9,), {"prefill": 1.0})]) == 0
-    assert first_number([Step(DraftTree.empty(), (), (9,))]) == 1
-    assert first_number([]) == 1
 
 
 def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
@@ -50,6 +51,10 @@ def test_over_the_same_prompt_it_is_the_draft_model() -> None:
         assert result.report.per_step_accepted == model.report.per_step_accepted
         assert result.report.accepted_by_source == {"rapid": model.report.accepted}
         assert result.report.draft_acceptance_rate > 0.4  # its own noise: the same choices
+    session = Rapid(target()).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+    assert session.distributions() is None
+    session.propose(DraftContext(prompt, len(prompt), 20), 4)
+    assert session.distributions()
 
 
 def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
@@ -59,6 +64,7 @@ def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
         def open(self, request: Any) -> Any:
             session = super().open(request)
             propose = session.propose
+            assert request.distribution.prompt_length == len(current)  # penalties count from there
 
             def watched(context: Any, budget: int) -> Any:
                 read.append(list(context.tokens))

@@ -249,6 +249,10 @@ def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> No
     slow.stride, slow.lookup = 0.0005, 0.05
     loop = run(slow, StrideSchedule())
     assert loop.report.calls <= 11 < loop.report.strides == 20
+    narrow = Slow(3, guess_right=1.0, length=80, most=2)
+    narrow.stride, narrow.lookup = 0.0005, 0.02
+    run(narrow, StrideSchedule())
+    assert max(narrow.queries) == 2
     fast = Slow(3, guess_right=1.0, length=80)
     fast.stride, fast.lookup = 0.02, 0.0
     loop = max((run(fast, StrideSchedule()) for _ in range(3)), key=lambda each: each.report.gated)
