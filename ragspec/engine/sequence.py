@@ -230,6 +230,7 @@ class Sequence:
             rested={} if self.context.adviser is None else dict(self.context.adviser.rested),
             drift=None if self.transform is None else self.transform.drift,
             static=parts.target.static,
+            runtime=parts.target.runtime,
         )
         return Generation(
             text=self.stop.text,

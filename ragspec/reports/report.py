@@ -126,6 +126,7 @@ class Report:
         drift: Mean total variation per token between the target's own distribution and the one of
             a transform; None if it is not measured.
         static: Mode of the steps of fixed shape, or "off", or "off: " and the reason.
+        runtime: What ran forwards of one sequence: "torch" or "onnx".
         kv_bytes: Size of keys and values after the answer of a long document, else None.
         retrieval: Searches of a text that retrieves while it is written, else None.
     """
@@ -161,6 +162,7 @@ class Report:
     drift: float | None = None
     kv_bytes: int | None = None
     static: str = "off"
+    runtime: str = "torch"
 
     @property
     def forward_passes(self) -> int:

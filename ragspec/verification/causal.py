@@ -68,6 +68,7 @@ class CausalTarget:
     selects_logits: bool = True
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
+    detour: str = ""  # why forwards do not run on ONNX Runtime
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -98,6 +99,11 @@ class CausalTarget:
     def rounds(self) -> bool:
         """Whether forwards of several widths round visibly, as the model is at present."""
         return rounds(self.model, self.device)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a forward of one sequence needs no module of the model; see `onnx.target`."""
+        return False
 
     def check_mode(self) -> None:
         """Raise ModelError if the model was put into training mode after it was opened.
@@ -134,6 +140,11 @@ class CausalTarget:
             return self.runner.mode
         cast = f"the model was cast to {self.dtype} after it was opened" if self.fixed_steps else ""
         return f"off: {self.refusal or cast}" if self.refusal or cast else "off"
+
+    @property
+    def runtime(self) -> str:
+        """What runs forwards of one sequence: "torch" or "onnx"."""
+        return "torch"
 
     @property
     def widths(self) -> Sequence[int]:

@@ -34,7 +34,7 @@ class Pack(NamedTuple):
     Attributes:
         size: The number of weights.
         least: Multiplications above which the pack is used.
-        borrowed: The state of the module's own weights at packing, see `_look`.
+        borrowed: The state of the module's own weights at packing, see `look`.
     """
 
     weight: Tensor
@@ -150,16 +150,16 @@ def _remember(module: nn.Linear) -> None:
         weight.numel(),
         LEAST_WORK if weight.dtype == torch.float32 else 0,  # torch uses oneDNN for bfloat16 anyway
         weight.dtype,
-        _look(module),
+        look(module),
     )
 
 
 def _is_fresh(module: nn.Linear) -> bool:
     pack = _packs.get(id(module))
-    return pack is not None and pack.borrowed == _look(module)
+    return pack is not None and pack.borrowed == look(module)
 
 
-def _look(module: nn.Linear) -> tuple[int, int, str]:
+def look(module: nn.Linear | nn.Embedding) -> tuple[int, int, str]:
     """Return the address, change count and a sum of the weights, to detect changes.
 
     The sum has entries of every row and every column.

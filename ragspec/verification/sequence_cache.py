@@ -216,6 +216,14 @@ class SequenceCache:
         other.parts, other.start, other.length, other.hidden = (*parts,), start, length, self.hidden
         return other
 
+    def unshare(self) -> None:
+        """Copy the shared parts, so that all slots lie in buffers of this sequence."""
+        if self.parts:
+            whole, self.tail = self.layers(self.length), Buffers(self.capacity)
+            self.parts, self.start, self.pending = (), 0, 0
+            for layer, pair in whole.items():
+                self.tail.write(layer, 0, *pair)
+
     def compact(self) -> None:
         """Give back the memory behind the committed slots if it is more than a growth."""
         self.pending, used = 0, self.length - self.start

@@ -50,6 +50,10 @@ class Model(Protocol):
         """Whether prompts may be read in chunks and their prefixes reused."""
 
     @property
+    def runs_alone(self) -> bool:
+        """Whether a forward of one sequence needs no module of the model."""
+
+    @property
     def output_head(self) -> nn.Module:
         """The module that computes logits of the last hidden states."""
 
@@ -88,18 +92,17 @@ class TreeSession(TargetSession):
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
         self._rereads: dict[int, list[int]] = {}
         self._configs: Configs = []
-        self._packs = Packed(())
+        self._packs: Packed | None = None  # of the weights, from the first forward that needs them
         self._head_inputs: HeadInputs | None = None
 
     def __enter__(self) -> Self:
         self._configs = model_configs(self.target.model)
-        self._packs = Packed(pack(self.target.model))
         if self._prefix_cache is not None:
             self._prefix_cache.check(self.target.model)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._packs = Packed(())
+        self._packs = None
         for row in list(self._rows):
             self.leave(row)
 
@@ -291,6 +294,7 @@ class TreeSession(TargetSession):
         The model is leased for this forward only. Between forwards it is in its original state.
         """
         self.target.check_mode()
+        packs = self._packed(rows)
         tokens, views = _layout(inputs, self.target.device, self.target.divisible)
         counts = [view.positions.shape[1] for view in views]
         cache = BatchCache(rows, counts)
@@ -305,7 +309,7 @@ class TreeSession(TargetSession):
         if len(counts) > 1:
             index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
             keep = torch.tensor(index, device=device)
-        with lease(self.target.model, self._configs), self._packs:
+        with lease(self.target.model, self._configs), packs:
             if head is None:
                 logits = self.target.forward(tokens, view, cache, keep)
                 return list(torch.split(logits[0], [len(each) for each in queries])), []
@@ -321,6 +325,15 @@ class TreeSession(TargetSession):
             return list(torch.split(logits[0], 1)), split
         every = list(torch.split(logits[0], sizes))
         return every if last is None else [each[-1:] for each in every], split
+
+    def _packed(self, rows: Sequence[SequenceCache]) -> Packed:
+        """Prepare a forward over some rows; return the packed weights that it uses."""
+        if len(rows) == 1 and self.target.runs_alone:
+            rows[0].unshare()
+            return Packed(())
+        if self._packs is None:
+            self._packs = Packed(pack(self.target.model))
+        return self._packs
 
     def _expect_one_table(self) -> None:
         """Raise InputError if a text is read across the rotary border in one forward."""

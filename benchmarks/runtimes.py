@@ -1,0 +1,134 @@
+"""Forwards and texts on ONNX Runtime and through the model's own modules, taking turns.
+
+    OMP_NUM_THREADS=1 python benchmarks/runtimes.py [--model smollm2] [--context 512]
+
+Processor milliseconds, medians. A forward verifies a chain after `context` tokens; a text has 64
+tokens, and its time is that of a token, the prompt cached. Texts that part at a rounded near-tie
+are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from budget import items_of
+
+from ragspec.engine.engine import Engine
+from ragspec.models.load import load_model
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import TargetSession
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
+
+POSITIONS = (1, 2, 4, 8, 16, 32)
+ROUNDS = 9
+GROUPS = ("documents", "chat", "free")
+
+
+def spent(act: Callable[[], object]) -> float:
+    """Return the processor milliseconds of a call."""
+    start = time.process_time()
+    act()
+    return 1000.0 * (time.process_time() - start)
+
+
+def forwards(targets: dict[str, CausalTarget], context: int) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of forwards by their positions, and of reading the context."""
+    text = torch.randint(100, 2000, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    sessions: dict[str, TargetSession] = {}
+    table: dict[str, dict[str, float]] = {name: {} for name in targets}
+    for name, target in targets.items():
+        sessions[name] = session = target.open(1, context + max(POSITIONS)).__enter__()
+
+        def read(session: TargetSession = session) -> None:
+            for start in range(0, context, 512):
+                session.verify([text[start : start + 512]], [DraftTree.empty()])
+                session.commit([()])
+
+        table[name]["reading"] = spent(read)
+    for n in POSITIONS:
+        tree = DraftTree.chain([7] * (n - 1), "bench")
+        times: dict[str, list[float]] = {name: [] for name in targets}
+        for _ in range(ROUNDS):
+            for name, session in sessions.items():
+                times[name].append(spent(lambda s=session, t=tree: s.verify([[5]], [t])))  # type: ignore[misc]
+                session.discard_uncommitted()
+        for name, each in times.items():
+            table[name][f"{n}"] = median(each)
+    return table
+
+
+def texts(engines: dict[str, Engine], prompts: int) -> tuple[dict[str, dict[str, float]], int]:
+    """Return the milliseconds of a token by group, and the number of texts that part."""
+    items = items_of(next(iter(engines.values())), GROUPS, prompts)
+    times: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
+    parted = 0
+    for number, item in enumerate(items):
+        expected: list[int] | None = None
+        names = list(engines)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            engine = engines[name]
+            engine.prefill(list(item.prompt))
+            sampling = Sampling(temperature=item.temperature, seed=number)
+            start = time.process_time()
+            out = engine.generate(
+                list(item.prompt),
+                sampling,
+                max_new_tokens=64,
+                ignore_eos=True,
+                spans=item.spans or None,
+                texts=item.texts or None,
+            )
+            each = 1000.0 * (time.process_time() - start) / len(out.tokens)
+            times[name].setdefault(item.category, []).append(each)
+            expected = expected or out.tokens
+            parted += out.tokens != expected
+    table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
+    return table, parted
+
+
+def show(table: dict[str, dict[str, float]]) -> None:
+    """Print a table in Markdown."""
+    columns = list(next(iter(table.values())))
+    print(f"| ms | {' | '.join(columns)} |\n| --- {'| --- ' * len(columns)}|")
+    for name, row in table.items():
+        print(f"| {name} | {' | '.join(f'{row[c]:.1f}' for c in columns)} |", flush=True)
+
+
+def main() -> None:
+    """Measure both runtimes and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prompts", type=int, default=6, help="prompts of a group; 0 for none")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(options.model)
+    targets = {runtime: open_target(model, runtime=runtime) for runtime in ("torch", "onnx")}
+    tables = {"forwards": forwards(targets, options.context)}
+    show(tables["forwards"])
+    if options.prompts:
+        engines = {
+            f"{runtime}, {'plain' if drafter is None else drafter}": Engine(
+                target, tokenizer, drafter
+            )
+            for runtime, target in targets.items()
+            for drafter in (None, "auto")
+        }
+        tables["texts"], parted = texts(engines, options.prompts)
+        show(tables["texts"])
+        print(f"{parted} texts part from those of torch, plain")
+    if options.json:
+        options.json.write_text(json.dumps(tables, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

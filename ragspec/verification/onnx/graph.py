@@ -1,0 +1,173 @@
+"""A Llama-like model as one ONNX graph over its own weights.
+
+The operators are those into which ONNX Runtime fuses such a model: GroupQueryAttention, which turns
+queries and keys and extends a cache in place, SkipSimplifiedLayerNormalization, and products with
+weights as torch stores them. A tree is verified by a bias on its scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+MICROSOFT = "com.microsoft"
+OPSET, IR_VERSION = 20, 10
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes and weights of a graph.
+
+    Attributes:
+        weights: Tensors by name, the model's own and small constants.
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """Add a node of ONNX; return its output."""
+        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def weight(self, name: str, tensor: Tensor) -> str:
+        """Add a weight, which is not copied."""
+        self.weights[name] = tensor.detach()
+        return name
+
+    def linear(self, name: str, x: str, module: nn.Linear) -> str:
+        """Add a linear layer, [.., K] -> [.., N]."""
+        weight = self.weight(f"{name}.weight", module.weight)
+        out = self.add("FusedMatMul", [x, weight], name, domain=MICROSOFT, transB=1)
+        if module.bias is None:
+            return out
+        return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
+
+    def norm(self, name: str, x: str, norm: Any) -> str:
+        """Normalise the last axis by its root mean square."""
+        inputs = [x, self.weight(f"{name}.weight", norm.weight)]
+        epsilon = float(norm.variance_epsilon)
+        kind = "SimplifiedLayerNormalization"
+        return self.add(kind, inputs, name, axis=-1, epsilon=epsilon, stash_type=1)
+
+    def skip_norm(self, name: str, x: str, more: str, norm: Any) -> tuple[str, str]:
+        """Add `more` to `x`; return the normalised sum and the sum."""
+        inputs = [x, more, self.weight(f"{name}.weight", norm.weight)]
+        kind, epsilon = "SkipSimplifiedLayerNormalization", float(norm.variance_epsilon)
+        outputs = [name, "", "", f"{name}.sum"]
+        node = helper.make_node(kind, inputs, outputs, domain=MICROSOFT, epsilon=epsilon)
+        self.nodes.append(node)
+        return name, outputs[3]
+
+    def head_norm(self, name: str, x: str, norm: Any, width: int) -> str:
+        """Normalise each head of a projection."""
+        split = self.weight(f"{name}.split", torch.tensor([0, 0, -1, width]))
+        flat = self.weight(f"{name}.flat", torch.tensor([0, 0, -1]))
+        heads = self.norm(name, self.add("Reshape", [x, split], f"{name}.heads"), norm)
+        return self.add("Reshape", [heads, flat], f"{name}.rows")
+
+    def attention(self, name: str, i: int, h: str, module: Any, config: Any) -> str:
+        """Add the attention of layer i."""
+        q, k, v = (
+            self.linear(f"{name}.{part}", h, getattr(module, f"{part}_proj")) for part in "qkv"
+        )
+        if hasattr(module, "q_norm"):  # Qwen 3
+            q = self.head_norm(f"{name}.q.norm", q, module.q_norm, module.head_dim)
+            k = self.head_norm(f"{name}.k.norm", k, module.k_norm, module.head_dim)
+        inputs = [q, k, v, f"key{i}", f"value{i}", "last", "total", "cosines", "sines"]
+        outputs = [f"{name}.attention", f"key{i}.out", f"value{i}.out"]
+        node = helper.make_node(
+            "GroupQueryAttention",
+            [*inputs, "positions", "bias"],
+            outputs,
+            domain=MICROSOFT,
+            num_heads=config.num_attention_heads,
+            kv_num_heads=config.num_key_value_heads,
+            scale=float(module.scaling),
+            do_rotary=1,
+        )
+        self.nodes.append(node)
+        return self.linear(f"{name}.o", outputs[0], module.o_proj)
+
+    def feed_forward(self, name: str, h: str, module: Any) -> str:
+        """Add a gated feed-forward layer with SiLU."""
+        gate = self.linear(f"{name}.gate", h, module.gate_proj)
+        up = self.linear(f"{name}.up", h, module.up_proj)
+        sigmoid = self.add("Sigmoid", [gate], f"{name}.sigmoid")
+        silu = self.add("Mul", [gate, sigmoid], f"{name}.silu")
+        product = self.add("Mul", [silu, up], f"{name}.product")
+        return self.linear(f"{name}.down", product, module.down_proj)
+
+
+def build_graph(model: Any) -> Graph:
+    """Return the graph of a model.
+
+    Inputs: ids and positions i64 [1, S]; rows i64 [k], whose logits are computed; total and last
+    i32 [1], the slots in use and the last of them; bias [1, 1, S, T] of the scores; cosines and
+    sines [P, width / 2]; key and value of each layer [1, heads, C, width]. Outputs: states [1, S,
+    H], logits [1, k, V], and the extended keys and values.
+    """
+    graph, config, trunk = Graph(), model.config, model.model
+    x = graph.add("Gather", [graph.weight("embedding", trunk.embed_tokens.weight), "ids"], "x")
+    more = ""
+    for i, layer in enumerate(trunk.layers):
+        name = f"layer{i}"
+        if more:
+            h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm)
+        else:
+            h = graph.norm(f"{name}.before", x, layer.input_layernorm)
+        out = graph.attention(name, i, h, layer.self_attn, config)
+        h, x = graph.skip_norm(f"{name}.between", x, out, layer.post_attention_layernorm)
+        more = graph.feed_forward(name, h, layer.mlp)
+    states, _ = graph.skip_norm("states", x, more, trunk.norm)
+    selected = graph.add("Gather", [states, "rows"], "selected", axis=1)
+    graph.linear("logits", selected, model.get_output_embeddings())
+    return graph
+
+
+def serialized(graph: Graph, model: Any) -> bytes:
+    """Return a graph in ONNX's format; weights but for small constants stay outside of it."""
+    config, info = model.config, helper.make_tensor_value_info
+    real, whole, short = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+    width = model.model.layers[0].self_attn.head_dim
+    caches = list(cache_names(config.num_hidden_layers))
+    shape = [1, config.num_key_value_heads, "C", width]
+    inputs = [
+        *(info(name, whole, [1, "S"]) for name in ("ids", "positions")),
+        info("rows", whole, ["k"]),
+        *(info(name, short, [1]) for name in ("total", "last")),
+        info("bias", real, [1, 1, "S", "T"]),
+        *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines")),
+        *(info(name, real, shape) for name in caches),
+    ]
+    outputs = [
+        *(info(f"{name}.out", real, shape) for name in caches),
+        info("states", real, [1, "S", config.hidden_size]),
+        info("logits", real, [1, "k", config.vocab_size]),
+    ]
+    weights = [_initializer(name, tensor) for name, tensor in graph.weights.items()]
+    body = helper.make_graph(graph.nodes, "model", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    proto = helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(proto.SerializeToString())
+
+
+def cache_names(layers: int) -> Iterator[str]:
+    """Yield the names of the keys and values of each layer."""
+    for i in range(layers):
+        yield from (f"key{i}", f"value{i}")
+
+
+def _initializer(name: str, tensor: Tensor) -> Any:
+    """Return a constant of the graph, or the declaration of a weight that is handed over."""
+    if tensor.dtype == torch.int64:
+        return numpy_helper.from_array(tensor.numpy(), name)
+    proto = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=tensor.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    proto.external_data.add(key="location", value="memory")
+    return proto

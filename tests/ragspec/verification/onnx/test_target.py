@@ -1,0 +1,215 @@
+"""Forwards on ONNX Runtime give the texts of the model's own modules, or the modules run."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.resolve import STARTER
+from ragspec.sampling.settings import Sampling
+from ragspec.verification.causal import CausalTarget, read_states, score_tokens
+from ragspec.verification.onnx import target as module
+from ragspec.verification.onnx.target import OnnxTarget, hindrance
+from ragspec.verification.open import open_target
+from ragspec.verification.probe import probe
+from tests.support import tiny
+from tests.support.noisy import NoisyTrees
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+NEW = 40
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied, one key head, biases": (
+        "llama",
+        {"num_key_value_heads": 1, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen 2": ("qwen2", {}),
+    "qwen 3": ("qwen3", {"head_dim": 32}),
+}
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.8, top_p=0.9, seed=3),
+    Sampling(temperature=1.0, repetition_penalty=1.3, seed=4),
+]
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "LEAST_WEIGHTS", 0)
+    yield
+
+
+def llama_3() -> Any:
+    """Return a model whose rotary table is scaled by parts."""
+    model = tiny.model("llama", mlp_bias=True)
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = LLAMA_3
+    scaled = type(model)(config).eval()
+    scaled.load_state_dict(model.state_dict())
+    return scaled
+
+
+@pytest.fixture(params=[*MODELS, "llama 3"], ids=lambda name: name.replace(" ", "-"))
+def model(request: pytest.FixtureRequest) -> Any:
+    if request.param == "llama 3":
+        return llama_3()
+    family, settings = MODELS[request.param]
+    return tiny.model(family, **settings)
+
+
+def write(engine: Engine, prompts: Any, sampling: Sampling | None = None) -> Any:
+    return engine.generate(prompts, sampling, max_new_tokens=NEW, ignore_eos=True)
+
+
+def test_texts_are_those_of_the_modules_with_drafts_and_without(model: Any) -> None:
+    target = open_target(model)
+    assert target.runtime == "onnx" and probe(target).mode == "tree"
+    own = Engine(model, None, None, runtime="torch")
+    prompt = tiny.prompt(30)
+    for sampling in SAMPLINGS:
+        expected = write(own, prompt, sampling)
+        assert expected.report.runtime == "torch"
+        drafters = None, NoisyTrees({tuple(prompt): expected.tokens})
+        for engine in (Engine(target, None, each, budget=8) for each in drafters):
+            result = write(engine, prompt, sampling)
+            assert result.tokens == expected.tokens and result.report.runtime == "onnx"
+            assert result.report.accepted > NEW / 4 or engine.drafter is None
+
+
+def test_texts_of_a_batch_and_over_shared_beginnings_are_those_alone(model: Any) -> None:
+    own = Engine(model, None, None, runtime="torch")
+    beginning = tiny.prompt(300)
+    prompts = [[*beginning, *tiny.prompt(9 + n, seed=n + 1)] for n in range(4)]
+    expected = [write(own, prompt).tokens for prompt in prompts]
+    engine = Engine(model, None, "context", budget=6)
+    assert [each.tokens for each in write(engine, prompts)] == expected
+    for prompt, tokens in zip(reversed(prompts), reversed(expected), strict=True):
+        result = write(engine, prompt)  # some of its slots lie in buffers of others
+        assert result.tokens == tokens and result.report.cached_tokens >= 300
+
+
+def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
+    target, own = open_target(model), CausalTarget(model)
+    text = tiny.prompt(50)
+    for ours, theirs in zip(read_states(target, [text]), read_states(own, [text]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    scored, expected = ([s.logprob for s in score_tokens(t, text, 0)] for t in (target, own))
+    assert scored[1:] == pytest.approx(expected[1:], abs=1e-3)
+
+
+def test_positions_beyond_the_first_rotary_table_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POSITIONS", 16)
+    model, prompt = llama_3(), tiny.prompt(20)
+    expected = write(Engine(model, None, None, runtime="torch"), prompt).tokens
+    assert write(Engine(model, None, None, runtime="onnx"), prompt).tokens == expected
+
+
+def test_changed_weights_hooks_and_autocast_run_through_the_modules() -> None:
+    model, prompt = copy.deepcopy(tiny.model()), tiny.prompt()
+    engine = Engine(model, None, None)
+    before = write(engine, prompt)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert write(engine, prompt).report.runtime == "torch"
+    hook = model.model.norm.register_forward_hook(lambda _m, _i, out: -out)
+    assert write(engine, prompt).tokens != before.tokens
+    hook.remove()
+    assert write(engine, prompt).report.runtime == "onnx"
+    assert before.report.runtime == "onnx"
+    for weight in (model.model.norm.weight, model.model.layers[0].mlp.down_proj.weight.data):
+        engine = Engine(model, None, None)
+        with torch.no_grad():
+            weight.mul_(-3.0)
+        after = write(engine, prompt)
+        assert after.report.runtime == "torch" and after.tokens != before.tokens
+        assert after.tokens == write(Engine(model, None, None, runtime="torch"), prompt).tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("gpt2", {}, "no graph is known for GPT2LMHeadModel"),
+        ("mistral", {}, "the last 8 tokens"),
+        ("llama", {"dtype": torch.bfloat16}, "not all in float32"),
+        ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
+    ],
+)
+def test_other_models_go_their_own_way_and_say_why(
+    family: str, settings: dict[str, Any], reason: str
+) -> None:
+    model = tiny.model(family, **settings)
+    target = open_target(model)
+    assert target.runtime == "torch" and reason in target.detour
+    with pytest.raises(UnsupportedModelError, match=reason):
+        Engine(model, runtime="onnx")
+
+
+def test_changed_modules_small_models_and_missing_packages_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = copy.deepcopy(tiny.model())
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert "its model.layers.1.mlp was changed" in hindrance(CausalTarget(model))
+    hook.remove()
+    assert hindrance(CausalTarget(model)) == ""
+    monkeypatch.setattr(module, "LEAST_WEIGHTS", 1 << 20)
+    assert "fewer than" in open_target(model).detour
+    real = importlib.util.find_spec
+    monkeypatch.setattr(module, "find_spec", lambda n: None if n == "onnx" else real(n))
+    assert "onnx is not installed (pip install 'ragspec[onnx]')" in open_target(model).detour
+    with pytest.raises(InputError, match="got runtime='gpu'"):
+        Engine(model, runtime="gpu")
+    with pytest.raises(UnsupportedModelError, match="fixed shape"):
+        Engine(model, runtime="onnx", static="eager")
+
+
+SILENT = """
+import os
+from ragspec.engine.engine import Engine
+engine = Engine.from_pretrained("starter", runtime="onnx")
+engine.generate("A draft", max_new_tokens=4)
+assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+links = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n.isdecimal()
+         and os.path.islink(f"/proc/self/fd/{n}")]
+print([link for link in links if link.startswith("socket")])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="lists open files by /proc")
+def test_no_socket_is_opened_and_nothing_is_written_at_home(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": ""}
+    environment["PYTHONPATH"] = str(STARTER.parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if "ragspec" not in str(path.relative_to(tmp_path))]
+
+
+def test_the_starter_runs_on_it_by_default() -> None:
+    engine = Engine.from_pretrained("starter")
+    assert isinstance(engine.target, OnnxTarget)
