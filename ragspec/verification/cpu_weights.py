@@ -8,7 +8,6 @@ block (one forward of the model or one draft), and it only acts inside a `tree_v
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import threading
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.tree_attention import in_view
 
 LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves
@@ -34,7 +34,7 @@ class Pack(NamedTuple):
     Attributes:
         size: The number of weights.
         least: Multiplications above which the pack is used.
-        borrowed: The state of the module's own weights at packing, see `look`.
+        borrowed: The state of the module's own weights at packing, see `weight_state`.
     """
 
     weight: Tensor
@@ -150,32 +150,13 @@ def _remember(module: nn.Linear) -> None:
         weight.numel(),
         LEAST_WORK if weight.dtype == torch.float32 else 0,  # torch uses oneDNN for bfloat16 anyway
         weight.dtype,
-        look(module),
+        weight_state(module.weight),
     )
 
 
 def _is_fresh(module: nn.Linear) -> bool:
     pack = _packs.get(id(module))
-    return pack is not None and pack.borrowed == look(module)
-
-
-def look(module: nn.Linear | nn.Embedding) -> tuple[int, int, str]:
-    """Return the address, change count and a sum of the weights, to detect changes.
-
-    The sum has entries of every row and every column.
-    """
-    weight = module.weight.detach()
-    entries = weight.view(-1)[:: _stride(*weight.shape)]
-    changes = 0 if weight.is_inference() else module.weight._version
-    return weight.data_ptr(), changes, float(entries.sum(dtype=torch.float64)).hex()
-
-
-def _stride(rows: int, columns: int) -> int:
-    """Return a stride through a flat matrix that visits every row and every column."""
-    step = min(rows, columns)
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return step
+    return pack is not None and pack.borrowed == weight_state(module.weight)
 
 
 def available() -> bool:

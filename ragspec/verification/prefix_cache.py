@@ -8,9 +8,13 @@ other lengths.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
 
@@ -77,7 +81,7 @@ class PrefixCache:
 
     def check(self, model: Any) -> None:
         """Drop all texts if the model's weights are not those that they were read with."""
-        key = [(id(each), each.dtype, _version(each)) for each in model.parameters()]
+        key = [(id(each), each.dtype, weight_state(each)) for each in model.parameters()]
         with self._lock:
             if key != self._weights:
                 if self._weights is not None:
@@ -194,11 +198,26 @@ class PrefixCache:
             self._rows.remove(row)
 
 
-def _version(weight: Any) -> tuple[int, int]:
-    """Return the address of a weight and the count of its changes, as far as torch counts them."""
-    if weight.is_inference():
-        return weight.data_ptr(), 0
-    return weight.data_ptr(), weight._version
+def weight_state(weight: Tensor) -> tuple[int, int, str]:
+    """Return the address, the count of changes and a sum of a weight, to detect changes.
+
+    torch does not count changes through `weight.data`. So the sum has entries of every row and
+    every column, of matrices in the memory of the host.
+    """
+    changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
+    if data.dim() > 2 or data.device.type != "cpu" or type(data) is not Tensor:
+        return weight.data_ptr(), changes, ""
+    step = _stride(*data.shape) if data.dim() == 2 else 1
+    entries = data.reshape(-1)[::step]
+    return weight.data_ptr(), changes, float(entries.sum(dtype=torch.float64)).hex()
+
+
+def _stride(rows: int, columns: int) -> int:
+    """Return a stride through a flat matrix that visits every row and every column."""
+    step = max(min(rows, columns), 1)
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return step
 
 
 def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row | None, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -326,11 +327,11 @@ class TreeSession(TargetSession):
         every = list(torch.split(logits[0], sizes))
         return every if last is None else [each[-1:] for each in every], split
 
-    def _packed(self, rows: Sequence[SequenceCache]) -> Packed:
+    def _packed(self, rows: Sequence[SequenceCache]) -> AbstractContextManager[None]:
         """Prepare a forward over some rows; return the packed weights that it uses."""
         if len(rows) == 1 and self.target.runs_alone:
             rows[0].unshare()
-            return Packed(())
+            return nullcontext()
         if self._packs is None:
             self._packs = Packed(pack(self.target.model))
         return self._packs

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 MICROSOFT = "com.microsoft"
 OPSET, IR_VERSION = 20, 10
@@ -48,14 +52,14 @@ class Graph:
             return out
         return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
 
-    def norm(self, name: str, x: str, norm: Any) -> str:
+    def norm(self, name: str, x: str, norm: LlamaRMSNorm) -> str:
         """Normalise the last axis by its root mean square."""
         inputs = [x, self.weight(f"{name}.weight", norm.weight)]
         epsilon = float(norm.variance_epsilon)
         kind = "SimplifiedLayerNormalization"
         return self.add(kind, inputs, name, axis=-1, epsilon=epsilon, stash_type=1)
 
-    def skip_norm(self, name: str, x: str, more: str, norm: Any) -> tuple[str, str]:
+    def skip_norm(self, name: str, x: str, more: str, norm: LlamaRMSNorm) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
         inputs = [x, more, self.weight(f"{name}.weight", norm.weight)]
         kind, epsilon = "SkipSimplifiedLayerNormalization", float(norm.variance_epsilon)
@@ -64,14 +68,16 @@ class Graph:
         self.nodes.append(node)
         return name, outputs[3]
 
-    def head_norm(self, name: str, x: str, norm: Any, width: int) -> str:
+    def head_norm(self, name: str, x: str, norm: LlamaRMSNorm, width: int) -> str:
         """Normalise each head of a projection."""
         split = self.weight(f"{name}.split", torch.tensor([0, 0, -1, width]))
         flat = self.weight(f"{name}.flat", torch.tensor([0, 0, -1]))
         heads = self.norm(name, self.add("Reshape", [x, split], f"{name}.heads"), norm)
         return self.add("Reshape", [heads, flat], f"{name}.rows")
 
-    def attention(self, name: str, i: int, h: str, module: Any, config: Any) -> str:
+    def attention(
+        self, name: str, i: int, h: str, module: LlamaAttention, config: PretrainedConfig
+    ) -> str:
         """Add the attention of layer i."""
         q, k, v = (
             self.linear(f"{name}.{part}", h, getattr(module, f"{part}_proj")) for part in "qkv"
@@ -94,7 +100,7 @@ class Graph:
         self.nodes.append(node)
         return self.linear(f"{name}.o", outputs[0], module.o_proj)
 
-    def feed_forward(self, name: str, h: str, module: Any) -> str:
+    def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
         """Add a gated feed-forward layer with SiLU."""
         gate = self.linear(f"{name}.gate", h, module.gate_proj)
         up = self.linear(f"{name}.up", h, module.up_proj)
@@ -104,7 +110,7 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def build_graph(model: Any) -> Graph:
+def build_graph(model: PreTrainedModel) -> Graph:
     """Return the graph of a model.
 
     Inputs: ids and positions i64 [1, S]; rows i64 [k], whose logits are computed; total and last
@@ -130,7 +136,7 @@ def build_graph(model: Any) -> Graph:
     return graph
 
 
-def serialized(graph: Graph, model: Any) -> bytes:
+def serialized(graph: Graph, model: PreTrainedModel) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it."""
     config, info = model.config, helper.make_tensor_value_info
     real, whole, short = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -163,7 +169,7 @@ def cache_names(layers: int) -> Iterator[str]:
         yield from (f"key{i}", f"value{i}")
 
 
-def _initializer(name: str, tensor: Tensor) -> Any:
+def _initializer(name: str, tensor: Tensor) -> TensorProto:
     """Return a constant of the graph, or the declaration of a weight that is handed over."""
     if tensor.dtype == torch.int64:
         return numpy_helper.from_array(tensor.numpy(), name)

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.cpu_weights import look
+from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
 
 if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, OrtValue
+    from transformers import PreTrainedModel
+
     from ragspec.verification.batch_cache import BatchCache
     from ragspec.verification.sequence_cache import Buffers
     from ragspec.verification.tree_attention import View
@@ -85,7 +88,7 @@ class OnnxTarget(CausalTarget):
         model: A model without a `hindrance`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         os.environ.setdefault(NO_TELEMETRY, "1")
         self._runtime = importlib.import_module("onnxruntime")
@@ -105,7 +108,7 @@ class OnnxTarget(CausalTarget):
     @property
     def runs_alone(self) -> bool:
         """Whether a forward of one sequence needs no module of the model."""
-        return self._unchanged and not torch.is_autocast_enabled("cpu")
+        return self._unchanged
 
     def open(self, *args: Any, **kwargs: Any) -> TreeSession:
         """Return a session; see `CausalTarget.open`."""
@@ -140,7 +143,7 @@ class OnnxTarget(CausalTarget):
                 logits = head(states[:, rows])
         return logits
 
-    def _open_session(self) -> Any:
+    def _open_session(self) -> InferenceSession:
         """Return a session over the model's weights, of which it has a packed copy."""
         from ragspec.verification.onnx.graph import build_graph, serialized
 
@@ -176,7 +179,7 @@ class OnnxTarget(CausalTarget):
         states, logits = binding.get_outputs()[-2:]
         return torch.from_numpy(states.numpy()), torch.from_numpy(logits.numpy())
 
-    def _value(self, tensor: Tensor) -> Any:
+    def _value(self, tensor: Tensor) -> OrtValue:
         """Return a contiguous tensor as a value of ONNX Runtime in the same memory."""
         return self._runtime.OrtValue.ortvalue_from_numpy(tensor.numpy())
 
@@ -185,13 +188,8 @@ class OnnxTarget(CausalTarget):
         head, state = self.output_head, list[object]()  # hooks of the head read hidden states
         for module in self.model.modules():
             state.append((id(module), _is_hooked(module) and module is not head))
-            if isinstance(module, nn.Linear | nn.Embedding):
-                state.append(look(module))  # some changes are not counted
-            else:
-                state.append("forward" in module.__dict__)
-            for weight in module.parameters(recurse=False):
-                changes = 0 if weight.is_inference() else weight._version
-                state.append((weight.data_ptr(), changes))
+            state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
+            state += map(weight_state, module.parameters(recurse=False))
         return state
 
     def _fill(self, buffers: Buffers) -> None:

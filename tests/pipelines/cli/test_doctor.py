@@ -13,7 +13,13 @@ import torch
 import ragspec
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.compare import compare, margin_at, plain_engine, same_seed
+from ragspec.pipelines.cli.compare import (
+    compare,
+    first_difference,
+    margin_at,
+    plain_engine,
+    same_seed,
+)
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.reports.generation import Generation
@@ -195,3 +201,18 @@ def test_an_approximate_index_is_named_and_refreshed_as_such(
     assert dense is not None and dense.nearest.kind == "ivf"
     assert main([*again, "--dense", "flat"]) == 2
     assert "expected one of exact, hnsw, ivf" in capsys.readouterr().err
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], []) is None
+
+
+def test_a_model_that_is_there_is_detected_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    result = examine([str(folder)])["models"][-1]
+    assert (result["origin"], result["folder"]) == ("path", str(folder))

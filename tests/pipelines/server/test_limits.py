@@ -19,6 +19,7 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
+from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from ragspec.pipelines.server import access, connections
 from ragspec.pipelines.server.app import build_app
@@ -26,7 +27,7 @@ from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
-from tests.support.served import NAME, engine, hang_up, listening, post, served
+from tests.support.served import NAME, engine, events, hang_up, listening, post, served, text_of
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -343,3 +344,37 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
         with served(instance, quiet) as (client, _):
             assert ask(client, "evil.example").status_code == (401 if settings.keys else 200)
             assert not caplog.records
+
+
+def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None:
+    results: list[httpx.Response] = []
+    with served(instance) as (client, serving):
+        thread = threading.Thread(
+            target=lambda: results.append(post(client, {**LONG, "stream": True}))
+        )
+        thread.start()
+        until(lambda: serving.scheduler.live == 1)
+        selection = post(client, LONG).json()["choices"][0]["text"]
+        thread.join()
+    assert text_of(events(results[0])) == selection
+
+
+def test_a_text_that_cannot_be_reported_fails_alone(
+    instance: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(instance) as (client, serving):
+        selection = post(client, LONG).json()["choices"][0]["text"]
+        generation = Sequence.generation
+
+        def failing(sequence: Sequence) -> Any:
+            if len(sequence.request.prompt) == 3:
+                raise ValueError("no text")
+            return generation(sequence)
+
+        monkeypatch.setattr(Sequence, "generation", failing)
+        with ThreadPoolExecutor(2) as callers:
+            other = callers.submit(client.post, "/v1/completions", json=LONG)
+            result = post(client, {**SHORT, "prompt": "abc"})
+        assert result.status_code == 500
+        assert other.result().json()["choices"][0]["text"] == selection
+        assert serving.scheduler.live == 0

@@ -273,3 +273,19 @@ def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
 
     with pytest.raises(ModelError, match="tokenizer"):
         Serving(Engine(instance.target, None), "bare")
+
+
+def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
+    passage = "The verified tokens are the same, whatever the draft was."
+    with served(instance) as (client, _):
+        body = {
+            "documents": [{"title": "Rules", "text": passage}],
+            "temperature": 0,
+            "max_tokens": 20,
+        }
+        with_it = chat(client, "What is the same?", **body).json()
+        without = chat(client, "What is the same?", temperature=0, max_tokens=20).json()
+    assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
+    assert (
+        with_it["choices"][0]["message"]["annotations"] == []
+    )  # an untrained model quotes nothing

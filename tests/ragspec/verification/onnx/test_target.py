@@ -124,12 +124,10 @@ def test_positions_beyond_the_first_rotary_table_are_right(monkeypatch: pytest.M
     assert write(Engine(model, None, None, runtime="onnx"), prompt).tokens == expected
 
 
-def test_changed_weights_hooks_and_autocast_run_through_the_modules() -> None:
+def test_changed_weights_and_hooks_run_through_the_modules() -> None:
     model, prompt = copy.deepcopy(tiny.model()), tiny.prompt()
     engine = Engine(model, None, None)
     before = write(engine, prompt)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert write(engine, prompt).report.runtime == "torch"
     hook = model.model.norm.register_forward_hook(lambda _m, _i, out: -out)
     assert write(engine, prompt).tokens != before.tokens
     hook.remove()
