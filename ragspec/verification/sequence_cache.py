@@ -218,9 +218,9 @@ class SequenceCache:
 
     def unshare(self) -> None:
         """Copy the shared parts, so that all slots lie in buffers of this sequence."""
-        if self.parts:
+        if self.parts and not self.pending:
             whole, self.tail = self.layers(self.length), Buffers(self.capacity)
-            self.parts, self.start, self.pending = (), 0, 0
+            self.parts, self.start = (), 0
             for layer, pair in whole.items():
                 self.tail.write(layer, 0, *pair)
 

@@ -180,6 +180,8 @@ def serve(words: list[str]) -> tuple[int, str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stderr is not None
         first = process.stderr.readline()
+        while process.poll() is None and "http://" not in first:
+            first += process.stderr.readline()
         if address := re.search(r"http://\S+:\d+", first):
             health = f"{address[0].replace('0.0.0.0', '127.0.0.1')}/health"
             while process.poll() is None:
