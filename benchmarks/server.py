@@ -92,7 +92,10 @@ def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
-        address = server.stderr.readline().split()[2].rstrip(",")
+        line = server.stderr.readline()
+        while line and "http://" not in line:
+            line = server.stderr.readline()
+        address = line.split()[2].rstrip(",")
         with httpx.Client(base_url=address, timeout=300, limits=httpx.Limits()) as client:
             while client.get("/health").status_code != 200:
                 time.sleep(0.1)

@@ -37,6 +37,7 @@ EXTRAS = MappingProxyType(
         "onnxruntime": "onnx",
         "fastapi": "serve",
         "uvicorn": "serve",
+        "h11": "serve",
         "prometheus_client": "serve",
         "ray": "ray",
         "langchain_core": "langchain",

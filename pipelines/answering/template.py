@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ragspec.engine.prompts import render_chat
+from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 

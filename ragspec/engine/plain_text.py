@@ -8,7 +8,7 @@ from taking them for control tokens, and leave no trace in tokens, text and offs
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -96,3 +96,19 @@ def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool
             for a, b in part.offsets
         ),
     )
+
+
+def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return turns in the chat template, followed by the beginning of an answer.
+
+    If the last turn is the assistant's, the answer goes on after its text.
+
+    Args:
+        **options: Of `apply_chat_template`.
+    """
+    last = turns[-1]
+    open_turn = last["role"] == "assistant" and not last.get("tool_calls")
+    if open_turn and not last.get("content"):
+        turns, open_turn = turns[:-1], False
+    form = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, **form, **options))

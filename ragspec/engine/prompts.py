@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import SourceText
-from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.engine.plain_text import encode_text, mark_special_tokens, render_chat
 from ragspec.errors import InputError, PromptTooLongError, RagspecError
 from ragspec.trees.draft_tree import PREDICTION
 
@@ -222,22 +222,6 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "Expected turns as its authors ask for them, mostly user and assistant by turns."
         ) from error
     return list(encode_text(tokenizer, text).ids)
-
-
-def render_chat(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
-    """Return turns in the chat template, followed by the beginning of an answer.
-
-    If the last turn is the assistant's, the answer goes on after its text.
-
-    Args:
-        **options: Of `apply_chat_template`.
-    """
-    last = turns[-1]
-    open_turn = last["role"] == "assistant" and not last.get("tool_calls")
-    if open_turn and not last.get("content"):
-        turns, open_turn = turns[:-1], False
-    form = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, **form, **options))
 
 
 def read_message(message: Message, number: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_control_tokens_of_a_chat_are_the_template_s_alone() -> None:
 
 
 def test_a_text_that_begins_with_the_first_token_has_it_once() -> None:
-    tokens = tiny.bpe_tokenizer()
+    tokens = copy.deepcopy(tiny.bpe_tokenizer())
     begin = tokens.bos_token = tokens.eos_token
     pair = (begin, tokens.eos_token_id)
     tokens.backend_tokenizer.post_processor = TemplateProcessing(f"{begin} $A", None, [pair])

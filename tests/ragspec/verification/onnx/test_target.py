@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,8 @@ SAMPLINGS = [
 
 
 @pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_WEIGHTS", 0)
-    yield
 
 
 def llama_3() -> Any:
@@ -209,5 +207,4 @@ def test_no_socket_is_opened_and_nothing_is_written_at_home(tmp_path: Path) -> N
 
 
 def test_the_starter_runs_on_it_by_default() -> None:
-    engine = Engine.from_pretrained("starter")
-    assert isinstance(engine.target, OnnxTarget)
+    assert isinstance(Engine.from_pretrained("starter").target, OnnxTarget)
