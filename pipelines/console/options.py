@@ -89,7 +89,7 @@ class EngineOptions(PlaceOptions):
     ] = "auto"
     runtime: Annotated[
         Literal["auto", "torch", "onnx"],
-        Setting("What runs forwards on a CPU: onnx (twice as fast), torch, or auto."),
+        Setting("What runs forwards on a CPU: onnx (faster), torch, or auto."),
     ] = "auto"
 
     def __post_init__(self) -> None:
