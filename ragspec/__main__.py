@@ -15,6 +15,7 @@ def main() -> int:
     try:
         code = import_module("ragspec.pipelines.cli.app").main()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would interrupt this, too
         sys.stderr.write("interrupted\n")
         code = 130
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: no traceback of that
