@@ -53,8 +53,10 @@ class PlaceOptions:
 
     device: Annotated[str, Setting("Device: auto, cpu, or an accelerator such as cuda.")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64"],
-        Setting("Data type: auto, float32, bfloat16, float16 or float64."),
+        Literal["auto", "float32", "bfloat16", "float16", "float64", "int8", "int4"],
+        Setting(
+            "Data type: auto, float32, bfloat16, float16, float64; or weights of int8 or int4."
+        ),
     ] = "auto"
 
 
@@ -78,9 +80,6 @@ class EngineOptions(PlaceOptions):
         str | None, Setting("Spread the model over devices: auto or balanced.")
     ] = None
     adapter: Annotated[Path | None, Setting("Folder of an adapter saved by peft.")] = None
-    quantize: Annotated[
-        Literal["int8"] | None, Setting("Store the weights in fewer bits: int8 (weight-only).")
-    ] = None
     static: Annotated[
         Literal["auto", "off", "eager", "graph", "compile"],
         Setting(
@@ -118,7 +117,7 @@ class EngineOptions(PlaceOptions):
             self.dtype,
             device_map=self.device_map,
             adapter=self.adapter,
-            quantize=self.quantize,
+            small=self.runtime != "torch",
         )
         stores = stores or StoreOptions()
         sources = open_sources(

@@ -102,7 +102,6 @@ class Engine:
         *,
         device_map: str | Mapping[str, Any] | None = None,
         adapter: str | Path | None = None,
-        quantize: str | None = None,
         **options: Any,
     ) -> Engine:
         """Return an engine over a model given by path or name; see `Engine` for the rest.
@@ -110,13 +109,21 @@ class Engine:
         "starter" and "starter-draft" are the bundled models.
 
         Args:
-            device, dtype, device_map, adapter, quantize: See `load_model`.
+            device, device_map, adapter: See `load_model`.
+            dtype: "float32", "bfloat16", "float16", "int8", "int4" or "auto". On a CPU "auto" is
+                float32, and "int8" for models of 100 million weights that ONNX Runtime can run; on
+                an accelerator it is the checkpoint's.
 
         Raises:
             ModelNotFoundError: No model was found; the message lists the places that were tried.
         """
         loaded, tokenizer = load_model(
-            model, device, dtype, device_map=device_map, adapter=adapter, quantize=quantize
+            model,
+            device,
+            dtype,
+            device_map=device_map,
+            adapter=adapter,
+            small=options.get("runtime") != "torch",
         )
         if isinstance(draft_model, (str, Path)):
             draft_model = load_model(draft_model, device, dtype)

@@ -344,12 +344,12 @@ class Loop:
         valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
         ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
         rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
-        lengths = [len(row.context.tokens) for row in rows]
-        fitted = fit_together([row.budget for row in rows], trees, lengths)
-        admitted = [
+        trimmed = [
             self.session.trim_draft(tree, place, row.context.tokens)
-            for place, (row, tree) in enumerate(zip(rows, fitted, strict=True))
+            for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
         ]
+        lengths = [len(row.context.tokens) for row in rows]
+        admitted = fit_together([row.budget for row in rows], trimmed, lengths)
         self._forward.fill([1 + len(tree) for tree in admitted])
         return rows, admitted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -124,11 +125,16 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
-def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+def pick_dtype(
+    dtype: str | torch.dtype, device: torch.device, others: Iterable[str] = ()
+) -> torch.dtype | str:
     """Return the `dtype` argument for transformers.
 
     "auto" keeps the checkpoint's dtype on an accelerator and selects float32 on a CPU. There
     float32 is exact to the last token, and no slower for small batches.
+
+    Args:
+        others: Names that the caller also takes, for the message.
 
     Raises:
         InputError: The name is unknown.
@@ -139,7 +145,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | 
         return torch.float32 if device.type == "cpu" else "auto"
     if dtype not in _DTYPES:
         raise InputError(
-            f"dtype {dtype!r} is unknown; expected 'auto' or one of {', '.join(sorted(_DTYPES))}"
+            f"dtype {dtype!r} is unknown; expected 'auto' or one of "
+            f"{', '.join(sorted({*_DTYPES, *others}))}"
         )
     return _DTYPES[dtype]
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
+from ragspec.models.quantized import BITS, expect_package, quantized, stored_small
 from ragspec.models.resolve import is_model, resolve_model
 from ragspec.models.supported import check_config
-from ragspec.registry import for_extra, unknown
 
-QUANTIZED = ("int8",)
 _CONFIG = "adapter_config.json"
 
 
@@ -44,7 +35,7 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
             f"got no adapter in {folder}; expected a folder with {_CONFIG}, as peft's "
             "save_pretrained writes it."
         )
-    _expect("peft")
+    expect_package("peft")
     from peft import PeftModel
 
     try:
@@ -54,41 +45,6 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
             f"the adapter {folder} cannot be merged into {type(model).__name__}: {error}. Expected "
             "one that was trained on this model and changes its weights, such as LoRA."
         ) from error
-
-
-def quantized(model: Any, how: str) -> Any:
-    """Return the model with quantized linear weights. Activations keep the model's dtype.
-
-    It is another model with other tokens. Speculative decoding is as exact for it as for any.
-
-    Args:
-        how: "int8", weight-only, by torchao: a quarter of the memory of float32.
-
-    Raises:
-        UnknownNameError: The method is unknown.
-        MissingExtraError: torchao is not installed.
-        ModelError: torchao cannot quantize the model.
-    """
-    if how not in QUANTIZED:
-        raise UnknownNameError(unknown("quantization", how, QUANTIZED))
-    _expect("torchao")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-            quantize_(model, Int8WeightOnlyConfig(version=2))
-    except (NotImplementedError, ValueError, RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be quantised ({error}); expected linear weights in a "
-            "floating dtype. Leave quantize out."
-        ) from error
-    return model
-
-
-def _expect(package: str) -> None:
-    if find_spec(package) is None:
-        raise for_extra(ModuleNotFoundError(name=package))
 
 
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
@@ -103,7 +59,7 @@ def load_model(
     *,
     device_map: str | Mapping[str, Any] | None = None,
     adapter: str | Path | None = None,
-    quantize: str | None = None,
+    small: bool = False,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
@@ -114,7 +70,10 @@ def load_model(
     Args:
         device_map: Distributes the layers over devices, as in accelerate: "auto", "balanced", or
             by module. Excludes `device`.
-        adapter, quantize: See `with_adapter` and `quantized`.
+        dtype: "auto", a floating dtype, or "int8" or "int4" for weights in blocks; see `pick_dtype`
+            and `quantized`.
+        adapter: See `with_adapter`.
+        small: For "auto" also store the weights of large models in 8 bits; see `stored_small`.
 
     Raises:
         ModelNotFoundError: No place has the model or the adapter.
@@ -131,7 +90,8 @@ def load_model(
     if isinstance(device_map, str) and device_map not in MAPS:
         pick_device(device_map)  # a device is a valid map too; raises for other words
     place = pick_device(device)
-    weights: dict[str, Any] = {"dtype": pick_dtype(dtype, place)}
+    blocks = dtype if isinstance(dtype, str) and dtype in BITS else ""
+    weights: dict[str, Any] = {"dtype": pick_dtype("auto" if blocks else dtype, place, BITS)}
     if device_map is not None:
         weights["device_map"] = device_map
     folder, file = source.folder, None if source.file is None else source.folder / source.file
@@ -148,7 +108,9 @@ def load_model(
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
-    return model if quantize is None else quantized(model, quantize), tokenizer
+    if blocks:
+        model = quantized(model, blocks)
+    return stored_small(model) if small and dtype == "auto" else model, tokenizer
 
 
 def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:

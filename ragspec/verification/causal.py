@@ -52,6 +52,7 @@ class CausalTarget:
         open_view: Makes a rule's view of the logits of one row.
         copies: Cache rows per sequence.
         piece: The chunk size of prompts in tokens, None for no chunks.
+        chains: Whether drafts are cut to their likeliest path.
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
@@ -64,6 +65,7 @@ class CausalTarget:
     open_view: Callable[..., RowView] = RowView
     copies: int = 1
     piece: int | None = None
+    chains: bool = False
     packs: bool = True
     selects_logits: bool = True
     fixed_steps: StepRunner | None = None

@@ -104,7 +104,7 @@ class Trial:
             return ProbeAttempt(math.inf, tolerance, f"{type(raised).__name__}: {raised}"[:200])
         expected = [self._expected(case) for case in cases]
         worst = torch.cat([_difference(a, b) for a, b in zip(logits, expected, strict=True)])
-        half = torch.finfo(self.target.dtype).bits < 32
+        half = self.target.chains or torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return ProbeAttempt(math.inf if math.isnan(error) else error, tolerance)
 
@@ -124,6 +124,8 @@ class Trial:
 
     def _rounding(self) -> float:
         precision = torch.finfo(self.target.dtype)
+        if self.target.chains:  # of quantized weights, whose inputs have 8 bits
+            return HALF_ROUNDING * 2**-7 * self.scale
         if precision.bits < 32:
             return HALF_ROUNDING * precision.eps * self.scale
         return ROUNDING * torch.finfo(torch.float32).eps * self.scale

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ragspec.errors import InputError
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import ancestors, depths, limit_depth
+from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
 from ragspec.verification.base import TargetSession
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.cpu_weights import Packed, pack
@@ -39,6 +39,7 @@ class Model(Protocol):
     model: Any
     vocab_size: int
     copies: int
+    chains: bool
     packs: bool
     selects_logits: bool
     keeps_logits: bool
@@ -172,8 +173,13 @@ class TreeSession(TargetSession):
             self._prefix_cache.clear()
 
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the draft up to the rotary border of the row; see `TargetSession.trim_draft`."""
+        """Return the draft as the target takes it: up to the rotary border of the row, as a chain.
+
+        See `TargetSession.trim_draft`.
+        """
         border = self.target.border
+        if self.target.chains:
+            tree = keep_paths(tree, 1)
         if border is None:
             return tree
         if len(text) <= border:

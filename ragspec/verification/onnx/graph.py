@@ -15,12 +15,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from ragspec.models.quantized import BLOCK, IR_VERSION, MICROSOFT, OPSET, BlockLinear
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
-
-MICROSOFT = "com.microsoft"
-OPSET, IR_VERSION = 20, 10
 
 
 @dataclass(slots=True)
@@ -44,13 +43,32 @@ class Graph:
         self.weights[name] = tensor.detach()
         return name
 
-    def linear(self, name: str, x: str, module: nn.Linear) -> str:
+    def linear(self, name: str, x: str, module: nn.Linear | BlockLinear) -> str:
         """Add a linear layer, [.., K] -> [.., N]."""
-        weight = self.weight(f"{name}.weight", module.weight)
-        out = self.add("FusedMatMul", [x, weight], name, domain=MICROSOFT, transB=1)
+        if isinstance(module, BlockLinear):
+            out = name
+            self.nodes.append(module.node(x, self.operands(name, module), name))
+        else:
+            weight = self.weight(f"{name}.weight", module.weight)
+            out = self.add("FusedMatMul", [x, weight], name, domain=MICROSOFT, transB=1)
         if module.bias is None:
             return out
         return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
+
+    def operands(self, name: str, module: BlockLinear) -> list[str]:
+        """Add codes, scales and any zeros of a layer in blocks."""
+        return [self.weight(f"{name}.{part}", each) for part, each in module.operands.items()]
+
+    def embedding(self, module: nn.Embedding, head: nn.Module) -> str:
+        """Add the rows of the ids, [1, S] -> [1, S, H]."""
+        if not isinstance(head, BlockLinear) or isinstance(module, nn.Embedding):
+            weight = self.weight("embedding", module.weight)
+            return self.add("Gather", [weight, "ids"], "x")
+        codes = self.weight("embedding.codes", head.codes.flatten(1))
+        _, scales, *zeros = self.operands("logits", head)
+        how = {"bits": head.bits, "block_size": BLOCK, "quantize_axis": 1, "gather_axis": 0}
+        inputs = [codes, "ids", scales, *zeros]
+        return self.add("GatherBlockQuantized", inputs, "x", domain=MICROSOFT, **how)
 
     def norm(self, name: str, x: str, norm: LlamaRMSNorm) -> str:
         """Normalise the last axis by its root mean square."""
@@ -119,7 +137,7 @@ def build_graph(model: PreTrainedModel) -> Graph:
     H], logits [1, k, V], and the extended keys and values.
     """
     graph, config, trunk = Graph(), model.config, model.model
-    x = graph.add("Gather", [graph.weight("embedding", trunk.embed_tokens.weight), "ids"], "x")
+    x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     more = ""
     for i, layer in enumerate(trunk.layers):
         name = f"layer{i}"
@@ -173,7 +191,8 @@ def _initializer(name: str, tensor: Tensor) -> TensorProto:
     """Return a constant of the graph, or the declaration of a weight that is handed over."""
     if tensor.dtype == torch.int64:
         return numpy_helper.from_array(tensor.numpy(), name)
-    proto = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=tensor.shape)
+    kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
+    proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
     proto.data_location = TensorProto.EXTERNAL
     proto.external_data.add(key="location", value="memory")
     return proto

@@ -7,14 +7,13 @@ own modules, over the same caches.
 
 from __future__ import annotations
 
-import importlib
-import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ragspec.models.quantized import FAMILIES, BlockLinear, missing_packages, onnx_runtime
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
@@ -29,12 +28,10 @@ if TYPE_CHECKING:
     from ragspec.verification.tree_attention import View
     from ragspec.verification.tree_session import TreeSession
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
-PACKAGES = ("onnxruntime", "onnx")
-NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # releases from 1.29 on upload figures of use by default
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
+TRIED = 32  # tokens of the text whose bits are compared at opening
 
 
 def hindrance(target: CausalTarget) -> str:
@@ -45,9 +42,12 @@ def hindrance(target: CausalTarget) -> str:
         return f"no graph is known for {type(model).__name__}"
     if type(target) is not CausalTarget or target.border is not None or asks_for_length(model):
         return "its forwards depend on more than tokens and positions"
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        return f"{' and '.join(missing)} is not installed (pip install 'ragspec[onnx]')"
-    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
+    if missing := missing_packages():
+        return missing
+    if any(
+        p.device.type != "cpu" or p.dtype not in (torch.float32, torch.uint8)
+        for p in model.parameters()
+    ):
         return "its weights are not all in float32 on the CPU"
     if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
         return f"it has fewer than {LEAST_WEIGHTS:,} weights"
@@ -67,7 +67,7 @@ def _customised(model: nn.Module) -> str:
         linear = name.endswith(("_proj", "lm_head"))
         plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
         replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
-        other = linear and type(module) is not nn.Linear
+        other = linear and type(module) not in (nn.Linear, BlockLinear)
         if _is_hooked(module) or replaced or other or not plain:
             return f"its {name or 'model'} was changed"
     return ""
@@ -84,14 +84,17 @@ class OnnxTarget(CausalTarget):
     when it was opened. Whenever a session begins and they have changed, or a module has a hook,
     the forwards of this session run through the modules.
 
+    Products with quantized weights round their inputs too, and would carry a difference of the last
+    bit into the text. A chain has the same bits in every width from two positions on, so a forward
+    over one token takes a second one, drafts are chains, and no forward covers several sequences.
+
     Args:
         model: A model without a `hindrance`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        os.environ.setdefault(NO_TELEMETRY, "1")
-        self._runtime = importlib.import_module("onnxruntime")
+        self._runtime = onnx_runtime()
         config = model.config
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
         self._width: int = model.model.layers[0].self_attn.head_dim
@@ -99,6 +102,9 @@ class OnnxTarget(CausalTarget):
         self._unchanged = True
         self._session = self._open_session()
         self._tables = self._rotary(POSITIONS)
+        if any(isinstance(each, BlockLinear) for each in model.modules()):
+            self.chains, self.packs = True, False
+            self._same_bits = self._has_same_bits()
 
     @property
     def runtime(self) -> str:
@@ -109,6 +115,11 @@ class OnnxTarget(CausalTarget):
     def runs_alone(self) -> bool:
         """Whether a forward of one sequence needs no module of the model."""
         return self._unchanged
+
+    @property
+    def rounds(self) -> bool:
+        """Whether forwards of several widths round visibly; see `CausalTarget.rounds`."""
+        return not (self.chains and self._same_bits and self._unchanged) and super().rounds
 
     def open(self, *args: Any, **kwargs: Any) -> TreeSession:
         """Return a session; see `CausalTarget.open`."""
@@ -121,20 +132,25 @@ class OnnxTarget(CausalTarget):
         if not isinstance(view, TreeView) or not single or not self.runs_alone:
             return super().forward(tokens, view, cache, keep)
         (row,), n = cache.rows, tokens.shape[1]
+        rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+        positions, count = view.positions, n
+        if self.chains and n == 1:
+            tokens, count = tokens.expand(1, 2), 2
+            positions = torch.cat((positions, positions + 1), 1)
+            row.reserve(count)
         if not row.tail.keys:
             self._fill(row.tail)
-        end = row.extent + n
-        rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+        end = row.extent + count
         head = self.output_head
         heard = bool(head._forward_pre_hooks)  # somebody reads its inputs, so torch computes logits
         inputs = {
             "ids": tokens,
-            "positions": view.positions,
+            "positions": positions,
             "rows": rows[:0] if heard else rows,
             "total": torch.tensor([end], dtype=torch.int32),
             "last": torch.tensor([end - 1], dtype=torch.int32),
-            "bias": _bias(view, n, end),
-            **self._rotary_to(int(view.positions.max()) + 1),
+            "bias": _bias(view, count, end),
+            **self._rotary_to(int(positions.max()) + 1),
         }
         states, logits = self._run(inputs, row.tail)
         cache.advance(n)
@@ -153,7 +169,7 @@ class OnnxTarget(CausalTarget):
         weights = {
             name: self._value(weight.contiguous())
             for name, weight in graph.weights.items()
-            if weight.is_floating_point()
+            if weight.dtype != torch.int64
         }
         self._held = weights  # it reads those that it does not pack
         options.add_external_initializers(list(weights), list(weights.values()))
@@ -209,10 +225,31 @@ class OnnxTarget(CausalTarget):
         }
 
     def _rotary_to(self, positions: int) -> dict[str, Tensor]:
-        """Return rotary tables of at least so many positions."""
+        """Return rotary tables of at least so many positions; the first rows keep their bits."""
         if positions > len(self._tables["cosines"]):
-            self._tables = self._rotary(2 * positions)
+            longer = self._rotary(2 * positions)
+            for name, table in self._tables.items():
+                longer[name][: len(table)] = table
+            self._tables = longer
         return self._tables
+
+    def _has_same_bits(self) -> bool:
+        """Return whether a chain has the bits of its tokens one by one."""
+        tokens = torch.randint(
+            self.vocab_size, (TRIED,), generator=torch.Generator().manual_seed(0)
+        )
+        first, *chain = tokens[TRIED // 2 :].tolist()
+        with self.open(1, TRIED) as session, torch.no_grad():
+            session.read_prompts([tokens[: TRIED // 2].tolist()], 0)
+            session.commit([()])
+            (together,) = session.verify([[first]], [DraftTree.chain(chain, "probe")])
+            session.discard_uncommitted()
+            for row, token in enumerate((first, *chain)):
+                (alone,) = session.verify([[token]], [DraftTree.empty()])
+                session.commit([()])
+                if not torch.equal(alone[0], together[row]):
+                    return False
+        return True
 
 
 def _bias(view: TreeView, n: int, slots: int) -> Tensor:

@@ -14,8 +14,10 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models import quantized
 from ragspec.models.resolve import STARTER
 from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, read_states, score_tokens
 from ragspec.verification.onnx import target as module
 from ragspec.verification.onnx.target import OnnxTarget, hindrance
@@ -170,12 +172,82 @@ def test_changed_modules_small_models_and_missing_packages_are_told(
     monkeypatch.setattr(module, "LEAST_WEIGHTS", 1 << 20)
     assert "fewer than" in open_target(model).detour
     real = importlib.util.find_spec
-    monkeypatch.setattr(module, "find_spec", lambda n: None if n == "onnx" else real(n))
+    monkeypatch.setattr(quantized, "find_spec", lambda n: None if n == "onnx" else real(n))
     assert "onnx is not installed (pip install 'ragspec[onnx]')" in open_target(model).detour
     with pytest.raises(InputError, match="got runtime='gpu'"):
         Engine(model, runtime="gpu")
     with pytest.raises(UnsupportedModelError, match="fixed shape"):
         Engine(model, runtime="onnx", static="eager")
+
+
+def small(model: Any, how: str = "int8") -> Any:
+    """Return a model with quantized weights."""
+    return quantized.quantized(copy.deepcopy(model), how)
+
+
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_quantized_texts_are_those_of_plain_decoding_bit_for_bit(model: Any, how: str) -> None:
+    target, prompt = open_target(small(model, how), runtime="onnx"), tiny.prompt(30)
+    for sampling in SAMPLINGS:
+        expected = write(Engine(target, None, None), prompt, sampling)
+        assert expected.report.runtime == "onnx"
+        drafter = NoisyTrees({tuple(prompt): expected.tokens})  # branches, of which one is verified
+        result = write(Engine(target, None, drafter, budget=8), prompt, sampling)
+        assert result.tokens == expected.tokens and result.label.startswith("exact")
+        assert "rounding" not in result.label and result.report.accepted > NEW / 4
+
+
+def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: Any) -> None:
+    """In forwards of 1 to 40 tokens, beside other texts, after a cached beginning or a long one."""
+    target, generator = open_target(small(model)), torch.Generator().manual_seed(1)
+    text = [*tiny.prompt(260), *tiny.prompt(60, seed=2)]
+    with target.open(2, 8) as session, torch.no_grad():
+
+        def read(widths: list[int], row: int) -> torch.Tensor:
+            session.select_rows([row])
+            logits, start = [], 0
+            for width in widths:
+                if start >= len(text):
+                    break
+                first, *chain = text[start : start + width]
+                logits += session.verify([[first]], [DraftTree.chain(chain, "test")])
+                session.commit([range(len(chain))])
+                start += width
+            return torch.cat(logits)
+
+        whole = read([len(text)], 0)
+        widths = torch.randint(1, 41, (len(text),), generator=generator).tolist()
+        assert torch.equal(read(widths, 1), whole)
+    scored = [s.logprob for s in score_tokens(target, text, 0)]
+    expected = whole.double().log_softmax(-1)[range(len(text) - 1), text[1:]]
+    assert scored[1:] == expected.tolist()
+    engine = Engine(target, None, None)
+    alone = [write(engine, text[:n]).tokens for n in (100, 270, 300)]
+    assert [each.tokens for each in write(engine, [text[:n] for n in (300, 100, 270)])] == [
+        alone[n] for n in (2, 0, 1)
+    ]
+
+
+def test_a_longer_rotary_table_keeps_the_bits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = small(tiny.model()), tiny.prompt(70)
+    expected = write(Engine(model, None, None), prompt).tokens
+    monkeypatch.setattr(module, "POSITIONS", 7)
+    for chunk in (3, 33):
+        assert write(Engine(model, None, None, chunk=chunk), prompt).tokens == expected
+
+
+def test_quantized_states_labels_and_changes() -> None:
+    model = small(tiny.model())
+    target, text = open_target(model), tiny.prompt(50)
+    own = open_target(model, runtime="torch")
+    (ours,), (theirs,) = read_states(target, [text]), read_states(own, [text])
+    assert float((ours - theirs).abs().max()) < 0.1 * float(theirs.std())
+    assert probe(target).mode == "tree" and not target.rounds and own.rounds
+    hook = model.model.norm.register_forward_hook(lambda *_: None)
+    result = write(Engine(target, None, "lookup", budget=4), text)
+    assert result.report.runtime == "torch" and result.label == "exact up to rounding"
+    hook.remove()
+    assert write(Engine(target, None, "lookup", budget=4), text).label == "exact"
 
 
 SILENT = """

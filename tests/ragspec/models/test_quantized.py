@@ -1,0 +1,109 @@
+"""Weights in blocks of 8 and 4 bits: what is stored, and texts that are exact for it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import MissingExtraError, ModelError
+from ragspec.models import quantized as module
+from ragspec.models.load import load_model
+from ragspec.models.quantized import BLOCK, BlockLinear, by_torchao, quantized
+from tests.support import tiny
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+
+def linear(n: int = 48, k: int = 96, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(k, n, bias=bias)
+
+
+def test_weights_of_q8_0_come_back_as_they_were_stored() -> None:
+    layer = linear()
+    whole = torch.randint(-127, 128, (48, 3, BLOCK))
+    whole[:, :, 5] = 127  # llama.cpp makes the largest of a block 127 or -127
+    scales = torch.rand(48, 3).half().float() + 0.01
+    scales[7, 1] = 0.0
+    layer.weight.data = (whole * scales[..., None]).flatten(1)
+    block = BlockLinear(layer, 8)
+    assert torch.equal(block.weight, layer.weight)
+    kept = scales > 0
+    assert torch.equal(block.codes[kept].long() - 128, whole[kept])
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(8, 0.5), (4, 1.0)])  # in units of a step
+def test_no_weight_is_off_by_more_than_a_rounded_step(bits: int, bound: float) -> None:
+    for k in (32, 96):
+        layer = linear(k=k)
+        layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
+        block = BlockLinear(layer, bits).requires_grad_(False)
+        steps = (block.weight - layer.weight.detach()).reshape(48, -1, BLOCK).abs().amax(
+            -1
+        ) / block.scales
+        assert float(steps.max()) <= bound + 1e-3
+        rows = torch.tensor([[3, 0], [47, 3]])
+        assert torch.equal(block.rows(rows), block.weight[rows])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_products_are_those_of_the_stored_weights(bits: int) -> None:
+    block, x = BlockLinear(linear(bias=True), bits).requires_grad_(False), torch.randn(2, 5, 96)
+    out = block(x)
+    for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
+        assert torch.equal(block(x[:, place]), out[:, place])
+    for _ in range(2):
+        expected = functional.linear(x, block.weight, block.bias)
+        torch.testing.assert_close(block(x), expected, rtol=0, atol=0.03 * float(out.std()))
+        block.codes += 1  # the changed weights are seen
+
+
+@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_drafted_texts_are_those_of_plain_decoding(family: str, how: str) -> None:
+    model = quantized(copy.deepcopy(tiny.model(family)), how)
+    prompt = tiny.prompt(20)
+    plain = Engine(model, None, None).generate(prompt, max_new_tokens=20)
+    drafted = Engine(model, None, "lookup", budget=4).generate(prompt, max_new_tokens=20)
+    assert drafted.tokens == plain.tokens
+    assert drafted.label == "exact up to rounding"  # through the modules: too small for a graph
+
+
+def test_auto_stores_large_models_in_eight_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
+    small = Engine.from_pretrained(tmp_path, device="cpu").model
+    monkeypatch.setattr(module, "LEAST", 1000)
+
+    def kind(**options: Any) -> type:
+        options = {"device": "cpu", **options}
+        return type(Engine.from_pretrained(tmp_path, **options).model.lm_head)
+
+    assert type(small.lm_head) is nn.Linear
+    assert kind() is BlockLinear
+    for options in ({"dtype": "float32"}, {"runtime": "torch"}):
+        assert kind(**options) is nn.Linear
+    assert type(load_model(tmp_path, "cpu")[0].lm_head) is nn.Linear
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert kind() is nn.Linear
+    with pytest.raises(MissingExtraError, match=r"ragspec\[onnx\]"):
+        load_model(tmp_path, "cpu", "int8")
+
+
+def test_what_cannot_be_quantized_is_said() -> None:
+    with pytest.raises(ModelError, match="a multiple of 32"):
+        quantized(copy.deepcopy(tiny.model("llama", hidden_size=24, intermediate_size=40)), "int8")
+    twice = quantized(copy.deepcopy(tiny.model("llama")), "int8")
+    with pytest.raises(ModelError, match="expected floating weights"):
+        quantized(twice, "int4")
+    with pytest.raises(ModelError, match="got dtype='int4'"):
+        by_torchao(twice, "int4")
