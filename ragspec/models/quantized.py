@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -108,7 +109,8 @@ class BlockLinear(nn.Module):
         """Return x W^T + b, [.., K] -> [.., N]."""
         if x.device.type != "cpu" or x.dtype != torch.float32 or missing_packages():
             return functional.linear(x, self.weight.to(x.dtype), self.bias)
-        out = torch.from_numpy(_session(self).run(None, {"x": x.detach().contiguous().numpy()})[0])
+        inputs = {"x": x.detach().contiguous().numpy()}
+        out = torch.from_numpy(_session(self).inner.run(None, inputs)[0])
         return out if self.bias is None else out + self.bias
 
 
@@ -148,22 +150,24 @@ def quantized(model: Any, how: str) -> Any:
     for package in PACKAGES:
         expect_package(package)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    found = [
+    names = [
         name
         for name, module in model.named_modules()
         if type(module) is nn.Linear and module.in_features % BLOCK == 0
     ]
-    if not found or any(not each.is_floating_point() for each in model.parameters()):
+    if not names or any(not each.is_floating_point() for each in model.parameters()):
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
             f"layers whose inputs are a multiple of {BLOCK}. Leave dtype={how!r} out."
         )
-    for name in found:
+    for name in names:
         linear = model.get_submodule(name)
         block = BlockLinear(linear, 8 if linear is head else BITS[how])
         model.set_submodule(name, block)
         if linear.weight is embedding.weight:
             model.set_input_embeddings(BlockEmbedding(block))
+    for weight in model.parameters():
+        weight.data = weight.data.clone()  # others lie in the mapped file, which is let go
     return model
 
 
@@ -208,39 +212,71 @@ def expect_package(package: str) -> None:
         raise for_extra(ModuleNotFoundError(name=package))
 
 
-_SESSIONS: WeakKeyDictionary[BlockLinear, tuple[int, Any]] = WeakKeyDictionary()
+class Session:
+    """A graph of ONNX Runtime over weights in memory.
+
+    Args:
+        proto: The graph, in ONNX's format.
+        weights: Its external weights by name, contiguous and on the CPU.
+    """
+
+    def __init__(self, proto: bytes, weights: Mapping[str, Tensor]) -> None:
+        runtime = onnx_runtime()
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.enable_cpu_mem_arena = False
+        self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy
+        self._held = [self.value(weight.numpy()) for weight in weights.values()]  # read in place
+        options.add_external_initializers(list(weights), self._held)
+        self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 
-def _session(layer: BlockLinear) -> Any:
+def declared(name: str, tensor: Tensor) -> Any:
+    """Return the declaration of a weight that a `Session` is handed."""
+    from onnx import TensorProto
+
+    kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
+    proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    proto.external_data.add(key="location", value="memory")
+    return proto
+
+
+_SESSIONS: WeakKeyDictionary[BlockLinear, tuple[int, Session]] = WeakKeyDictionary()
+
+
+def forget_sessions() -> None:
+    """Free the sessions of single layers; the next product opens the one that it needs."""
+    _SESSIONS.clear()
+
+
+def _session(layer: BlockLinear) -> Session:
     """Return the session that multiplies by a layer's weights as they are now."""
     from onnx import TensorProto, helper
 
     version, session = _SESSIONS.get(layer, (-1, None))
-    if version == layer.codes._version:
+    if session is not None and version == layer.codes._version:
         return session
-    runtime, kinds = onnx_runtime(), {torch.uint8: TensorProto.UINT8}
-    weights = []
-    for name, part in layer.operands.items():
-        kind = kinds.get(part.dtype, TensorProto.FLOAT)
-        raw = part.numpy().tobytes()
-        weights.append(helper.make_tensor(name, kind, part.shape, raw, raw=True))
-    info = helper.make_tensor_value_info
+    info, weights = helper.make_tensor_value_info, layer.operands
     graph = helper.make_graph(
-        [layer.node("x", list(layer.operands), "out")],
+        [layer.node("x", list(weights), "out")],
         "linear",
         [info("x", TensorProto.FLOAT, None)],
         [info("out", TensorProto.FLOAT, None)],
-        weights,
+        [declared(name, weight) for name, weight in weights.items()],
     )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
-    proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = Session(serialized(graph), weights)
     _SESSIONS[layer] = layer.codes._version, session
     return session
+
+
+def serialized(graph: Any) -> bytes:
+    """Return a graph in ONNX's format."""
+    from onnx import helper
+
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(proto.SerializeToString())
 
 
 def _in_8_bits(weight: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -12,6 +12,7 @@ import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda
+from ragspec.models.quantized import forget_sessions
 from ragspec.models.supported import check_scope, layer_windows, rank_count
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -71,6 +72,7 @@ def _on_onnx(model: Any) -> CausalTarget | str:
     except Exception as error:  # the runtime has no tree of errors
         return f"{type(error).__name__}: {error}"[:200]
     verdict = probe(target)
+    forget_sessions()  # those of the reference
     return target if verdict.mode == "tree" else verdict.reason
 
 

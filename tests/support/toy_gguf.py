@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 
 from tests.support import tiny
 
@@ -34,8 +35,22 @@ IN_BLOCK = {
 def write_gguf(path: Path, architecture: str = "llama") -> Any:
     """Write the file and return the model that it holds."""
     model = tiny.model("llama")
-    config = model.config
     writer = GGUFWriter(str(path), architecture)
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([NORMAL] * (len(TOKENS) - 1) + [CONTROL])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(model.config.vocab_size - 1)
+    writer.add_eos_token_id(model.config.vocab_size - 1)
+    add_llama(writer, model)
+    return model
+
+
+def add_llama(
+    writer: GGUFWriter, model: Any, stored_as: GGMLQuantizationType | None = None
+) -> None:
+    """Write a Llama, its matrices in blocks of a type or as they are, and close the file."""
+    config = model.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -43,26 +58,24 @@ def write_gguf(path: Path, architecture: str = "llama") -> Any:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([NORMAL] * (len(TOKENS) - 1) + [CONTROL])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(config.vocab_size - 1)
-    writer.add_eos_token_id(config.vocab_size - 1)
     for name, weight in model.state_dict().items():
         array = weight.numpy()
         for kind, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
             if f"{kind}_proj" in name:
                 array = _interleaved(array, heads)
-        writer.add_tensor(_name(name), np.ascontiguousarray(array))
+        array, blocks = np.ascontiguousarray(array), None if array.ndim == 1 else stored_as
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        writer.add_tensor(
+            _name(name), array if blocks is None else quantize(array, blocks), raw_dtype=blocks
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return model
 
 
 def _name(name: str) -> str:

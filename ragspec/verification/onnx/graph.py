@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from ragspec.models.quantized import BLOCK, IR_VERSION, MICROSOFT, OPSET, BlockLinear
+from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -154,7 +154,7 @@ def build_graph(model: PreTrainedModel) -> Graph:
     return graph
 
 
-def serialized(graph: Graph, model: PreTrainedModel) -> bytes:
+def in_onnx(graph: Graph, model: PreTrainedModel) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it."""
     config, info = model.config, helper.make_tensor_value_info
     real, whole, short = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -174,25 +174,16 @@ def serialized(graph: Graph, model: PreTrainedModel) -> bytes:
         info("states", real, [1, "S", config.hidden_size]),
         info("logits", real, [1, "k", config.vocab_size]),
     ]
-    weights = [_initializer(name, tensor) for name, tensor in graph.weights.items()]
-    body = helper.make_graph(graph.nodes, "model", inputs, outputs, weights)
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
-    proto = helper.make_model(body, opset_imports=opsets, ir_version=IR_VERSION)
-    return bytes(proto.SerializeToString())
+    weights = [
+        numpy_helper.from_array(weight.numpy(), name)
+        if weight.dtype == torch.int64
+        else declared(name, weight)
+        for name, weight in graph.weights.items()
+    ]
+    return serialized(helper.make_graph(graph.nodes, "model", inputs, outputs, weights))
 
 
 def cache_names(layers: int) -> Iterator[str]:
     """Yield the names of the keys and values of each layer."""
     for i in range(layers):
         yield from (f"key{i}", f"value{i}")
-
-
-def _initializer(name: str, tensor: Tensor) -> TensorProto:
-    """Return a constant of the graph, or the declaration of a weight that is handed over."""
-    if tensor.dtype == torch.int64:
-        return numpy_helper.from_array(tensor.numpy(), name)
-    kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
-    proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
-    proto.data_location = TensorProto.EXTERNAL
-    proto.external_data.add(key="location", value="memory")
-    return proto

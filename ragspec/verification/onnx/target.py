@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ragspec.models.quantized import FAMILIES, BlockLinear, missing_packages, onnx_runtime
+from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_packages
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
@@ -20,7 +20,6 @@ from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, OrtValue
     from transformers import PreTrainedModel
 
     from ragspec.verification.batch_cache import BatchCache
@@ -94,7 +93,6 @@ class OnnxTarget(CausalTarget):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self._runtime = onnx_runtime()
         config = model.config
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
         self._width: int = model.model.layers[0].self_attn.head_dim
@@ -159,26 +157,21 @@ class OnnxTarget(CausalTarget):
                 logits = head(states[:, rows])
         return logits
 
-    def _open_session(self) -> InferenceSession:
+    def _open_session(self) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
-        from ragspec.verification.onnx.graph import build_graph, serialized
+        from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-        options = self._runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
         graph = build_graph(self.model)
         weights = {
-            name: self._value(weight.contiguous())
+            name: weight.contiguous()
             for name, weight in graph.weights.items()
             if weight.dtype != torch.int64
         }
-        self._held = weights  # it reads those that it does not pack
-        options.add_external_initializers(list(weights), list(weights.values()))
-        proto = serialized(graph, self.model)
-        return self._runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+        return Session(in_onnx(graph, self.model), weights)
 
     def _run(self, inputs: dict[str, Tensor], buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Run the session, which extends the buffers; return states and logits."""
-        binding = self._session.io_binding()
+        binding = self._session.inner.io_binding()
         values = {name: self._value(tensor.contiguous()) for name, tensor in inputs.items()}
         caches = {
             f"{kind}{layer}": self._value(tensor)
@@ -191,13 +184,13 @@ class OnnxTarget(CausalTarget):
             binding.bind_ortvalue_output(f"{name}.out", value)
         for name in ("states", "logits"):
             binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
+        self._session.inner.run_with_iobinding(binding)
         states, logits = binding.get_outputs()[-2:]
         return torch.from_numpy(states.numpy()), torch.from_numpy(logits.numpy())
 
-    def _value(self, tensor: Tensor) -> OrtValue:
+    def _value(self, tensor: Tensor) -> Any:
         """Return a contiguous tensor as a value of ONNX Runtime in the same memory."""
-        return self._runtime.OrtValue.ortvalue_from_numpy(tensor.numpy())
+        return self._session.value(tensor.numpy())
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""

@@ -1,0 +1,135 @@
+"""Texts of ours and of llama.cpp on a CPU, taking turns: processor milliseconds of a token.
+
+    OMP_NUM_THREADS=1 python benchmarks/rivals.py [--model smollm2] [--prompts 4] [--threads 1]
+
+llama.cpp runs the same weights as Q8_0 by the package xllamacpp (`pip install xllamacpp`), which is
+found or left out. Ours runs them as int8. Texts have 64 tokens, greedy, and each prompt is cached
+before the clock starts. The texts of the two may part, as they round inputs in other ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from budget import items_of
+from runtimes import GROUPS, show
+
+from ragspec.engine.engine import Engine
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.sampling.settings import Sampling
+
+NEW = 64
+WARM = 1  # tokens of the text that reads the prompt
+Write = Callable[[BenchItem, int], int]
+
+
+def write_q8_0(model: Any, tokenizer: Any, path: Path) -> None:
+    """Write a model of Llama's architecture as a GGUF file of Q8_0 blocks."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    from tests.support.toy_gguf import CONTROL, NORMAL, add_llama
+
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens = tokenizer.convert_ids_to_tokens(range(model.config.vocab_size))
+    special = {each["content"] for each in vocabulary["added_tokens"]}
+    merges = vocabulary["model"]["merges"]
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(int(tokenizer.bos_token_id))
+    writer.add_eos_token_id(int(tokenizer.eos_token_id))
+    add_llama(writer, model, GGMLQuantizationType.Q8_0)
+
+
+def llama_cpp(model: Any, tokenizer: Any, threads: int, folder: Path) -> Write:
+    """Return a function by which llama.cpp writes so many tokens after a prompt."""
+    import xllamacpp
+
+    file = folder / "q8_0.gguf"
+    write_q8_0(model, tokenizer, file)
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(file)
+    settings.n_ctx, settings.n_parallel, settings.verbosity = 2048, 1, -1
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(settings)
+
+    def write(item: BenchItem, count: int) -> int:
+        body = {
+            "prompt": list(item.prompt),
+            "n_predict": count,
+            "temperature": item.temperature,
+            "seed": 0,
+            "ignore_eos": True,
+            "cache_prompt": True,
+        }
+        reply = server.handle_completions(body)
+        reply = json.loads(reply) if isinstance(reply, str | bytes) else reply
+        return int(reply["timings"]["predicted_n"])
+
+    return write
+
+
+def ours(engine: Engine) -> Write:
+    """Return a function by which an engine writes so many tokens after a prompt."""
+
+    def write(item: BenchItem, count: int) -> int:
+        out = engine.generate(
+            list(item.prompt),
+            Sampling(temperature=item.temperature, seed=0),
+            max_new_tokens=count,
+            ignore_eos=True,
+            spans=item.spans or None,
+            texts=item.texts or None,
+        )
+        return len(out.tokens)
+
+    return write
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of a group")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    engine = Engine.from_pretrained(options.model, dtype="int8", device="cpu")
+    plain = Engine(engine.target, engine.tokenizer, None)
+    writers = {"ragspec, plain": ours(plain), "ragspec, auto": ours(engine)}
+    with tempfile.TemporaryDirectory() as folder:
+        if find_spec("xllamacpp") is None:
+            print("llama.cpp is left out: xllamacpp is not installed", flush=True)
+        else:
+            model, tokenizer = load_model(options.model, "cpu", "float32")
+            writers["llama.cpp Q8_0"] = llama_cpp(model, tokenizer, options.threads, Path(folder))
+        times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
+        for number, item in enumerate(items_of(engine, GROUPS, options.prompts)):
+            names = list(writers)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                writers[name](item, WARM)
+                start = time.process_time()
+                count = writers[name](item, NEW)
+                each = 1000.0 * (time.process_time() - start) / count
+                times[name].setdefault(item.category, []).append(each)
+    table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
+    show(table)
+    if options.json:
+        options.json.write_text(json.dumps(times, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
