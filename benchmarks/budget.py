@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    base = Engine.from_pretrained(options.model, drafter=None)
+    base = Engine.from_pretrained(options.model, drafter=None, dtype="float32")
     engines = {PLAIN: base, AUTO: base.with_drafter("auto", "auto")}
     engines |= {each: base.with_drafter("auto", int(each)) for each in options.budgets.split(",")}
     items = items_of(base, [g for g in options.groups.split(",") if g], options.prompts)

@@ -36,7 +36,7 @@ def serve(options: argparse.Namespace) -> None:
     from ragspec.pipelines.bench.prompts import bundled_items
 
     torch.set_num_threads(1)
-    engine = Engine.from_pretrained(options.model, drafter=None)
+    engine = Engine.from_pretrained(options.model, drafter=None, dtype="float32")
     text = [token for item in bundled_items(engine) for token in item.prompt]
     text *= 1 + 12000 // len(text)
     if options.drafter != "plain":

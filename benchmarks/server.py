@@ -110,7 +110,7 @@ def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
 
 def stream(inputs: argparse.Namespace) -> dict[str, Any]:
     """Compare a client's stream with the engine's, interleaved."""
-    engine = Engine.from_pretrained(inputs.model, "context", budget=8)
+    engine = Engine.from_pretrained(inputs.model, "context", budget=8, dtype="float32")
     serving = Serving(engine, inputs.model, default=("context", 8))
     server = uvicorn.Server(
         uvicorn.Config(build_app(serving, ServerSettings()), port=0, log_level="error")

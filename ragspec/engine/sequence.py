@@ -231,6 +231,7 @@ class Sequence:
             drift=None if self.transform is None else self.transform.drift,
             static=parts.target.static,
             runtime=parts.target.runtime,
+            weights=parts.target.weights,
         )
         return Generation(
             text=self.stop.text,

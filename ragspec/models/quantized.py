@@ -171,6 +171,12 @@ def quantized(model: Any, how: str) -> Any:
     return model
 
 
+def weights_of(model: nn.Module) -> str:
+    """Return what a model's weights are stored in: "int8", "int4" or its dtype."""
+    bits = [module.bits for module in model.modules() if isinstance(module, BlockLinear)]
+    return f"int{min(bits)}" if bits else str(model.dtype).removeprefix("torch.")
+
+
 LEAST = 100_000_000  # weights of a model that `stored_small` quantizes
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # with a graph in `verification.onnx`
 

@@ -127,6 +127,8 @@ class Report:
             a transform; None if it is not measured.
         static: Mode of the steps of fixed shape, or "off", or "off: " and the reason.
         runtime: What ran forwards of one sequence: "torch" or "onnx".
+        weights: What the model's weights are stored in, such as "float32" or "int8". Labels speak
+            of the model as it is stored.
         kv_bytes: Size of keys and values after the answer of a long document, else None.
         retrieval: Searches of a text that retrieves while it is written, else None.
     """
@@ -163,6 +165,7 @@ class Report:
     kv_bytes: int | None = None
     static: str = "off"
     runtime: str = "torch"
+    weights: str = ""
 
     @property
     def forward_passes(self) -> int:
@@ -273,11 +276,12 @@ class Report:
         sources = ", ".join(f"{name} {n}" for name, n in self.accepted_by_source.items())
         spent = ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items() if v >= 0.5)
         failed = ", ".join(f"{name} {n}" for name, n in self.faults.items())
+        stored = f" for weights in {self.weights}" if self.weights.startswith("int") else ""
         rested = "; ".join(f"{name} for {why}" for name, why in self.rested.items())
         sentences = {
             f"{_counted(self.tokens, 'token')} in {_counted(self.forward_passes, 'forward pass')} "
             f"({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{speed}, "
-            f"label {self.label}.": True,
+            f"label {self.label}{stored}.": True,
             f"{self.accepted} of {self.drafted} drafted tokens accepted "
             f"({self.draft_acceptance_rate:.0%}): {sources or 'none'}.": self.drafted,
             self.retrieval.summary() if self.retrieval else "": self.retrieval,
