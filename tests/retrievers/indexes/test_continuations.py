@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,21 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions
+from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, Match
 from ragspec.retrievers.indexes.lookup import compiled
-from ragspec.retrievers.indexes.segment import Segment, build_segment, segment_in_memory
+from ragspec.retrievers.indexes.segment import Segment, build_segment
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
-from tests.retrievers.indexes.test_segment import (
-    VOCAB,
-    Text,
-    contexts,
-    documents,
-    ends,
-    followers,
-    longest,
-    paths,
-)
-from tests.support.reference_lookup import ReferenceLookup
+from tests.retrievers.indexes.test_suffix_array import naive
 
 
 @pytest.mark.parametrize(
@@ -65,52 +55,6 @@ def test_nothing_to_fall_back_on_is_allowed() -> None:
     assert DraftOptions(shorter=()).lengths.tolist() == []
 
 
-def naive_sample(
-    texts: Sequence[Text], context: Text, length: int, request: DraftOptions
-) -> dict[tuple[int, ...], float]:
-    """Reach of each path behind the occurrences that a cap of rows leaves.
-
-    Occurrences stand in the order of the text up to them; of the longest match, then of shorter
-    suffixes without what a longer one had, every n-th is taken, so that all fit under the cap.
-    """
-    accept_prob: dict[tuple[int, ...], float] = defaultdict(float)
-    borders = [VOCAB] * 32
-    flat = [borders + [t for text in texts[:n] for t in (VOCAB, *text)] for n in range(len(texts))]
-    taken, escape, before, width, used = 0, 1.0, 0, 0, 0
-    for n in (length, *(each for each in request.shorter if each < length)) if length else ():
-        places = ends(texts, context[-n:])
-        if taken == request.rows or used == request.contexts or len(places) == width:
-            continue
-        past = {place: [*flat[place[0]], VOCAB, *texts[place[0]][: place[1]]] for place in places}
-        places.sort(key=lambda place: (past[place][:-33:-1], place))
-        width, stride = len(places), -(-len(places) // (request.rows - taken))
-        chosen = [p for p in places[::stride] if past[p][-before:] != context[-before:] or not used]
-        for number, at in chosen:
-            chances = escape * request.chances[int(used > 0), n] / len(chosen)
-            for path in followers(texts[number], at, request.max_depth):
-                accept_prob[path] += chances[len(path) - 1]
-        if chosen:
-            escape *= 1.0 - request.chances[int(used > 0), n][0]
-            taken, before, used = taken + len(chosen), n, used + 1
-    return accept_prob
-
-
-@settings(max_examples=800)
-@given(documents, contexts, st.integers(1, 20), st.integers(1, 3))
-def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
-    texts: list[Text], context: Text, rows: int, most: int
-) -> None:
-    request = DraftOptions(max_match=4, max_depth=5, rows=rows, contexts=most)
-    arrays = [np.array(text, dtype=np.int32) for text in texts]
-    segment = segment_in_memory(arrays, VOCAB, 32)
-    draft = segment.draft(context, 10_000, options=request)
-    length = longest(texts, context, 4)
-    accept_prob = naive_sample(texts, context, length, request)
-    assert dict(zip(paths(draft), draft.accept_prob.tolist(), strict=True)) == pytest.approx(
-        accept_prob
-    )
-
-
 def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,10 +75,10 @@ def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
     assert caches == [True, False]
 
 
-LOOKUP_VOCAB = 4
-LookupText = list[int]
-lookup_documents = st.lists(st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=40), max_size=8)
-lookup_contexts = st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=20)
+VOCAB = 4
+Text = list[int]
+documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=40), max_size=8)
+contexts = st.lists(st.integers(0, VOCAB), max_size=20)  # the separator, too, which never matches
 options = st.builds(
     DraftOptions,
     max_match=st.integers(1, 16),
@@ -145,7 +89,7 @@ options = st.builds(
 )
 
 
-def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCAB) -> Arrays:
+def arrays(texts: list[Text], wide: bool = False, vocab: int = VOCAB) -> Arrays:
     """The arrays of a segment, in memory and read-only as if mapped from a file."""
     flat = [vocab, *(token for text in texts for token in (*text, vocab))]
     tokens: Any = np.array(flat, dtype=np.uint32 if wide else np.uint16)
@@ -158,34 +102,100 @@ def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCA
     return instance
 
 
-def opened(inputs: Arrays) -> Segment:
-    return Segment(inputs, 32)
+class NaiveLookup:
+    """Look-ups by comparing every place of the text, one after the other."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.text: Text = arrays.tokens.tolist()
+        self.separator = len(arrays.buckets) - 1
+        self.order = naive(arrays.tokens, self.separator, 32)
+        self.by_token: dict[int, list[int]] = defaultdict(list)
+        for number, place in enumerate(self.order):
+            self.by_token[self.text[place]].append(number)
+
+    def numbers(self, phrase: Text) -> list[int]:
+        """Return where in the order the places lie at which a phrase ends."""
+        n, known = len(phrase), self.by_token.get(phrase[-1], ())
+        if self.separator in phrase:
+            return []
+        return [number for number in known if self.past(self.order[number], n) == phrase]
+
+    def longest_match(self, context: Text, most: int) -> Match:
+        for n in range(min(most, len(context)), 0, -1):
+            if numbers := self.numbers(context[-n:]):
+                return Match(n, numbers[0], numbers[-1] + 1)
+        return Match(0, 0, 0)
+
+    def draft(
+        self, context: Text, length: int, depth: int, request: DraftOptions
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Return all paths with their probabilities, best first, then short before long.
+
+        Occurrences count in the order of the text up to them: those of the longest match, then of
+        shorter suffixes without what a longer one had. Every n-th is taken, so that all fit under
+        the cap of rows.
+        """
+        accept_prob: dict[tuple[int, ...], float] = defaultdict(float)
+        taken, escape, before, width, used = 0, 1.0, 0, 0, 0
+        for n in (length, *(each for each in request.shorter if each < length)) if length else ():
+            places = [self.order[number] for number in self.numbers(context[-n:])]
+            if taken == request.rows or used == request.contexts or len(places) == width:
+                continue
+            width, stride = len(places), -(-len(places) // (request.rows - taken))
+            longer = context[len(context) - before :]
+            chosen = [p for p in places[::stride] if not used or self.past(p, before) != longer]
+            if not chosen:
+                continue
+            chances = request.chances[int(used > 0), n]
+            for path, count in Counter(q for p in chosen for q in self.after(p, depth)).items():
+                accept_prob[path] += (escape * chances / len(chosen))[len(path) - 1] * count
+            escape *= 1.0 - chances[0]
+            taken, before, used = taken + len(chosen), n, used + 1
+        return sorted(accept_prob.items(), key=lambda each: (-each[1], len(each[0]), each[0]))
+
+    def past(self, place: int, n: int) -> Text:
+        return self.text[max(0, place + 1 - n) : place + 1]
+
+    def after(self, place: int, depth: int) -> list[tuple[int, ...]]:
+        """Return every path of up to `depth` tokens that follows a place in its document."""
+        end = self.text.index(self.separator, place)
+        following = self.text[place + 1 : min(end, place + 1 + depth)]
+        return [tuple(following[:n]) for n in range(1, len(following) + 1)]
 
 
 def assert_equal_answers(
-    inputs: Arrays, context: LookupText, budget: int, depth: int, request: DraftOptions
+    inputs: Arrays,
+    plain: NaiveLookup,
+    context: Text,
+    budgets: Sequence[int],
+    depth: int,
+    request: DraftOptions,
 ) -> None:
-    plain, fast = ReferenceLookup(inputs), opened(inputs)
-    tail = context[-request.max_match :]
-    assert fast.longest_match(tail, request.max_match) == plain.longest_match(
-        tail, request.max_match
-    )
-    expected = plain.draft(tail, budget, depth, request)
-    got = fast.draft(tail, budget, max_depth=depth, options=request)
-    assert got.length == expected.length
-    for name in ("tokens", "parents", "accept_prob", "depths"):
-        a, b = getattr(got, name), getattr(expected, name)
-        assert a.dtype == b.dtype, name
-        np.testing.assert_array_equal(a, b, err_msg=name)  # bit for bit, reach too
+    """Assert that look-ups give what naive ones give, bit for bit, probabilities too."""
+    fast, most = Segment(inputs, 32), request.max_match
+    tail = context[-most:]
+    match = plain.longest_match(tail, most)
+    assert fast.longest_match(tail, most) == match
+    whole = plain.draft(tail, match.length, depth, request)
+    for budget in budgets:
+        draft, best = fast.draft(tail, budget, max_depth=depth, options=request), whole[:budget]
+        numbers = {path: number for number, (path, _) in enumerate(best)}
+        assert draft.length == match.length
+        assert draft.tokens.tolist() == [path[-1] for path in numbers]
+        assert draft.parents.tolist() == [numbers.get(path[:-1], -1) for path in numbers]
+        assert draft.depths.tolist() == [len(path) - 1 for path in numbers]
+        assert draft.accept_prob.tolist() == [accept_prob for _, accept_prob in best]
+        columns = draft.tokens, draft.parents, draft.depths, draft.accept_prob
+        assert [each.dtype for each in columns] == [np.int64] * 3 + [np.float64]
 
 
-@settings(max_examples=1000)
-@given(lookup_documents, lookup_contexts, st.integers(0, 40), options, st.booleans())
-def test_compiled_and_plain_look_ups_agree_bit_for_bit(
-    texts: list[LookupText], context: LookupText, budget: int, request: DraftOptions, wide: bool
+@settings(max_examples=1800)
+@given(documents, contexts, st.integers(0, 40), options, st.booleans())
+def test_look_ups_are_those_of_a_naive_search_bit_for_bit(
+    texts: list[Text], context: Text, budget: int, request: DraftOptions, wide: bool
 ) -> None:
-    depth = min(5, request.max_depth)
-    assert_equal_answers(arrays(texts, wide), context, budget, depth, request)
+    inputs, depth = arrays(texts, wide), min(5, request.max_depth)
+    assert_equal_answers(inputs, NaiveLookup(inputs), context, [budget], depth, request)
 
 
 def test_they_agree_on_a_longer_text() -> None:
@@ -195,31 +205,31 @@ def test_they_agree_on_a_longer_text() -> None:
         np.concatenate([phrases[k] for k in rng.integers(0, 40, 30)]).tolist() for _ in range(60)
     ]
     inputs = arrays(texts, vocab=vocab)
+    plain = NaiveLookup(inputs)
     for _ in range(200):
         text = texts[int(rng.integers(60))]
         at = int(rng.integers(1, len(text)))
         context = [*text[max(0, at - 12) : at - 3], *text[at - 2 : at]]
-        for budget in (4, 64):
-            assert_equal_answers(inputs, context, budget, 16, DraftOptions(contexts=4))
+        assert_equal_answers(inputs, plain, context, (4, 64), 16, DraftOptions(contexts=4))
 
 
 @pytest.mark.parametrize("damaged", ["suffixes", "buckets"])
 def test_damaged_files_give_a_useless_draft_not_a_crash(damaged: str) -> None:
     rng = np.random.default_rng(3)
-    texts = [rng.integers(0, LOOKUP_VOCAB, 30).tolist() for _ in range(10)]
+    texts = [rng.integers(0, VOCAB, 30).tolist() for _ in range(10)]
     good = arrays(texts)
     for _ in range(100):
         changed = np.array(getattr(good, damaged))
         at = rng.integers(0, len(changed), 5)
         changed[at] = rng.integers(-(2**31), 2**31 - 1, 5)
         changed.flags.writeable = False
-        fast = opened(good._replace(**{damaged: changed}))
-        draft = fast.draft(rng.integers(0, LOOKUP_VOCAB, 6).tolist(), 16, max_depth=8)
+        fast = Segment(good._replace(**{damaged: changed}), 32)
+        draft = fast.draft(rng.integers(0, VOCAB, 6).tolist(), 16, max_depth=8)
         assert len(draft.tokens) <= 16
-        assert ((draft.tokens >= 0) & (draft.tokens < LOOKUP_VOCAB)).all()
+        assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
 
 
 def test_an_open_segment_uses_them(tmp_path: Path) -> None:
-    segment = build_segment(tmp_path, [[0, 1, 2], [0, 1, 3]], LOOKUP_VOCAB)
+    segment = build_segment(tmp_path, [[0, 1, 2], [0, 1, 3]], VOCAB)
     segment.warm_up()
     assert segment.draft([0, 1], 4).tokens.tolist() == [2, 3]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,28 +18,10 @@ from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment
 VOCAB = 4
 Text = list[int]
 documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=20), max_size=6)
-contexts = st.lists(st.integers(0, VOCAB), max_size=8)
-WIDE = DraftOptions(max_match=4, max_depth=5, rows=1000, contexts=1)
 
 
 def make(folder: Path, texts: Sequence[Sequence[int]], vocab: int = VOCAB) -> Segment:
     return build_segment(folder, texts, vocab)
-
-
-def ends(texts: Sequence[Text], phrase: Text) -> list[tuple[int, int]]:
-    """(document, offset behind it) of every occurrence of a phrase."""
-    n = len(phrase)
-    return [
-        (number, at + n)
-        for number, text in enumerate(texts)
-        for at in range(len(text) - n + 1)
-        if text[at : at + n] == phrase
-    ]
-
-
-def longest(texts: Sequence[Text], context: Text, most: int) -> int:
-    lengths = range(min(most, len(context)), 0, -1)
-    return next((n for n in lengths if ends(texts, context[-n:])), 0)
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:
@@ -48,60 +29,6 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
         results.append((*(results[parent] if parent >= 0 else ()), token))
     return results
-
-
-def followers(text: Text, at: int, depth: int) -> list[tuple[int, ...]]:
-    """Every path of up to `depth` tokens that starts behind a place of a document."""
-    following = text[at : at + depth]
-    return [tuple(following[:n]) for n in range(1, len(following) + 1)]
-
-
-def naive_counts(texts: Sequence[Text], phrase: Text, depth: int) -> Counter[tuple[int, ...]]:
-    """How often each path of up to `depth` tokens follows the phrase, inside a document."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for number, at in ends(texts, phrase):
-        counts.update(followers(texts[number], at, depth))
-    return counts
-
-
-@settings(max_examples=200)
-@given(documents, contexts)
-def test_counts_and_matches_are_those_of_naive_counting(texts: list[Text], context: Text) -> None:
-    with TemporaryDirectory() as name:
-        segment = make(Path(name), texts)
-        length = longest(texts, context, 4)
-        match = segment.longest_match(context, 4)
-        assert match.length == length
-        if length:
-            assert match.high - match.low == len(ends(texts, context[-length:]))
-            places = segment.suffixes[match.low : match.high].tolist()
-            expected_places = [
-                sum(len(text) + 1 for text in texts[:number]) + at  # a separator comes first
-                for number, at in ends(texts, context[-length:])
-            ]
-            assert sorted(places) == expected_places
-        draft = segment.draft(context, 10_000, options=WIDE)
-        counts = naive_counts(texts, context[-length:], 5) if length else {}
-        chances = WIDE.chances[0, length] / max(1, match.high - match.low)
-        expected = {path: count * chances[len(path) - 1] for path, count in counts.items()}
-        accept_prob = dict(zip(paths(draft), draft.accept_prob.tolist(), strict=True))
-        assert accept_prob == pytest.approx(expected)
-        assert [len(path) - 1 for path in paths(draft)] == draft.depths.tolist()
-
-
-@settings(max_examples=200)
-@given(documents, contexts, st.integers(1, 12))
-def test_the_nodes_are_the_best(texts: list[Text], context: Text, budget: int) -> None:
-    with TemporaryDirectory() as name:
-        segment = make(Path(name), texts)
-        options = DraftOptions(max_match=4, max_depth=5, rows=1000, contexts=3)
-        everything = segment.draft(context, 10_000, options=options)
-        draft = segment.draft(context, budget, options=options)
-        assert len(draft.tokens) == min(budget, len(everything.tokens))
-        np.testing.assert_array_equal(draft.accept_prob, everything.accept_prob[:budget])
-        assert (np.diff(draft.accept_prob) <= 0).all()
-        assert (draft.parents < np.arange(len(draft.parents))).all()
-        assert len(set(paths(draft))) == len(draft.tokens)
 
 
 def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:

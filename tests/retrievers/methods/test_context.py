@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
 from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, children, depths, paths
@@ -208,26 +209,6 @@ def test_nothing_is_drafted_where_nothing_fits() -> None:
     assert len(session.propose(context(prompt, (77,)), 5)) == 0
 
 
-def lookup_steps(prompt: Sequence[int], truth: Sequence[int], budget: int) -> int:
-    """Prompt lookup, three tokens then two, first match: what context drafting must beat."""
-    text = list(prompt)
-    done = count = 0
-    while done < len(truth):
-        draft: list[int] = []
-        for n in (3, 2):
-            at = next((i for i in range(len(text) - n) if text[i : i + n] == text[-n:]), None)
-            if at is not None:
-                draft = text[at + n : at + n + budget]
-                break
-        hits = 0
-        while hits < min(len(draft), len(truth) - done - 1) and draft[hits] == truth[done + hits]:
-            hits += 1
-        text.extend(truth[done : done + hits + 1])
-        done += hits + 1
-        count += 1
-    return count
-
-
 def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None:
     with gzip.open(shared / "docqa" / "documents.jsonl.gz", "rt", encoding="utf-8") as lines:
         documents = {record["doc_id"]: record for record in map(json.loads, lines)}
@@ -238,6 +219,7 @@ def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None
             ids.setdefault(part, len(ids)) for part in re.findall(r"\s?\w+|\s?[^\w\s]|\s", text)
         ]
 
+    lookup = LookupDrafter(longest=3, shortest=2, tokens=10)
     ours = theirs = 0
     with open(shared / "docqa" / "items.jsonl", encoding="utf-8") as lines:
         items = [json.loads(line) for line in lines]
@@ -246,9 +228,9 @@ def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None
         prompt = head + document + encode(f"\n\nQuestion: {item['question']}\nEvidence:")
         truth = encode(f" [1] {item['evidence']}\nAnswer: {item['answers'][0]}\n")
         spans = ((len(head), len(head) + len(document), 0, 0),)
-        session = ContextDrafter().open(DraftRequest(tuple(prompt), 1 << 20, spans))
-        ours += steps(session, prompt, truth, 10)
-        theirs += lookup_steps(prompt, truth, 10)
+        request = DraftRequest(tuple(prompt), 1 << 20, spans)
+        ours += steps(ContextDrafter().open(request), prompt, truth, 10)
+        theirs += steps(lookup.open(request), prompt, truth, 10)
     assert ours <= 0.9 * theirs
 
 

@@ -19,23 +19,8 @@ from ragspec.retrievers.search.nearest import Floats
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.upkeep import add, described, refresh, remove
 from tests.support.scripts import SERVER
-from tests.support.toy_embedder import make_embedder
+from tests.support.toy_embedder import WORDS, make_embedder
 from tests.support.toy_pdf import pdf_of
-
-WORDS = [
-    "cat",
-    "dog",
-    "train",
-    "wheel",
-    "token",
-    "tree",
-    "draft",
-    "model",
-    "animal",
-    "pet",
-    "rail",
-    "target",
-]
 
 
 def text(seed: int, sentences: int = 30) -> str:
