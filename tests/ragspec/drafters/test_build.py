@@ -25,7 +25,9 @@ from ragspec.errors import (
 from ragspec.needs import Needs
 from ragspec.registry import NAMES
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
+from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
@@ -194,6 +196,35 @@ def test_one_source_that_stalls_does_not_take_its_holder_along(
             assert 9 in session.propose(DELEGATE_PLACE, 5).tokens
     assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
     assert list(session.faults.values()) == [3]
+
+
+EVERY_HOLDER = HOLDERS | {
+    "fuse": lambda one, other: Fuse([one, other]),
+    "rasd": lambda one, other: Rasd(other, [one]),
+    "rasd, drafter": lambda one, other: Rasd(one, [other]),
+}
+
+
+@pytest.mark.parametrize("holder", EVERY_HOLDER)
+def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None:
+    good = FixedDrafter([7, 8], accept_prob=[0.7, 0.6])
+    session = EVERY_HOLDER[holder](BrokenDrafter(), good).open(DELEGATE_REQUEST)
+    with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
+        for _ in range(4):
+            tree = session.propose(DELEGATE_PLACE, 5)
+            assert tree.tokens.tolist() == [7, 8]
+            session.observe(Step(tree, (), (7,)))
+    assert session.faults == {"broken": 3}
+
+
+@pytest.mark.parametrize("holder", EVERY_HOLDER)
+def test_every_source_hears_of_the_step(holder: str) -> None:
+    one, other = FixedDrafter([5], "one", [0.9]), FixedDrafter([6], "other", [0.7])
+    session = EVERY_HOLDER[holder](one, other).open(DELEGATE_REQUEST)
+    step = Step(session.propose(DELEGATE_PLACE, 5), (), (9,))
+    session.observe(step)
+    assert one.heard == other.heard == [step]
+    assert session.faults == {}
 
 
 def test_the_faults_within_a_source_are_reported() -> None:

@@ -18,7 +18,6 @@ from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter, fake_clock
-from tests.support.synthetic import SyntheticDrafter
 
 REQUEST = DraftRequest((1, 2), 20)
 PLACE = DraftContext([1, 2], 2, 50)
@@ -105,7 +104,7 @@ BAD: dict[str, DraftTree | Callable[[], DraftTree]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> None:
     bad = Fixed(BAD[what], "bad")
-    good = SyntheticDrafter(1.0, [5, 6, 7])
+    good = FixedDrafter([5, 6, 7])
     session = Fuse([bad, good]).open(REQUEST)
     for _ in range(FAULTS_ALLOWED - 1):
         assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
@@ -168,13 +167,17 @@ def test_drafters_that_hold_others_take_the_time_of_all(clock: list[float]) -> N
     assert session.faults == {}
 
 
-def test_a_source_that_opens_nothing_is_off_with_a_fault() -> None:
+@pytest.mark.parametrize(
+    ("opened", "message"), [(lambda: None, "open returned NoneType"), (fail, "no draft today")]
+)
+def test_a_source_that_cannot_open_is_off_at_once(opened: Any, message: str) -> None:
     class Shut(Fixed):
         def open(self, request: DraftRequest) -> Fixed:
-            return None  # type: ignore[return-value]
+            instance: Fixed = opened()
+            return instance
 
-    with pytest.warns(RuntimeWarning, match="'shut' is switched off.*open returned NoneType"):
-        session = Fuse([Shut(fail, "shut"), SyntheticDrafter(1.0, [5])]).open(REQUEST)
+    with pytest.warns(RuntimeWarning, match=f"'shut' is switched off.*{message}"):
+        session = Fuse([Shut(fail, "shut"), FixedDrafter([5])]).open(REQUEST)
     assert session.propose(PLACE, 5).tokens.tolist() == [5]
     assert session.faults == {"shut": 1}
 
@@ -183,23 +186,6 @@ def test_alone_a_failing_source_leaves_plain_decoding() -> None:
     session = Fuse([Fixed(fail)]).open(REQUEST)
     assert len(session.propose(PLACE, 5)) == 0
     assert session.faults == {"fixed": 1}
-
-
-def test_a_source_that_cannot_open_is_off_at_once() -> None:
-    known = SyntheticDrafter(1.0, {(9,): [1]})
-    with pytest.warns(RuntimeWarning, match="no continuation is known"):
-        session = Fuse([known, SyntheticDrafter(1.0, [5])]).open(REQUEST)
-    assert session.propose(PLACE, 5).tokens.tolist() == [5]
-    assert session.faults == {"synthetic": 1}
-
-
-def test_sources_receive_steps() -> None:
-    sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
-    session = Fuse(sources).open(REQUEST)
-    step = Step(session.propose(PLACE, 5), (0,), (3, 9))
-    session.observe(step)
-    assert [source.reported for source in sources] == [[step], [step]]
-    assert session.faults == {}
 
 
 def test_no_source_at_all_is_refused() -> None:

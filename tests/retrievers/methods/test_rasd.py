@@ -18,7 +18,7 @@ from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support import tiny
-from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
+from tests.support.fixed import FixedDrafter, fake_clock
 from tests.support.identities import target
 
 Paths = dict[tuple[int, ...], float]
@@ -140,19 +140,6 @@ def test_a_sampled_drafter_is_judged_by_equality() -> None:
         Engine(tiny.model(), drafter=rasd, rule="multi-step")
 
 
-@pytest.mark.parametrize("broken", ["retriever", "drafter"])
-def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
-    good, bad = result([7, 8], [0.7, 0.6]), BrokenDrafter()
-    rasd = Rasd(good, [bad]) if broken == "retriever" else Rasd(bad, [good])
-    session = opened(rasd)
-    with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
-        for _ in range(4):
-            tree = session.propose(DraftContext([1, 2], 2, 50), 8)
-            assert tree.tokens.tolist() == [7, 8]
-            session.observe(Step(tree, (), (7,)))
-    assert session.faults["broken"] == 3
-
-
 def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
     session = opened(Rasd(draft, [result([7], [0.6])]))
@@ -170,14 +157,6 @@ def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -
             assert sorted(tree.tokens.tolist()) == [7, 9]
     assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
     assert session.faults == {"result": 3}
-
-
-def test_everyone_hears_of_the_step() -> None:
-    draft, text = model([5], [0.9]), result([7], [0.7])
-    session = opened(Rasd(draft, [text]))
-    step = Step(session.propose(DraftContext([1, 2], 2, 50), 8), (), (7,))
-    session.observe(step)
-    assert draft.heard == text.heard == [step]
 
 
 @given(

@@ -12,7 +12,7 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, MatchSession, Select
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.trees.operations import check
-from tests.support.fixed import BrokenDrafter, FixedDrafter
+from tests.support.fixed import FixedDrafter
 
 SAM_DECODING_VOCAB = 5
 sam_decoding_tokens = st.lists(st.integers(0, SAM_DECODING_VOCAB - 1), min_size=1, max_size=30)
@@ -97,15 +97,6 @@ def test_a_source_without_a_match_length_is_reported() -> None:
     session = Select([FixedDrafter([7], "mute")]).open(DraftRequest((1,), 100))
     with pytest.raises(InputError, match=r"'mute' does not tell.*by='accept_prob'"):
         session.propose(at([1]), 8)
-
-
-def test_a_source_that_fails_is_left_out() -> None:
-    good = FixedDrafter([7], "good", matched=6)
-    session = Select([BrokenDrafter(), good]).open(DraftRequest((1,), 100))
-    with pytest.warns(RuntimeWarning, match="switched off"):
-        for _ in range(4):
-            assert session.propose(at([1]), 8).sources == ("good",)
-    assert session.faults == {"broken": 3}
 
 
 def test_the_kind_is_coupled_where_one_drafter_is() -> None:
