@@ -33,7 +33,7 @@ def save_imagegpt(folder: Path) -> Path:
     """Write an ImageGPT with its clusters of colours."""
     test_targets.model("imagegpt").save_pretrained(folder)
     rng = np.random.default_rng(0)
-    colours = rng.uniform(-1, 1, (test_targets.BOOK, 3)).tolist()
+    colours = rng.uniform(-1, 1, (tiny_prompted.BOOK, 3)).tolist()
     ImageGPTImageProcessor(clusters=colours).save_pretrained(folder)
     return folder
 

@@ -19,7 +19,7 @@ from ragspec.visual.loading import find_folder
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny_images
-from tests.support.synthetic import SyntheticDrafter
+from tests.support.noisy import NoisyTrees
 
 LABELS = Conditions(torch.tensor([0, 2]))
 
@@ -102,7 +102,7 @@ def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKi
 
 
 def test_an_object_is_taken_as_it_is() -> None:
-    current = SyntheticDrafter(0.5, {}, 0)
+    current = NoisyTrees({})
     assert source(current, Walk(), tiny_images.model(), None)(target(), LABELS) is current
     small = tiny_images.model(layers=1)
     result = source(small, Walk(), tiny_images.model(), None)(target(), LABELS)

@@ -26,7 +26,6 @@ from ragspec.verification.path_rows import PathTarget
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
 from tests.support.pretend import EVERY_SETTING, Pretend, pretend
-from tests.support.synthetic import SyntheticDrafter
 
 NEW = 8
 BUDGET = 8
@@ -121,13 +120,9 @@ def plain(settings: str) -> list[list[int]]:
 
 def create(name: str, where: CausalTarget, store: Any) -> Any:
     """Return a registered drafter that runs beside the target."""
-    needs = describe(name).needs
-    if "head" in needs:
+    if "head" in describe(name).needs:
         head = heads.fresh(CausalTarget(target()))
         return HeadDrafter(head.to(where.device), where, min_expected_gain=0.0)
-    if "continuation" in needs:
-        texts = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain("all"), strict=True)}
-        return SyntheticDrafter(0.8, texts)
     draft = smaller() if where.device.type == "cpu" else pretend(smaller())
     return build(name, Sources(corpus=store, draft_model=draft))
 

@@ -35,46 +35,55 @@ def features(*sizes: int) -> list[torch.Tensor]:
     return [torch.randn(size, WIDTH, generator=sample, dtype=torch.float64) for size in sizes]
 
 
-def logits_of(model: Any, current: torch.Tensor, codes: list[int]) -> torch.Tensor:
-    """Return the logits after codes below features [n, d], by one masked forward over all."""
-    empty = LENGTH - len(current)
-    padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), current])
-    mask = image_models.masked(LENGTH + len(codes), empty)
-    with torch.no_grad():
-        return model(  # type: ignore[no-any-return]
-            torch.tensor([codes], dtype=torch.int64),
-            condition_embeds=model.condition(padded[None]),
-            attention_mask=mask,
-        ).logits[0, -1:]
+def guided(
+    model: Any, codes: list[int], features: torch.Tensor, negative: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the guided logits after codes below features [n, d], by masked forwards over all.
+
+    Without negative features the guidance is from no prompt, padded as the prompt is.
+    """
+    rows = []
+    for each in (features, negative):
+        empty = LENGTH - len(features if each is None else each)
+        condition = model.unconditional(1)
+        if each is not None:
+            padding = torch.full((empty, WIDTH), 9.0, dtype=torch.float64)
+            condition = model.condition(torch.cat([padding, each])[None])
+        ids = torch.tensor([codes], dtype=torch.int64)
+        mask = image_models.masked(LENGTH + len(codes), empty)
+        rows.append(model(ids, condition_embeds=condition, attention_mask=mask).logits[0, -1:])
+    result: torch.Tensor = rows[1] + 3.0 * (rows[0] - rows[1])
+    return result
 
 
+@pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> None:
+def test_prompts_of_several_lengths_are_those_of_a_masked_reference(
+    temperature: float, negatives: int
+) -> None:
     model = tiny_images.model("features").double()
     current, none = features(2, 4, 1), features(1, 3, 4)[::-1]
     known = dict(zip("abcdef", [*current, *none], strict=True))
     encoder = {"text_encoder": lambda texts: [known[text] for text in texts]}
     request = {"guidance_scale": 3.0, "temperature": temperature}
-    for negative in (none, none[:1]):
-        beside = list("def"[: len(negative)])
-        out = opened(model, **encoder)(
+    beside = list("def"[:negatives]) or None
+    out, plain = (
+        opened(model, drafter, **encoder)(
             list("abc"), negative_prompt=beside, generator=dice(), **request
         )
-        for row, inputs in enumerate(current):
-            sampling = Sampling(temperature=temperature)
-            distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
-            codes: list[int] = []
-            for index in range(SIDE**2):
-                empty = logits_of(model, negative[row % len(negative)], codes)
-                logits = empty + 3.0 * (logits_of(model, inputs, codes) - empty)
-                codes.append(
-                    int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
-                )
-            assert out.codes[row].flatten().tolist() == codes
-        plain = opened(model, None, **encoder)(
-            list("abc"), negative_prompt=beside, generator=dice(), **request
-        )
-        assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
+        for drafter in ("jacobi", None)
+    )
+    for row, inputs in enumerate(current):
+        sampling = Sampling(temperature=temperature)
+        distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
+        negative = none[row % negatives] if negatives else None
+        codes: list[int] = []
+        for index in range(SIDE**2):
+            with torch.no_grad():
+                logits = distribution.process(guided(model, codes, inputs, negative), codes, [[]])
+            codes.append(int(distribution.select(logits, [index])))
+        assert out.codes[row].flatten().tolist() == codes
+    assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
 
 
 @pytest.mark.parametrize("size", [(SIDE, 2), (2, SIDE), (1, 2), (2, 1)])

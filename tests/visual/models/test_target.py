@@ -17,7 +17,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from tests.support import image_models
-from tests.support.synthetic import SyntheticDrafter
+from tests.support.noisy import NoisyTrees
 
 ALL = image_models.SIDE**2
 SAMPLED = Sampling(temperature=1.0, top_k=12, seed=3)
@@ -31,10 +31,6 @@ def draw(engine: Engine, rows: Any, sampling: Sampling = SAMPLED, count: int = A
     prompts: Any = [target.prompt(row) for row in request]
     prompts = prompts if isinstance(rows, list) else prompts[0]
     return engine.generate(prompts, sampling, max_new_tokens=count, ignore_eos=True)
-
-
-def spoiled(truth: dict[tuple[int, ...], list[int]]) -> list[SyntheticDrafter]:
-    return [SyntheticDrafter(0.6, truth, seed) for seed in range(3)]
 
 
 @CONDITIONS
@@ -54,7 +50,7 @@ def test_trees_draw_what_plain_decoding_draws(condition: str, scale: float) -> N
         tuple(target.prompt(row)): image_models.plain(target.model, row, SAMPLED, 3, scale=scale)
         for row in range(image_models.CLASSES)
     }
-    engine = Engine(target, None, drafter=spoiled(truth), budget=9)
+    engine = Engine(target, None, drafter=NoisyTrees(truth), budget=9)
     for row in range(image_models.CLASSES):
         sample = draw(engine, row)
         assert sample.tokens == truth[tuple(target.prompt(row))]
@@ -86,7 +82,7 @@ def test_prompts_of_several_lengths_go_side_by_side(
     }
     unpadded = image_models.plain(model, 0, seeded, seeds[0], scale=scale)
     assert truth[tuple(target.prompt(0))] != unpadded  # so that it matters
-    engine = Engine(target, None, drafter=spoiled(truth) if drafted else None, budget=9)
+    engine = Engine(target, None, drafter=NoisyTrees(truth) if drafted else None, budget=9)
     for sample, tokens in zip(draw(engine, [0, 1, 2], seeded), truth.values(), strict=True):
         assert sample.tokens == tokens
     for row, tokens in enumerate(truth.values()):  # and alone
@@ -119,7 +115,7 @@ def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condi
         tuple(target.prompt(row)): image_models.plain(model, row, sampling, 4 + row)
         for row in range(image_models.CLASSES)
     }
-    engine = Engine(target, None, drafter=spoiled(truth), budget=6)
+    engine = Engine(target, None, drafter=NoisyTrees(truth), budget=6)
     for row, samples in enumerate(draw(engine, [0, 1, 2], sampling)):
         for number, sample in enumerate(samples):
             expected = image_models.plain(model, row, sampling, 4 + row, sample=number)
@@ -210,7 +206,7 @@ def test_guidance_may_end_early() -> None:
     while len(truth) < ALL:
         truth.append(int(image_models.guided(model, 1, truth, 1.0)[-1].argmax()))
     known = {tuple(target.prompt(1)): truth}
-    for drafter in (None, spoiled(known)):
+    for drafter in (None, NoisyTrees(known)):
         assert draw(Engine(target, None, drafter=drafter, budget=6), 1, sampling).tokens == truth
 
 
