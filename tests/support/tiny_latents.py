@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ragspec.engine.engine import Engine
+from ragspec.sampling.settings import Sampling
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.table import LatentTable
@@ -59,6 +61,20 @@ def target(
         instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()
     )
     return built_by(instance, conditions, scale, NoiseSchedule(steps, 0.1), table)
+
+
+def pictures(
+    target: LatentTarget, drafter: Any, rule: Any, rows: int, seed: int = 0, **options: Any
+) -> tuple[torch.Tensor, list[Any]]:
+    """Return a picture of every row, latents [R, N, D], and what the engine reports of each."""
+    engine = Engine(target, None, drafter, budget=6, rule=rule, **options)
+    result = engine.generate(
+        [target.prompt(row) for row in range(rows)],
+        Sampling(temperature=1.0, seed=list(range(seed, seed + rows))),
+        max_new_tokens=SIDE**2,
+        ignore_eos=True,
+    )
+    return torch.stack([target.table.latents[list(each.tokens)] for each in result]), result
 
 
 def save(root: Path, strength: float = 0.2) -> Path:

@@ -121,15 +121,12 @@ class LatentTarget(LatentDraws, ImageTarget):
         config = model.config
         self.latent_model = model
         self.view = LatentView
-        self.sampler = self.open_sampler(schedule or NoiseSchedule(config.steps, config.floor))
+        schedule = schedule or NoiseSchedule(config.steps, config.floor)
+        self.sampler = Sampler(model.head, schedule, self.guidance_scale)
         steps, width = self.sampler.schedule.steps, config.latent_dim
         like = next(model.read.parameters())
         self.table = table or LatentTable(steps, width, like, self.sampler.spread)
         expect_steps(self.table, steps, width)
-
-    def open_sampler(self, schedule: NoiseSchedule) -> Sampler:
-        """Return the sampler of the model's head."""
-        return Sampler(self.latent_model.head, schedule, self.guidance_scale)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""

@@ -8,19 +8,17 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Path
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 
 CODES = models.SIDE**2
-RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
 
 
 def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
@@ -47,26 +45,7 @@ def generate(
     drafter = parse_drafter(
         target, instance or smaller(), rows, window=window, min_expected_gain=min_expected_gain
     )
-    engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
-    result = engine.generate(
-        [target.prompt(row) for row in range(rows)],
-        Sampling(temperature=1.0, seed=list(range(rows))),
-        max_new_tokens=CODES,
-        ignore_eos=True,
-    )
-    return torch.stack([target.table.latents[list(each.tokens)] for each in result]), result
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
-def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
-    first, result = generate(rule)
-    again, _ = generate(rule)
-    one_by_one, _ = generate(rule, max_batch_size=1)
-    alone, _ = generate(rule, rows=1)
-    assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
-    assert torch.allclose(first[:1], alone, atol=1e-9)
-    assert sum(each.report.accepted for each in result) > 0
-    assert first.shape == (3, CODES, models.WIDTH) and result[0].label == rule.label
+    return models.pictures(target, drafter, rule, rows, **inputs)
 
 
 def test_a_copy_of_the_target_is_always_right() -> None:

@@ -11,7 +11,6 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
@@ -19,6 +18,7 @@ from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import view_of
+from tests.visual.drafting import test_latent_model
 
 CODES = models.SIDE**2
 RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
@@ -26,15 +26,7 @@ RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
 
 def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **inputs: Any) -> Any:
     target = models.target(models.model(strength=0.2), rows, scale=2.0)
-    engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
-    result = engine.generate(
-        [target.prompt(row) for row in range(rows)],
-        Sampling(temperature=1.0, seed=list(range(seed, seed + rows))),
-        max_new_tokens=CODES,
-        ignore_eos=True,
-    )
-    latents = torch.stack([target.table.latents[torch.tensor(each.tokens)] for each in result])
-    return latents, result
+    return models.pictures(target, drafter, rule, rows, seed, **inputs)
 
 
 def test_plain_latents_are_those_of_whole_forwards() -> None:
@@ -64,17 +56,21 @@ def test_near_0_is_the_plain_picture_and_some_variant_off_is_near() -> None:
     assert not torch.allclose(rough, plain, atol=1e-3)
 
 
+def by_jacobi(rule: Any, **inputs: Any) -> Any:
+    return generate(rule, JacobiDrafter(6, width=models.SIDE), **inputs)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
-def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
-    drafter = JacobiDrafter(6, width=models.SIDE)
-    first, result = generate(rule, drafter)
-    again, _ = generate(rule, drafter)
-    one_by_one, _ = generate(rule, drafter, max_batch_size=1)
+@pytest.mark.parametrize("draw", [by_jacobi, test_latent_model.generate])
+def test_a_seed_fixes_the_latents_whatever_else_is_sampled(draw: Any, rule: Any) -> None:
+    first, result = draw(rule)
+    again, _ = draw(rule)
+    one_by_one, _ = draw(rule, max_batch_size=1)
+    alone, _ = draw(rule, rows=1)
     assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
-    alone, _ = generate(rule, drafter, rows=1)
     assert torch.allclose(first[:1], alone, atol=1e-9)
     assert sum(each.report.accepted for each in result) > 0
-    assert result[0].label == rule.label
+    assert first.shape == (3, CODES, models.WIDTH) and result[0].label == rule.label
 
 
 def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
