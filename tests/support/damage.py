@@ -1,4 +1,4 @@
-"""Ways in which a file may come to harm."""
+"""Ways in which a file, or the weights in one, may come to harm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ragspec.errors import StoreError
 
@@ -59,3 +60,21 @@ def check_damage(
                 opened(twin)
         shutil.rmtree(twin)
     assert hurt > times // 2
+
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+"""Changes weights, by their names, in place."""
+
+
+def without(name: str) -> Change:
+    return lambda weights: weights.pop(name)
+
+
+def with_one(name: str, *shape: int) -> Change:
+    """Return what gives a weight of zeros in place of one, or beside the others."""
+    return lambda weights: weights.update({name: torch.zeros(shape)})
+
+
+def with_value(name: str, value: float) -> Change:
+    """Return what sets the first number of a weight."""
+    return lambda weights: weights[name].view(-1)[:1].fill_(value)

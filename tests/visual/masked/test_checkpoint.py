@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from ragspec.errors import InputError, ModelError, ModelNotFoundError
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
-from tests.support.plain_mar import Weights, published
-from tests.visual.models.test_vq_checkpoint import with_one, without
+from tests.support.damage import Change, with_one, with_value, without
+from tests.support.plain_mar import published
 
 HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
 
@@ -95,12 +94,10 @@ def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
         (with_one("class_emb.weight", 3), "is no MAR model"),
         (with_one("diffusion_pos_embed_learned", 1, 8, 12), "8 places .* expected a square"),
         (with_one("encoder_pos_embed_learned", 1, 9, 12), "0 class embeddings"),
-        (lambda w: w["fake_latent"].fill_(torch.nan), "fake_latent with values that are not fin"),
+        (with_value("fake_latent", torch.nan), "fake_latent with values that are not fin"),
     ],
 )
-def test_every_weight_is_accounted_for(
-    change: Callable[[Weights], Any], on_progress: str, tmp_path: Path
-) -> None:
+def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
     weights = published()
     change(weights)
     with pytest.raises(ModelError, match=on_progress):

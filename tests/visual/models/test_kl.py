@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import torch
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.visual import KLAutoencoder
 from tests.support import plain_vq
+from tests.support.damage import Change, with_one, with_value, without
 from tests.support.tiny_masked import DIM, kl_file, kl_published, kl_weights
 
 
@@ -67,23 +66,17 @@ def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) ->
     assert torch.equal(again.decode_latents(latents), kl.decode_latents(latents))
 
 
-def without(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda weights: weights.pop(name)
-
-
 @pytest.mark.parametrize(
     ("change", "on_progress"),
     [
         (without("decoder.conv_in.weight"), r"is no KL autoencoder .*no decoder\.conv_in\.weight"),
         (without("quant_conv.bias"), r"lacks quant_conv\.bias"),
         (without("encoder.down.2.attn.1.q.weight"), r"lacks .*attentions\.1\.to_q"),
-        (lambda w: w.update({"quantize.x": torch.zeros(2)}), r"also holds quantize\.x"),
-        (lambda w: w["decoder.conv_in.bias"].fill_(torch.inf), "not finite"),
+        (with_one("quantize.x", 2), r"also holds quantize\.x"),
+        (with_value("decoder.conv_in.bias", torch.inf), "not finite"),
     ],
 )
-def test_every_weight_is_accounted_for(
-    change: Callable[[dict[str, Any]], Any], on_progress: str, tmp_path: Path
-) -> None:
+def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
     weights = kl_published()
     change(weights)
     with pytest.raises(ModelError, match=on_progress):

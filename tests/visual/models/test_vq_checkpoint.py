@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.models.vq_checkpoint import load_llamagen_vq
 from tests.support import image_models
+from tests.support.damage import Change, with_one, with_value, without
 from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
 from tests.visual.models.test_llamagen_checkpoint import SIZES
 from tests.visual.models.test_llamagen_checkpoint import published as published_generator
@@ -125,27 +125,12 @@ def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
     )
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    weights = published()
-    weights["decoder.conv_in.bias"][0] = torch.nan
-    with pytest.raises(ModelError, match=r"vq\.pt holds decoder\.conv_in\.bias .* not finite"):
-        VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
-
-
 def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
     torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
     with pytest.raises(ModelError, match="open it with load_llamagen"):
         VQTokenizer.from_pretrained(tmp_path / "c2i.pt")
     with pytest.raises(ModelError, match="holds no tensors; expected encoder, decoder"):
         load_llamagen_vq(saved(tmp_path / "vq.pt", {}))
-
-
-def without(name: str) -> Callable[[Weights], Any]:
-    return lambda weights: weights.pop(name)
-
-
-def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
-    return lambda weights: weights.update({name: torch.zeros(shape)})
 
 
 @pytest.mark.parametrize(
@@ -165,11 +150,13 @@ def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
         (with_one("post_quant_conv.weight", LATENT, 4, 1, 1), "in place of"),
         (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 48, 32, 3, 3), "multiples of 32"),
         (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 0, 32, 3, 3), "multiples of 32"),
+        (
+            with_value("decoder.conv_in.bias", torch.nan),
+            r"vq\.pt holds decoder\.conv_in\.bias .* not finite",
+        ),
     ],
 )
-def test_every_weight_is_accounted_for(
-    change: Callable[[Weights], Any], on_progress: str, tmp_path: Path
-) -> None:
+def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
     weights = published()
     change(weights)
     with pytest.raises(ModelError, match=on_progress):
