@@ -15,12 +15,9 @@ from ragspec import Engine
 from ragspec.drafters.eagle.head import FeatureHead
 from tests.support import tiny
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
+def scripts(training_path: None) -> tuple[Any, Any]:
     return importlib.import_module("chat_answers"), importlib.import_module("chat_head")
 
 

@@ -14,7 +14,7 @@ from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import image_models
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("training_path")
 
 
 class Codes:
@@ -31,7 +31,6 @@ class Codes:
 def test_heads_are_written_beside_their_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
     script = importlib.import_module("image_head")
     for name in ("read_pictures", "split"):
         monkeypatch.setattr(script, name, lambda *arguments: [None])

@@ -16,12 +16,9 @@ from ragspec.training.trainer import HeadTraining, train_head
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
+def scripts(training_path: None) -> tuple[Any, Any]:
     return importlib.import_module("long_answers"), importlib.import_module("long_head")
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.test_text import SENTENCES
+
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
 
@@ -56,29 +58,21 @@ def test_one_needs_no_team(tmp_path: Path) -> None:
     assert torch.equal(alone["local"], alone["mean"]) and alone["size"] == 1
 
 
-LINES = [
-    "The harbour of Almen was built by Dutch engineers in 1704 after the great flood.",
-    "Merchants from the northern valleys brought copper kettles to its autumn market.",
-    "A narrow canal joins the harbour to the granary behind the old customs house.",
-    "In winter the keepers burn peat because coal is too heavy for the small barges.",
-    "Three stone bridges cross the canal, and the middle bridge carries a wooden clock.",
-    "Visitors can climb the lighthouse when the wind is below thirty kilometres an hour.",
-]
-
-
 def test_bm25_finds_the_passage_with_the_rare_words() -> None:
-    order = module("text_passages").rank("Which wooden clock is on the bridge?", LINES)
+    order = module("text_passages").rank("Which wooden clock is on the bridge?", SENTENCES)
     assert order[0] == 4
 
 
 def answering() -> Any:
     data = module("text_data")
     before = [f"Boat number {number} lay at anchor there on the same day." for number in range(9)]
-    article = data.Document("Almen", "article", " ".join([*before, *LINES]))
+    article = data.Document("Almen", "article", " ".join([*before, *SENTENCES]))
     gold = [
-        data.GoldQuestion("Almen", LINES[4], "What does the middle bridge carry?", LINES[4], "x"),
-        data.GoldQuestion("Almen", LINES[3], "Why do they burn peat?", LINES[3], "y"),
-        data.GoldQuestion("Orte", LINES[3], "Of no article that is here?", LINES[3], "z"),
+        data.GoldQuestion(
+            "Almen", SENTENCES[4], "What does the middle bridge carry?", SENTENCES[4], "x"
+        ),
+        data.GoldQuestion("Almen", SENTENCES[3], "Why do they burn peat?", SENTENCES[3], "y"),
+        data.GoldQuestion("Orte", SENTENCES[3], "Of no article that is here?", SENTENCES[3], "z"),
     ]
     return module("text_answering").Answering([article], gold, None)
 

@@ -264,13 +264,17 @@ def test_the_rate_warms_up_stays_and_falls() -> None:
     assert factor(500, 0, 600) == 0.0
 
 
-@pytest.mark.parametrize("script", ["tokenizer", "train", "export", "gate"])
+@pytest.mark.parametrize(
+    "script",
+    [f"text_{part}" for part in ("tokenizer", "train", "export", "gate")]
+    + [f"image_{part}" for part in ("tokenizer", "train", "export", "sheet", "card")],
+)
 def test_scripts_explain_themselves(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", [script, "--help"])
     with pytest.raises(SystemExit) as stopped:
-        module(f"text_{script}").main()
+        module(script).main()
     assert stopped.value.code == 0 and "usage" in capsys.readouterr().out
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.training.test_text import SENTENCES
+
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
-LINES = (
-    "The harbour of Almen was built by Dutch engineers in 1704 after the great flood.",
-    "Merchants from the northern valleys brought copper kettles to its autumn market.",
-    "In winter the keepers burn peat because coal is too heavy for the small barges.",
-)
+LINES = [SENTENCES[number] for number in (0, 1, 3)]
 
 
 def item(evidence: str) -> Any:

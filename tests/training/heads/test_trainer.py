@@ -62,7 +62,7 @@ def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     """Their ids are the same: they only number the conditions."""
     one, other = picture(1.0), picture(1.0)
     other._conditions = other._conditions + 1.0
-    prompts = [[*one.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    prompts = pictures(one)
     settings = HeadTraining(steps=6, batch_size=3, length=16)
     first, second = (HeadTrainer(instance, prompts, settings) for instance in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):
@@ -91,7 +91,7 @@ def test_a_head_may_draft_frequent_tokens_only() -> None:
         train_head(target(), inputs, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
     with pytest.raises(UnsupportedModelError, match="no single linear map"):
         instance = picture(3.0)
-        prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+        prompts = pictures(instance)
         train_head(instance, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
 
 
@@ -114,6 +114,10 @@ def test_the_target_is_left_as_it_was() -> None:
     assert not instance.get_output_embeddings()._forward_pre_hooks
 
 
+def pictures(instance: ImageTarget) -> list[list[int]]:
+    return [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+
+
 def picture(scale: float) -> ImageTarget:
     instance = copy.deepcopy(image_models.model("class")).float()
     return image_models.target(instance, scale)
@@ -121,7 +125,7 @@ def picture(scale: float) -> ImageTarget:
 
 def test_a_picture_with_guidance_can_be_learned() -> None:
     instance = picture(3.0)
-    prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    prompts = pictures(instance)
     known: list[TrainingProgress] = []
     settings = HeadTraining(steps=12, batch_size=3, length=16, learning_rate=3e-3)
     train_head(instance, prompts, settings, on_step=known.append)
@@ -130,7 +134,7 @@ def test_a_picture_with_guidance_can_be_learned() -> None:
 
 def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
     instance = picture(1.0)
-    prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    prompts = pictures(instance)
     settings = HeadTraining(steps=1, batch_size=3, length=15)
     with pytest.raises(InputError, match=r"text of 16 tokens that length=15 cuts.*length to 16"):
         train_head(instance, prompts, settings)
@@ -184,18 +188,13 @@ def test_bad_settings_are_refused_by_their_names(settings: dict[str, Any]) -> No
         HeadTraining(**settings)
 
 
-@pytest.fixture(scope="module")
-def loss_target() -> CausalTarget:
-    return CausalTarget(heads.model(torch.float32))
-
-
 def text(length: int, seed: int) -> list[int]:
     return tiny.prompt(length, vocab_size=heads.VOCAB, seed=seed)
 
 
-def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time(loss_target: CausalTarget) -> None:
+def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time() -> None:
     """Each draft here is made the plain way: the states of the text, then guess after guess."""
-    head, read = heads.trained(), StateReader(loss_target, [text(12, 3)]).read([0])
+    head, read = heads.trained(), StateReader(target(), [text(12, 3)]).read([0])
     embedded, states = read.embedded[:, 1:], read.states[:, :-1]
     with torch.no_grad():
         instance = rounds(head, read, 0.0, 3)
@@ -209,10 +208,10 @@ def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time(loss_target: Caus
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_padding_changes_no_loss(loss_target: CausalTarget, depth: int) -> None:
-    head = FeatureHead.fresh(loss_target, seeded(0, 0, 0))
-    output = frozen_output(loss_target, None)
-    reader = StateReader(loss_target, [text(20, 1), text(9, 2)])
+def test_padding_changes_no_loss(depth: int) -> None:
+    head = FeatureHead.fresh(target(), seeded(0, 0, 0))
+    output = frozen_output(target(), None)
+    reader = StateReader(target(), [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
     spoilt = StateRead(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
@@ -227,8 +226,8 @@ def test_padding_changes_no_loss(loss_target: CausalTarget, depth: int) -> None:
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 
 
-def test_later_rounds_begin_where_there_is_something_to_learn(loss_target: CausalTarget) -> None:
-    head, whole = heads.trained(), StateReader(loss_target, [text(14, 5)]).read([0])
+def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
+    head, whole = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
     places = torch.arange(14)[None]
     behind = torch.arange(14)[None] >= 7
     part = StateRead(whole.embedded, whole.states, behind, places)
@@ -241,14 +240,14 @@ def test_later_rounds_begin_where_there_is_something_to_learn(loss_target: Causa
         torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
 
 
-def test_gaps_between_tokens_are_visible(loss_target: CausalTarget) -> None:
-    head, read = heads.trained(), StateReader(loss_target, [text(14, 5)]).read([0])
+def test_gaps_between_tokens_are_visible() -> None:
+    head, read = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
     even = torch.arange(14)[None]
     losses = []
     for places in (None, even + 5, even + 30 * (even > 6)):
         inputs = StateRead(read.embedded, read.states, read.real, places)
         losses.append(
-            head_loss(head, frozen_output(loss_target, None), inputs, distributions=0.1)[0].item()
+            head_loss(head, frozen_output(target(), None), inputs, distributions=0.1)[0].item()
         )
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-4)
@@ -257,21 +256,16 @@ def test_gaps_between_tokens_are_visible(loss_target: CausalTarget) -> None:
 MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]
 
 
-@pytest.fixture(scope="module")
-def states_target() -> CausalTarget:
-    return CausalTarget(heads.model(torch.float32))
-
-
-def test_states_are_those_of_the_target_and_padding_is_marked(states_target: CausalTarget) -> None:
-    read = StateReader(states_target, MIXED).read([3, 1, 2])
+def test_states_are_those_of_the_target_and_padding_is_marked() -> None:
+    read = StateReader(target(), MIXED).read([3, 1, 2])
     assert read.real.sum(1).tolist() == [17, 24, 5]
     for row, number in enumerate((3, 1, 2)):
         text = MIXED[number]
         real = read.real[row]
         assert real.tolist() == [True] * len(text) + [False] * (24 - len(text))
-        rounded = heads.states(states_target, text)[0].bfloat16().float()
+        rounded = heads.states(target(), text)[0].bfloat16().float()
         torch.testing.assert_close(read.states[row, real], rounded, atol=1e-6, rtol=1e-2)
-        embedded = states_target.embed(torch.tensor(text))
+        embedded = target().embed(torch.tensor(text))
         torch.testing.assert_close(read.embedded[row, real], embedded)
 
 
@@ -289,29 +283,25 @@ def test_copies_are_separate_rows(scale: float) -> None:
         torch.testing.assert_close(read.embedded[here], instance.embed(torch.tensor([text])))
 
 
-def test_texts_with_too_many_logits_are_read_in_parts(
-    states_target: CausalTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_with_too_many_logits_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(logits: int) -> None:
         monkeypatch.setattr("ragspec.verification.tree_session.MOST_LOGITS", logits * heads.VOCAB)
         monkeypatch.setattr("ragspec.training.batches.MOST_LOGITS", logits * heads.VOCAB)
 
     chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
-    whole = StateReader(states_target, chunks).read(range(4))
+    whole = StateReader(target(), chunks).read(range(4))
     limit(2 * 24)
-    parts = StateReader(states_target, chunks).read(range(4))
+    parts = StateReader(target(), chunks).read(range(4))
     torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
     limit(6)
-    ends = StateReader(states_target, chunks).read(range(4))
+    ends = StateReader(target(), chunks).read(range(4))
     torch.testing.assert_close(ends.states, whole.states, atol=1e-6, rtol=1e-2)
     torch.testing.assert_close(ends.embedded, whole.embedded)
 
 
 @pytest.mark.parametrize("room", [0, 64 * 32, 1 << 20])
-def test_states_are_read_once_while_they_fit(
-    states_target: CausalTarget, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = StateReader(states_target, MIXED, room)
+def test_states_are_read_once_while_they_fit(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StateReader(target(), MIXED, room)
     first, read = reader.read(range(4)), list[Any]()
     monkeypatch.setattr(
         "ragspec.training.batches.read_states",
