@@ -315,16 +315,6 @@ def test_a_forward_is_under_variant_while_tokens_are_handed_on(
     assert known[-1] == ["settle"], "nothing is launched for texts that have ended"
 
 
-def test_texts_are_those_of_plain_decoding(
-    target: CausalTarget, flight_expected: list[list[int]]
-) -> None:
-    result = engine_of(target, flight_expected).generate(
-        FLIGHT_PROMPTS, FLIGHT_SAMPLED, max_new_tokens=FLIGHT_NEW
-    )
-    assert [each.tokens for each in result] == flight_expected
-    assert len({len(each.steps) for each in result}) > 1, "rows end at their own time"
-
-
 def test_rows_that_leave_take_their_forward_back(
     target: CausalTarget, flight_expected: list[list[int]], message: list[str]
 ) -> None:

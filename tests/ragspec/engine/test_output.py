@@ -224,10 +224,10 @@ def test_several_prompts_are_no_stream(engine: Engine) -> None:
         Engine(engine.model, drafter=None).stream([1, 2])
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0])
+@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0, 0.7, "greedy"])
 def test_a_sampling_of_another_kind_is_refused(engine: Engine, wrong: Any) -> None:
     for method in (engine.stream, engine.generate):
-        with pytest.raises(InputError, match="expected a Sampling"):
+        with pytest.raises(InputError, match="expected a Sampling, such as"):
             method("a", wrong)
 
 

@@ -109,16 +109,6 @@ def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() ->
     assert again != went_on.tokens[6:]
 
 
-def test_a_streamed_stride_gives_what_is_new() -> None:
-    request = engine("context")
-    first = request.generate(tiny.prompt(), stop_after=5, max_new_tokens=20, ignore_eos=True)
-    options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-    chunks = request.stream(tiny.prompt(), resume_from=first.tokens, **options)
-    rest = "".join(chunks)
-    assert first.text + rest == chunks.result.text
-    assert chunks.result.tokens == request.generate(tiny.prompt(), **options).tokens
-
-
 def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -> None:
     request = engine("auto")
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}

@@ -47,11 +47,6 @@ def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
 
 
-def test_end_tokens_are_the_models_and_the_callers() -> None:
-    assert read(stop_token_ids=[9]).stop.ends == {7, 9}
-    assert read(stop_token_ids=[9], ignore_eos=True).stop.ends == {9}
-
-
 def test_none_is_the_same_as_nothing() -> None:
     names = "logits_processor stopping_criteria logprobs spans texts prediction stop stop_token_ids"
     assert read(**dict.fromkeys(names.split())) == read()
@@ -142,12 +137,6 @@ def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
     for seeds in ([], [1], [1, 2, 3], np.array([1])):
         with pytest.raises(SamplingError, match=f"got {len(seeds)} seeds for 2 prompts"):
             read(Sampling(seed=seeds))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, 0.7, "greedy"])
-def test_what_is_no_sampling_is_refused(sampling: Any) -> None:
-    with pytest.raises(InputError, match="expected a Sampling, such as"):
-        read(sampling)
 
 
 @pytest.mark.parametrize(("query", "selected"), [(False, None), (True, 0), (0, 0), (5, 5)])

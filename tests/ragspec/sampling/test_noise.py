@@ -255,6 +255,3 @@ def test_settings_of_a_generation_config() -> None:
     )
     greedy = Sampling.from_generation_config(GenerationConfig(do_sample=False, temperature=0.7))
     assert greedy.greedy
-    assert Sampling.from_generation_config(GenerationConfig(do_sample=True)).temperature == 1.0
-    with pytest.raises(SamplingError, match="num_beams=4"):
-        Sampling.from_generation_config(GenerationConfig(num_beams=4))

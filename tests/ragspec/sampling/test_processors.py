@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,6 @@ from tests.support.mixing import MixingDrafter
 V = 12
 CONTEXT = [3, 4, 3, 5]
 PATHS = [[], [7], [7, 3], [1, 2, 8]]
-PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
-PROCESSORS_NEW = 24
 
 
 def logits(rows: int = len(PATHS), seed: int = 0) -> torch.Tensor:
@@ -143,65 +142,6 @@ def test_only_what_was_requested_is_built() -> None:
     assert [processor.lazy for processor in result] == [True, False, True, True, False, True]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(tiny.model("llama"), drafter=None)
-
-
-def settings_that_bite(plain: list[int]) -> dict[str, dict[str, Any]]:
-    """Return settings that forbid or favour something in the plain text."""
-    first, second, third = (plain[0],), (plain[2], plain[3]), (plain[5], plain[6])
-    return {
-        "repetition": {"repetition_penalty": 1.3},
-        "no repeat": {"no_repeat_ngram_size": 1},
-        "bad words": {"bad_words_ids": [list(second), list(third)]},
-        "sequence bias": {"sequence_bias": {first: -20.0, second: -20.0, (7,): 1.5}},
-        "all": {
-            "repetition_penalty": 1.2,
-            "no_repeat_ngram_size": 2,
-            "bad_words_ids": [list(second), [7, 8]],
-            "sequence_bias": {(7,): 2.0},
-        },
-    }
-
-
-@pytest.mark.parametrize("name", ["repetition", "no repeat", "bad words", "sequence bias", "all"])
-def test_greedy_text_is_that_of_transformers(name: str, engine: Engine) -> None:
-    plain = engine.generate(PROMPT, max_new_tokens=PROCESSORS_NEW).tokens
-    chosen = settings_that_bite(plain)[name]
-    ids = torch.tensor([PROMPT])
-    theirs = engine.model.generate(ids, max_new_tokens=PROCESSORS_NEW, do_sample=False, **chosen)
-    expected = theirs[0, len(PROMPT) :].tolist()
-    assert expected != plain
-    assert (
-        engine.generate(PROMPT, Sampling(**chosen), max_new_tokens=PROCESSORS_NEW).tokens
-        == expected
-    )
-
-
-def test_the_least_number_of_tokens_is_that_of_transformers(engine: Engine) -> None:
-    plain = engine.generate(PROMPT, max_new_tokens=PROCESSORS_NEW).tokens
-    end = plain[3]
-    model_end = engine.model.generation_config.eos_token_id
-    ids = torch.tensor([PROMPT])
-    for least in (0, 4, 9):
-        theirs = engine.model.generate(
-            ids,
-            max_new_tokens=PROCESSORS_NEW,
-            min_new_tokens=least,
-            do_sample=False,
-            eos_token_id=[end, model_end],
-        )
-        ours = engine.generate(
-            PROMPT,
-            Sampling(min_new_tokens=least),
-            max_new_tokens=PROCESSORS_NEW,
-            stop_token_ids=[end],
-        )
-        assert ours.tokens == theirs[0, len(PROMPT) :].tolist()
-        assert len(ours.tokens) >= max(least, 4)
-
-
 REFUSED = [name for name in greedy() if name.startswith(("guidance", "watermarking"))]
 HONOURED = [name for name in greedy() if name not in REFUSED]
 
@@ -239,12 +179,20 @@ def ours(model: Any, sampling: Sampling | None = None, **options: Any) -> list[l
 
 @pytest.mark.parametrize("name", HONOURED)
 def test_defaults_greedy_text_is_that_of_transformers(name: str) -> None:
-    model = model_that_asks(**greedy()[name])
+    """Whether the model asks for a setting or, where it may, the call."""
+    settings = greedy()[name]
+    of_a_call = {each.name for each in fields(Sampling)} | {"eos_token_id", "pad_token_id"}
+    model = model_that_asks(**settings)
     expected = theirs(model)
     assert expected != plain() or name == "forced_bos_token_id"
     assert ours(model) == expected
     assert ours(model, truth=expected) == expected
     assert ours(model, ignore_defaults=True, ignore_eos=True) == plain()
+    if settings.keys() <= of_a_call:
+        ends = settings.pop("eos_token_id", ())
+        settings.pop("pad_token_id", None)
+        silent = model_that_asks()
+        assert ours(silent, Sampling(**settings), stop_token_ids=ends) == expected
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])

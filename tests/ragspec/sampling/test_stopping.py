@@ -69,14 +69,6 @@ def test_ends_and_lengths() -> None:
     assert both.reason == "stop"
 
 
-def test_the_first_of_several_stop_strings_cuts(bpe: Any) -> None:
-    state = StopRule(frozenset(), 100, ("raft", "the d", "d")).open(bpe)
-    for token in encode("x the draft"):
-        if state.push(token):
-            break
-    assert state.text == "x "
-
-
 def test_criteria_see_prompt_and_text_after_every_token() -> None:
     known: list[list[int]] = []
 
