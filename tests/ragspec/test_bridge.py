@@ -12,9 +12,9 @@ import torch
 from ragspec.bridge import Speculation, _settings, generate, speculative
 from ragspec.errors import InputError
 from tests.support import tiny
-from tests.support.mixing import MixingDrafter
+from tests.support.generation_settings import PROMPTS, padded
 
-IDS = torch.tensor([[5, 6, 7, 8, 9, 5]])
+IDS = torch.tensor(PROMPTS[:1])
 NEW = 12
 
 
@@ -28,14 +28,6 @@ def spec() -> Speculation:
     return Speculation(drafter=None, tokenizer=tiny.tokenizer(), seed=1)
 
 
-def padded() -> dict[str, Any]:
-    rows = [[5, 6, 7, 8, 9, 5], [40, 41, 3]]
-    ids = torch.full((2, 6), 96)
-    for row, tokens in enumerate(rows):
-        ids[row, 6 - len(tokens) :] = torch.tensor(tokens)
-    return {"input_ids": ids, "attention_mask": (ids != 96).long()}
-
-
 def both(model: Any, spec: Speculation, **arguments: Any) -> tuple[Any, Any]:
     arguments = {"max_new_tokens": NEW, "do_sample": False, **arguments}
     theirs = model.generate(**arguments)
@@ -45,10 +37,10 @@ def both(model: Any, spec: Speculation, **arguments: Any) -> tuple[Any, Any]:
 
 GREEDY: dict[str, dict[str, Any]] = {
     "plain": {"input_ids": IDS},
-    "left padding": padded(),
+    "left padding": padded(PROMPTS),
     "penalties": {"input_ids": IDS, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     "least": {"input_ids": IDS, "min_new_tokens": 8, "eos_token_id": [9, 80, 66]},
-    "ends of this call": {**padded(), "eos_token_id": [80, 93], "pad_token_id": 0},
+    "ends of this call": {**padded(PROMPTS), "eos_token_id": [80, 93], "pad_token_id": 0},
     "no end": {"input_ids": IDS, "eos_token_id": None, "pad_token_id": 0},
     "length": {"input_ids": IDS, "max_new_tokens": None, "max_length": 11},
 }
@@ -63,19 +55,6 @@ def test_greedy_sequences_are_those_of_transformers(
     assert len(spec.reports) == len(ours)
 
 
-def test_speculation_of_a_batch_with_left_padding(model: Any) -> None:
-    inputs = padded()
-    theirs = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    truth = {
-        tuple(row[keep.bool()].tolist()): out[6:].tolist()
-        for row, keep, out in zip(*inputs.values(), theirs, strict=True)
-    }
-    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=8)
-    ours = generate(model, speculation=spec, **inputs, max_new_tokens=NEW, do_sample=False)
-    assert torch.equal(ours, theirs)
-    assert sum(report.accepted for report in spec.reports) > 0
-
-
 def test_the_callable_alone_works_too(model: Any) -> None:
     spec = Speculation(drafter="context", budget=4)
     ours = model.generate(
@@ -87,13 +66,13 @@ def test_the_callable_alone_works_too(model: Any) -> None:
 
 def test_several_sequences_of_each_prompt(model: Any, spec: Speculation) -> None:
     settings: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 5}
-    ours = generate(model, speculation=spec, **padded(), **settings, num_return_sequences=3)
+    ours = generate(model, speculation=spec, **padded(PROMPTS), **settings, num_return_sequences=3)
     assert [generation.sample for generation in spec.generations] == [0, 1, 2] * 2
     prompts = [generation.prompt_tokens for generation in spec.generations]
-    assert prompts == [[5, 6, 7, 8, 9, 5]] * 3 + [[40, 41, 3]] * 3
-    assert torch.equal(ours[:, :6], padded()["input_ids"].repeat_interleave(3, 0))
+    assert prompts == [PROMPTS[0]] * 3 + [PROMPTS[1]] * 3
+    assert torch.equal(ours[:, :6], padded(PROMPTS)["input_ids"].repeat_interleave(3, 0))
     assert len({tuple(row) for row in ours[:3].tolist()}) == 3
-    again = generate(model, speculation=spec, **padded(), **settings, num_return_sequences=3)
+    again = generate(model, speculation=spec, **padded(PROMPTS), **settings, num_return_sequences=3)
     assert torch.equal(ours, again)
 
 
@@ -125,18 +104,6 @@ def test_a_dictionary_where_it_is_requested(model: Any, spec: Speculation) -> No
     assert torch.equal(ours.sequences, theirs.sequences)
 
 
-def test_stop_strings(model: Any, spec: Speculation) -> None:
-    tokenizer = tiny.tokenizer()
-    text = tokenizer.decode(model.generate(IDS, max_new_tokens=NEW, do_sample=False)[0, 6:])
-    ours, theirs = both(
-        model, spec, input_ids=IDS, stop_strings=[text[4:6], "never"], tokenizer=tokenizer
-    )
-    assert torch.equal(ours, theirs)
-    assert ours.shape[1] < 6 + NEW
-    with pytest.raises(InputError, match="tokenizer"):
-        generate(model, IDS, stop_strings="a", speculation=Speculation(drafter=None))
-
-
 @pytest.mark.parametrize("place", ["config", "model", "both"])
 def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> None:
     from transformers import GenerationConfig
@@ -161,14 +128,6 @@ def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> 
         generate(model, speculation=Speculation(drafter=None), **arguments | {"tokenizer": None})
 
 
-def test_criteria_of_the_user(model: Any, spec: Speculation) -> None:
-    from transformers import MaxLengthCriteria, StoppingCriteriaList
-
-    criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
-    ours = generate(model, IDS, speculation=spec, max_new_tokens=NEW, stopping_criteria=criteria)
-    assert ours.shape[1] == 9
-
-
 def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
     from transformers import TextIteratorStreamer
 
@@ -183,7 +142,7 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
     thread.join()
     assert text == tokenizer.decode(spec.generations[0].tokens)
     with pytest.raises(InputError, match="one"):
-        generate(model, **padded(), speculation=spec, streamer=streamer, max_new_tokens=2)
+        generate(model, **padded(PROMPTS), speculation=spec, streamer=streamer, max_new_tokens=2)
 
 
 def test_a_refused_call_ends_its_stream(model: Any) -> None:

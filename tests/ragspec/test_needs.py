@@ -15,6 +15,7 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import Capabilities, Needs, match
+from ragspec.registry import names
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade
 from ragspec.retrievers.methods.rasd import Rasd
@@ -29,6 +30,7 @@ from tests.ragspec.engine.test_pause import Tilt
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, FixedSession
 
+RULES = [name for name, where in names("rule").items() if "visual" not in where]
 ERRORS = (UnsupportedModelError, UnsupportedModelError, RuleError, RuleError)
 SAID = ("best tokens", "last hidden states", "continuous latents", "tables of probabilities")
 
@@ -121,7 +123,7 @@ def test_a_rule_over_latents_is_refused_for_tokens(rule: str, drafter: str | Non
 
 
 @pytest.mark.parametrize("kind", DraftKind)
-@pytest.mark.parametrize("rule", ["walk", "rejection", "without-replacement", "typical"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rule_judges_the_kinds_that_it_accepts(rule: str, kind: DraftKind) -> None:
     options: dict[str, Any] = {"drafter": FixedDrafter([5], kind=kind), "budget": 4, "rule": rule}
     accepts = Engine(tiny.model("llama"), drafter=None, rule=rule).rule.accepts

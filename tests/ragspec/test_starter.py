@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.visual import ImagePipeline
 from ragspec.visual.models.vq import VQTokenizer
 
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,30 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
     ("name", "low", "high", "least"), [("target", 10e6, 14e6, 0.98), ("draft", 1e6, 3e6, 0.5)]
 )
 def test_the_starter_models_are_small_whole_and_copy(
-    name: str, low: float, high: float, least: float, monkeypatch: pytest.MonkeyPatch
+    name: str, low: float, high: float, least: float
 ) -> None:
     folder = ROOT / "ragspec" / "starter" / name
     assert all(path.stat().st_size < 15e6 for path in folder.iterdir())
-    transformers = importlib.import_module("transformers")
+    transformers = module("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert low <= sum(p.numel() for p in model.parameters()) <= high
     assert model.config.max_position_embeddings >= 2048 and model.config.eos_token_id == 0
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-    accuracy = importlib.import_module("text_model").repeat_accuracy(model.eval(), 8, 128, 11)
+    accuracy = module("text_model").repeat_accuracy(model.eval(), 8, 128, 11)
     assert accuracy >= least
 
 
 IMAGES = ROOT / "ragspec" / "starter" / "images"
 EMBEDDER = ROOT / "ragspec" / "starter" / "embedder"
-
-
-@pytest.fixture(autouse=True)
-def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def test_the_image_folder_is_small_and_as_its_card_says() -> None:
@@ -67,7 +60,7 @@ def test_the_image_folder_is_small_and_as_its_card_says() -> None:
 @pytest.mark.parametrize("kind", ["emoji", "tiles"])
 def test_the_draft_knows_the_target(kind: str) -> None:
     sheet = module("image_sheet")
-    llamagen = importlib.import_module("ragspec.visual.models.llamagen").LlamaGenModel
+    llamagen = module("ragspec.visual.models.llamagen").LlamaGenModel
     models = [
         llamagen.from_pretrained(IMAGES / kind / name, dtype=torch.float32).eval()
         for name in ("target", "draft")
@@ -90,13 +83,16 @@ def test_the_tokenizer_keeps_pictures(shared: Path) -> None:
     assert json.loads((IMAGES / "tokenizer" / "config.json").read_text())["vq_embed_dim"] == 8
 
 
-def test_the_latents_are_as_their_card_says() -> None:
-    from ragspec.visual import ImagePipeline
+def card_of(name: str, files: int) -> str:
+    """Return the card of a model, whose files are those that it lists."""
+    card = (IMAGES / name / "README.md").read_text()
+    sums = module("image_export").checksums(IMAGES / name)
+    assert len(sums) == files and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    return card
 
-    folder = IMAGES / "latent-tiles"
-    card = (folder / "README.md").read_text()
-    sums = module("image_export").checksums(folder)
-    assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+
+def test_the_latents_are_as_their_card_says() -> None:
+    card = card_of("latent-tiles", 4)
     assert "CC0-1.0" in card
     sample = {}
     ways: dict[str, dict[str, Any]] = {
@@ -106,11 +102,7 @@ def test_the_latents_are_as_their_card_says() -> None:
     }
     for name, inputs in ways.items():
         pipe = ImagePipeline.from_pretrained("latent-tiles", **inputs)
-        pipe.set_progress_bar_config(disable=True)
-        dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        sample[name] = pipe(
-            class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], generator=dice
-        )
+        sample[name] = pipe(class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], seed=0)
     assert (
         sample["aligned"].label == "exact-for(distribution)"
         and sample["near"].label == "approximate"
@@ -123,8 +115,6 @@ def test_the_latents_are_as_their_card_says() -> None:
 
 
 def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
-    from ragspec.visual import ImagePipeline
-
     tiles, emoji = (
         ImagePipeline.from_pretrained(name, drafter="model", rule="path")
         for name in ("latent-tiles", "latent-emoji")
@@ -134,41 +124,25 @@ def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
         (tiles, {"class_labels": labels}, 1.15),
         (emoji, {"prompt": ["red heart", "green heart", "clown face", "grinning face"]}, 1.0),
     ):
-        pipe.set_progress_bar_config(disable=True)
-        dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        sample = pipe(**request, generator=dice)
+        sample = pipe(**request, seed=0)
         assert sample.label == "exact-for(distribution)"
         assert sample.stats.codes_per_forward > least, "a model that learnt nothing has 1.0"
 
 
 def test_the_latents_of_prompts_are_as_their_card_says() -> None:
-    from ragspec.visual import ImagePipeline
-
-    folder = IMAGES / "latent-emoji"
-    card = (folder / "README.md").read_text()
-    sums = module("image_export").checksums(folder)
-    assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    card_of("latent-emoji", 4)
     pipe = ImagePipeline.from_pretrained("latent-emoji")
-    pipe.set_progress_bar_config(disable=True)
-    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-    sample = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
+    sample = pipe(["red heart", "green heart"] * 2, seed=0, output_type="pt")
     assert sample.label == "exact-for(distribution)" and sample.stats.codes_per_forward > 1.5
     red, green = (sample.images[first::2, :, 12:20, 12:20].mean((0, 2, 3)) for first in (0, 1))
     assert red[0] > red[1] + 0.3 and green[1] > green[0] + 0.1, "the name is read"
 
 
 def test_the_masked_model_is_as_its_card_says() -> None:
-    from ragspec.visual import ImagePipeline
-
-    folder = IMAGES / "masked-tiles"
-    card = (folder / "README.md").read_text()
-    sums = module("image_export").checksums(folder)
-    assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    card = card_of("masked-tiles", 2)
     pipe = ImagePipeline.from_pretrained("masked-tiles", steps=8, iterations=16)
-    pipe.set_progress_bar_config(disable=True)
     assert f"{sum(each.numel() for each in pipe.model.parameters()):,} parameters" in card
-    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-    pictures = pipe(class_labels=["dngn/water", "dngn/wall"] * 2, generator=dice, output_type="pt")
+    pictures = pipe(class_labels=["dngn/water", "dngn/wall"] * 2, seed=0, output_type="pt")
     water, wall = pictures.images[::2], pictures.images[1::2]
     assert float(wall.mean()) != pytest.approx(float(water.mean()), abs=0.02), "classes are told"
     spread = pictures.latents.flatten(0, 2).std(0)

@@ -6,6 +6,7 @@ of logits and tokens, never for speed. Windows and chunks are 8, so that short p
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -64,7 +65,6 @@ class Architecture:
     settings: dict[str, Any] = field(default_factory=dict)
     experts: bool = False
     mode: str = "tree"
-    without: tuple[str, ...] = ()
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -152,12 +152,21 @@ def build(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
 
 @cache
 def _build(name: str, dtype: torch.dtype, seed: int) -> Any:
+    return make(name, dtype, seed, **ARCHITECTURES[name].settings)
+
+
+def make(
+    name: str,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    experts: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Return a new model of a type in eval mode; settings: those beside or instead of `COMMON`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    entry = ARCHITECTURES[name]
-    settings = {k: v for k, v in (COMMON | entry.settings).items() if k not in entry.without}
-    config = AutoConfig.for_model(name, **settings)
+    config = AutoConfig.for_model(name, **copy.deepcopy(COMMON | settings))
+    inputs = {"experts_implementation": experts} if experts else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        instance = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return instance.eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **inputs).eval()

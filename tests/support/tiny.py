@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tests.support.architectures import make
+
 VOCAB = 97
 EOS = "<eos>"
 
@@ -56,28 +58,15 @@ def _model(
     dtype: torch.dtype,
     overrides: tuple[tuple[str, Any], ...],
 ) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     settings: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "intermediate_size": 96,
         "max_position_embeddings": 512,
-        "initializer_range": 0.3,  # the usual 0.02 gives nearly flat laws
-        "bos_token_id": vocab_size - 1,
-        "eos_token_id": vocab_size - 1,
-        "pad_token_id": vocab_size - 1,
-        "tie_word_embeddings": False,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocab_size - 1),
     }
     settings |= ARCHITECTURES.get(architecture, {}) | dict(overrides)
-    config = AutoConfig.for_model(architecture, **settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        instance = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return instance.eval()
+    return make(architecture, dtype, seed, **settings)
 
 
 @cache

@@ -61,6 +61,8 @@ class Hearing(DraftSession):
         return DraftTree.chain([context.tokens[-1]][:budget], self.drafter.name)
 
     def observe(self, step: Step) -> None:
+        if self.drafter.needs.hidden_states:  # lent for this call alone
+            assert step.hidden is not None and step.view is not None
         self.drafter.heard.append(step)
 
     def observe_prefill(self, prefill: Prefill) -> None:

@@ -32,14 +32,14 @@ from tests.support.noisy import NoisyTrees
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    return tmp_path
+def saved(tmp_path: Path) -> Path:
+    copy.deepcopy(tiny.model()).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
-def test_a_folder_gives_model_and_tokenizer(folder: Path) -> None:
-    model, tokenizer = load_model(folder, "cpu", "float64")
+def test_a_folder_gives_model_and_tokenizer(saved: Path) -> None:
+    model, tokenizer = load_model(saved, "cpu", "float64")
     assert model.dtype == torch.float64
     assert not model.training
     assert tokenizer("ab")["input_ids"] == [65, 66]
@@ -56,29 +56,29 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert load_model(tmp_path)[1] is None
 
 
-def test_unknown_numbers_and_devices_are_no_fault_of_the_model(folder: Path) -> None:
+def test_unknown_numbers_and_devices_are_no_fault_of_the_model(saved: Path) -> None:
     with pytest.raises(InputError, match=r"'int9' is unknown.*int8"):
-        load_model(folder, "cpu", "int9")
+        load_model(saved, "cpu", "int9")
     with pytest.raises(InputError, match="'cuda:99' cannot be used"):
-        load_model(folder, "cuda:99")
+        load_model(saved, "cuda:99")
 
 
 @pytest.mark.parametrize("size", [20, 100, -50])
-def test_cut_weights_are_refused(size: int, folder: Path) -> None:
-    weights = folder / "model.safetensors"
+def test_cut_weights_are_refused(size: int, saved: Path) -> None:
+    weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:size])
     with pytest.raises(ModelError, match="cannot load it as a causal language model"):
-        load_model(folder)
+        load_model(saved)
 
 
-def test_weights_that_are_missing_are_not_created_up(folder: Path) -> None:
+def test_weights_that_are_missing_are_not_created_up(saved: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    save_file(weights, saved / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks the weights model\.layers\.1\.mlp"):
-        load_model(folder)
+        load_model(saved)
 
 
 def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
@@ -90,18 +90,18 @@ def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
         assert torch.equal(loaded(ids).logits, tied(ids).logits)
 
 
-def test_a_damaged_tokenizer_is_refused_rather_than_left_out(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{", encoding="utf-8")
+def test_a_damaged_tokenizer_is_refused_rather_than_left_out(saved: Path) -> None:
+    (saved / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot load its tokenizer"):
-        load_model(folder)
+        load_model(saved)
 
 
-def test_a_folder_that_is_no_model(folder: Path) -> None:
-    (folder / "config.json").write_text("{}", encoding="utf-8")
+def test_a_folder_that_is_no_model(saved: Path) -> None:
+    (saved / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="save_pretrained"):
-        load_model(folder)
+        load_model(saved)
     with pytest.raises(ModelNotFoundError, match="Tried"):
-        load_model(folder / "nowhere")
+        load_model(saved / "nowhere")
 
 
 def test_a_target_is_opened_after_the_probe() -> None:
@@ -120,13 +120,6 @@ def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixt
     text = capsys.readouterr()
     assert text.out == text.err == ""
     assert logging.is_progress_bar_enabled()
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    tiny.model().save_pretrained(tmp_path / "model")
-    tiny.tokenizer().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 @pytest.fixture

@@ -5,18 +5,13 @@ A broken rule is the rule's own source with one place changed, loaded beside the
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from ragspec.errors import RuleError
 from ragspec.rules import block_verification as block
 from ragspec.rules import k_seq as kseq
 from ragspec.rules import rejection
@@ -27,6 +22,7 @@ from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacemen
 from ragspec.sampling import noise
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind
+from tests.support.codes import broken, likeliest
 from tests.support.distributions import (
     Distributions,
     Draw,
@@ -42,29 +38,6 @@ from tests.support.enumeration import NoiseUsedTwiceError, Tokens
 EXACT = 1e-12
 KNOWN = 1e-3
 SAMPLED, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
-
-Mutate = Callable[[ModuleType, str, str], ModuleType]
-
-
-@pytest.fixture
-def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mutate:
-    """Return a function that loads a module's source with a place in it changed."""
-
-    def load(module: ModuleType, old: str, new: str) -> ModuleType:
-        assert module.__file__ is not None
-        source = Path(module.__file__).read_text(encoding="utf-8")
-        assert old in source, f"{module.__name__} no longer contains {old!r}: mend this mutant"
-        name = f"mutant_{module.__name__.rpartition('.')[2]}"
-        path = tmp_path / f"{name}.py"
-        path.write_text(source.replace(old, new), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        mutant = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, mutant)
-        spec.loader.exec_module(mutant)
-        return mutant
-
-    return load
 
 
 def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool = False) -> float:
@@ -104,12 +77,12 @@ BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
 
 @pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_RULES)
 def test_broken_rules_change_the_distribution(
-    mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
+    module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     distinct = name == "WithoutReplacement"
     sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
     assert worst(getattr(module, name)(), widths, *sample) <= EXACT
-    assert worst(getattr(mutate(module, old, new), name)(), widths, *sample) > KNOWN
+    assert worst(getattr(broken(module, old, new), name)(), widths, *sample) > KNOWN
 
 
 @pytest.mark.parametrize(
@@ -122,12 +95,12 @@ def test_broken_rules_change_the_distribution(
     ],
 )
 def test_a_lax_comparison_lets_impossible_tokens_in(
-    mutate: Mutate, module: ModuleType, name: str, old: str
+    module: ModuleType, name: str, old: str
 ) -> None:
     distinct = name == "WithoutReplacement"
     sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
     assert worst(getattr(module, name)(), (1,), *sample, zeros=True) <= EXACT
-    lax = getattr(mutate(module, old, old.replace("<", "<=")), name)()
+    lax = getattr(broken(module, old, old.replace("<", "<=")), name)()
     with pytest.raises(AssertionError, match="has no probability"):
         worst(lax, (1,), *sample, zeros=True)
 
@@ -150,7 +123,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
 
 @pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_NOISE)
 def test_noise_that_serves_twice_is_visible(
-    mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
+    module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     def deviation(rule: Rule) -> float:
         tree = partial(grow, widths=widths)
@@ -158,13 +131,7 @@ def test_noise_that_serves_twice_is_visible(
 
     assert deviation(getattr(module, name)()) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
-        deviation(getattr(mutate(module, old, new), name)())
-
-
-def best_first(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    """The k likeliest tokens, passed off as draws."""
-    best: list[int] = q.topk(k).indices.tolist()
-    return best
+        deviation(getattr(broken(module, old, new), name)())
 
 
 def resorted(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
@@ -185,8 +152,8 @@ def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
 @pytest.mark.parametrize(
     ("rule", "draw", "width"),
     [
-        *((rule, best_first, 2) for rule in (MultiStep(), KSeq(), WithoutReplacement())),
-        *((ChainRejection(), draw, 1) for draw in (best_first, pruned)),
+        *((rule, likeliest, 2) for rule in (MultiStep(), KSeq(), WithoutReplacement())),
+        *((ChainRejection(), draw, 1) for draw in (likeliest, pruned)),
         (WithoutReplacement(), resorted, 2),
         *((rule, without_twins, 2) for rule in (MultiStep(), KSeq())),
         (MultiStep(), draw_distinct, 2),
@@ -201,23 +168,17 @@ def test_drafts_not_sampled_as_declared_change_the_distribution(
     assert worst(rule, (width,), draw, kind) > KNOWN
 
 
-def test_duplicate_siblings_are_refused_where_draws_are_distinct() -> None:
-    with pytest.raises(RuleError, match="distinct siblings"):
-        worst(WithoutReplacement(), (2,), draw_independent, DISTINCT)
-
-
-def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+def target_choice(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
     """One draw with the noise from which the target draws its own token."""
-    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
-    return [int(torch.argmax(scores))]
+    return [int(torch.argmax(q.log() + noise.gumbel(place.index, torch.arange(len(q)))))]
 
 
-def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
+def test_draft_and_residual_must_not_share_a_stream() -> None:
     distributions = Distributions(3, 2)
     distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
-    sharing = mutate(rejection, "NoiseUse.RESIDUAL", "NoiseUse.TARGET").ChainRejection()
+    tree = partial(grow, widths=(1,), draw=target_choice)
+    sharing = broken(rejection, "NoiseUse.RESIDUAL", "NoiseUse.TARGET").ChainRejection()
     result, bound = sampled_deviation(ChainRejection(), distributions, tree, length=1, samples=3000)
     assert result <= bound
     result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
@@ -227,9 +188,9 @@ def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
         distribution_deviation(sharing, distributions, tree, length=2)
 
 
-def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
-    lax = mutate(rules, "tokens[each] == token", "tokens[each] == min(token, 1)").Walk()
-    tree = partial(grow, widths=(2,), draw=best_first, kind=DraftKind.DETERMINISTIC)
+def test_a_walk_that_emits_the_draft_is_caught() -> None:
+    lax = broken(rules, "tokens[each] == token", "tokens[each] == min(token, 1)").Walk()
+    tree = partial(grow, widths=(2,), draw=likeliest, kind=DraftKind.DETERMINISTIC)
     distributions = Distributions(3, 0)
     assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
     assert distribution_deviation(lax, distributions, tree, length=2) > KNOWN
@@ -245,13 +206,11 @@ def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
         ("+ lane * _GOLDEN", ""),
     ],
 )
-def test_noise_that_forgets_a_part_of_its_key_is_visible(
-    mutate: Mutate, old: str, new: str
-) -> None:
+def test_noise_that_forgets_a_part_of_its_key_is_visible(old: str, new: str) -> None:
     def distinct(module: ModuleType) -> bool:
         uses = list(itertools.product((0, 1), (0, 1), (0, 1), NoiseUse, (0, 1)))
         values = {module.NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t, lane in uses}
         return len(values) == len(uses)
 
     assert distinct(noise)
-    assert not distinct(mutate(noise, old, new))
+    assert not distinct(broken(noise, old, new))

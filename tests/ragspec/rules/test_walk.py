@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
-from ragspec.drafters.combined import match_drafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, RuleError
-from ragspec.needs import Capabilities
+from ragspec.errors import InputError
 from ragspec.rules.base import ALL_KINDS, Rule, expect_rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
@@ -143,30 +140,6 @@ def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
     assert rule.label == expected
     judges_all = rule.name in ("walk", "typical")
     assert rule.accepts == ALL_KINDS if judges_all else len(rule.accepts) == 1
-
-
-class Fixed(Drafter):
-    """A drafter of a kind, for pairing."""
-
-    name = "fixed"
-
-    def __init__(self, kind: DraftKind) -> None:
-        self.kind = kind
-
-    def open(self, request: DraftRequest) -> DraftSession:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("kind", DraftKind)
-def test_wrong_pairings_are_refused(rule: Rule, kind: DraftKind) -> None:
-    offered = Capabilities(kinds=rule.accepts, judge=f"rule {rule.name!r}")
-    if kind in rule.accepts:
-        match_drafter(Fixed(kind), offered)
-    else:
-        said = f"rule '{rule.name}' cannot judge '{kind.value}'.*rule='walk'"
-        with pytest.raises(RuleError, match=said):
-            match_drafter(Fixed(kind), offered)
 
 
 def test_a_rule_is_what_judges() -> None:

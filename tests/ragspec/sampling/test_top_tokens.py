@@ -7,52 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.needs import Needs
-from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import BLOCK, SMALL, TopTokens, best_token, best_tokens
-from ragspec.trees.draft_tree import DraftTree, Ints
+from tests.ragspec.verification.test_hidden_states import BEST, PROMPTS, Watcher, texts
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 
-PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
 
-
-class Learner(Drafter):
-    """Drafts a chain and keeps what it is told."""
-
-    name = "learner"
-
-    def __init__(self, k: int = 3) -> None:
-        self.needs = Needs(top_tokens=k, prompt_top_tokens=True)
-        self.sessions: list[Learning] = []
-
-    def open(self, request: DraftRequest) -> Learning:
-        self.sessions.append(Learning(list(request.prompt)))
-        return self.sessions[-1]
-
-
-class Learning(DraftSession):
-    def __init__(self, text: list[int]) -> None:
-        self.text = text
-        self.root: list[int] = []
-        self.prompts: list[tuple[Ints, Ints]] = []
-        self.known: list[tuple[list[int], Step, Ints | None]] = []
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        self.root = list(context.tokens)
-        return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "learner")
-
-    def observe(self, step: Step) -> None:
-        self.known.append((self.root, step, step.top))
-
-    def observe_prefill(self, prefill: Prefill) -> None:
-        assert prefill.best is not None and prefill.hidden is None
-        self.prompts.append((prefill.tokens, prefill.best.host()))
+def learner(k: int) -> Watcher:
+    return Watcher(Needs(top_tokens=k, prompt_top_tokens=True))
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
@@ -64,14 +30,14 @@ def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
 
 def test_the_largest_wish_counts() -> None:
     plain = FixedDrafter([1])
-    assert Fuse([plain, Learner(3), Learner(5)]).needs.top_tokens == 5
-    assert Fuse([plain, Learner(4)]).needs.top_tokens == 4
+    assert Fuse([plain, learner(3), learner(5)]).needs.top_tokens == 5
+    assert Fuse([plain, learner(4)]).needs.top_tokens == 4
     assert Fuse([plain]).needs == Needs()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
-    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
+    model, drafter = tiny.model("llama", dtype=torch.float64), Watcher(BEST)
     engine = Engine(model, drafter=[BrokenDrafter(), drafter], budget=3)
     with pytest.warns(RuntimeWarning):
         results = engine.generate(PROMPTS[:batch], max_new_tokens=5, ignore_eos=True)
@@ -80,33 +46,12 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
         assert not more
         assert tokens.tolist() == prompt
         assert top.tolist() == best_after(model, prompt, 3)
-        assert session.known
-        for text, step, known in session.known:
-            assert known is not None
-            whole = [text]
-            for parent, token in zip(step.tree.parents, step.tree.tokens.tolist(), strict=True):
-                whole.append([*whole[parent + 1], token])
-            assert known.tolist() == [best_after(model, t, 3)[-1] for t in whole]
+        assert session.steps
+        for root, step, top in session.steps:
+            assert top is not None
+            best = [best_after(model, text, 3)[-1] for text in texts(root, step.tree)]
+            assert top.tolist() == best
     assert all(step.top is None for result in results for step in result.steps)
-
-
-def test_samples_of_one_prompt_all_receive_it() -> None:
-    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
-    engine = Engine(model, drafter=drafter, budget=3)
-    engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
-    heard = [session.prompts[0] for session in drafter.sessions]
-    assert [tokens.tolist() for tokens, _ in heard] == [p for p in PROMPTS[:2] for _ in range(2)]
-    assert heard[0][1].tolist() == heard[1][1].tolist() == best_after(model, PROMPTS[0], 3)
-
-
-def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise AssertionError("nobody asked")
-
-    monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", refuse)
-    monkeypatch.setattr("ragspec.verification.causal.TreeSession.read_prompts", refuse)
-    engine = Engine(tiny.model("llama", dtype=torch.float64), drafter="context", budget=4)
-    engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
 
 
 @pytest.mark.parametrize("selected", [True, False])
@@ -139,7 +84,7 @@ def test_many_scores_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
-    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
+    model, drafter = tiny.model("llama", dtype=torch.float64), Watcher(BEST)
 
     def spoil(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[..., : tiny.VOCAB // 2] = -1e9  # in place, which transformers' own never do
@@ -148,23 +93,22 @@ def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
     engine = Engine(model, drafter=drafter, budget=3)
     engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, logits_processor=[spoil])
     (session,) = drafter.sessions
-    assert session.known
-    for text, _, known in session.known:
-        assert known is not None
-        assert known[0].tolist() == best_after(model, text, 3)[-1]
+    assert session.steps
+    for root, _, top in session.steps:
+        assert top is not None
+        assert top[0].tolist() == best_after(model, root, 3)[-1]
 
 
 def test_path_targets_report_of_steps_only() -> None:
-    drafter = Learner()
+    drafter = Watcher(BEST)
     model = build("qwen3_5_text")
     engine = Engine(model, drafter=drafter, budget=3)
     result = engine.generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
     (session,) = drafter.sessions
     assert session.prompts == []
-    assert len(session.known) > 0
-    assert all(
-        top is not None and top.shape == (len(step.tree) + 1, 3) for _, step, top in session.known
-    )
+    assert len(session.steps) > 0
+    for _, step, top in session.steps:
+        assert top is not None and top.shape == (len(step.tree) + 1, 3)
     plain = Engine(model, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
     assert result.tokens == plain.tokens
 

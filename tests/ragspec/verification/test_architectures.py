@@ -24,7 +24,7 @@ from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.drafters.model.test_drafter import alike
 from tests.ragspec.verification.test_kernels import Largest
-from tests.support.architectures import ARCHITECTURES, COMMON, HEAD, VOCAB, WINDOW, build
+from tests.support.architectures import ARCHITECTURES, HEAD, VOCAB, WINDOW, build, make
 from tests.support.identities import PROMPTS, target
 from tests.support.noisy import NoisyTrees
 
@@ -258,15 +258,9 @@ LENGTHS = {
 @cache
 def windowed_prompts_build(name: str) -> Any:
     """Return a tiny model in float64, routed experts too: run one by one they have it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     kind, more = MODELS[name]
-    config = AutoConfig.for_model(kind, **(COMMON | ARCHITECTURES[kind].settings | more))
-    inputs = {"experts_implementation": "eager"} if ARCHITECTURES[kind].experts else {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        instance = AutoModelForCausalLM.from_config(config, dtype=torch.float64, **inputs)
-    return instance.eval()
+    experts = "eager" if ARCHITECTURES[kind].experts else None
+    return make(kind, experts=experts, **ARCHITECTURES[kind].settings | more)
 
 
 def texts(lengths: list[int], seed: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathSession, PathTarget
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.tree_session import TreeSession
-from tests.support.architectures import COMMON, VOCAB, build
+from tests.support.architectures import VOCAB, build, make
 from tests.support.architectures_sweep import TOWERS
 from tests.support.noisy import NoisyTrees
 
@@ -49,17 +49,21 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def assert_right(
-    model: Any, logits: Sequence[torch.Tensor], texts: list[list[int]], trees: list[DraftTree]
+    model: Any,
+    logits: Sequence[torch.Tensor],
+    texts: list[list[int]],
+    trees: list[DraftTree],
+    atol: float = 1e-9,
 ) -> None:
     """Assert that logits [N + 1, V] are those of the texts and every path below them."""
     for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
         for node in range(-1, len(tree)):
             tokens = [int(tree.tokens[i]) for i in path_to(tree, node)]
             expected = reference(model, [*text, *tokens])
-            assert torch.allclose(logits[row][node + 1], expected, atol=1e-9), (row, node)
+            assert torch.allclose(logits[row][node + 1], expected, atol=atol), (row, node)
 
 
-def random_tree(data: st.DataObject, most: int = 7) -> DraftTree:
+def random_tree(data: st.DataObject, most: int) -> DraftTree:
     n = data.draw(st.integers(0, most))
     parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
     tokens = data.draw(st.permutations(range(20)))[:n]
@@ -75,20 +79,33 @@ def random_text(data: st.DataObject, least: int, most: int) -> list[int]:
 def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
     model = build(data.draw(st.sampled_from(NAMES)))
     rows = data.draw(st.integers(1, 3))
+    with CausalTarget(model).open(rows, capacity=4) as session:
+        check_steps(data, model, session, rows, steps=3, nodes=7, more=3)
+
+
+def check_steps(
+    data: st.DataObject,
+    model: Any,
+    session: TargetSession,
+    rows: int,
+    *,
+    steps: int,
+    nodes: int,
+    more: int,
+    atol: float = 1e-9,
+) -> None:
+    """Check a few steps over texts that grow by a path of each tree and up to `more` tokens."""
     texts = [random_text(data, 1, 14) for _ in range(rows)]
     pending = [list(text) for text in texts]
-    with CausalTarget(model).open(rows, capacity=4) as session:
-        for _ in range(3):
-            trees = [random_tree(data) for _ in texts]
-            logits = session.verify(pending, trees)
-            assert_right(model, logits, texts, trees)
-            paths = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
-            session.commit(paths)
-            for text, tree, path in zip(texts, trees, paths, strict=True):
-                text.extend(int(tree.tokens[node]) for node in path)
-            pending = [random_text(data, 1, 3) for _ in texts]
-            for text, more in zip(texts, pending, strict=True):
-                text.extend(more)
+    for _ in range(steps):
+        trees = [session.trim_draft(random_tree(data, nodes)) for _ in texts]
+        assert_right(model, session.verify(pending, trees), texts, trees, atol)
+        paths = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
+        session.commit(paths)
+        pending = [random_text(data, 1, more) for _ in texts]
+        for text, tree, path, new in zip(texts, trees, paths, pending, strict=True):
+            text.extend(int(tree.tokens[node]) for node in path)
+            text.extend(new)
 
 
 def test_rows_leave_and_are_copied() -> None:
@@ -160,12 +177,6 @@ def test_prompts_report_the_best_tokens_of_their_ends(
             for place, best in enumerate(top.host().tolist(), start=first):
                 expected = reference(model, row[: place + 1])
                 assert best == expected.topk(k).indices.tolist()
-
-
-def test_a_forward_can_be_timed_at_any_length() -> None:
-    target = CausalTarget(build("llama"))
-    assert target.time_forward(1, 16) > 0
-    assert target.time_forward(8, 64) > 0
 
 
 def test_sizes_are_read_off_the_model() -> None:
@@ -272,14 +283,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def build_longrope(name: str) -> Any:
     """Return a tiny model with one table up to 64 tokens and another beyond."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    settings = COMMON | {"rope_parameters": LONGROPE} | MODELS[name]
-    config = AutoConfig.for_model(name, **copy.deepcopy(settings))
     dtype = torch.float32 if name == "phimoe" else torch.float64
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    return make(name, dtype, **{"rope_parameters": LONGROPE} | MODELS[name])
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -359,21 +364,15 @@ def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
 
 
 def test_models_with_one_table_are_let_be() -> None:
-    from tests.support.architectures import build as plain
-
-    assert table_border(plain("llama")) is table_border(plain("phi3")) is None
+    assert table_border(build("llama")) is table_border(build("phi3")) is None
     assert table_border(build_longrope("llama")) == table_border(build_longrope("phi3")) == BORDER
     assert rereads(build_longrope("phi3")) and not rereads(build_longrope("llama"))
 
 
 def test_dynamic_scaling_is_used_within_its_first_table() -> None:
     """Beyond `max_position_embeddings` its table would change with every token."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    settings = COMMON | {"rope_parameters": dynamic, "max_position_embeddings": BORDER}
-    config = AutoConfig.for_model("llama", **settings)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    model = make("llama", rope_parameters=dynamic, max_position_embeddings=BORDER)
     text = prompt(40)
     expected = greedy(model, text)[: BORDER - 40]
     engine = Engine(CausalTarget(model), drafter=NoisyTrees({tuple(text): expected}), budget=9)

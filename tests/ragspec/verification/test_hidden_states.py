@@ -10,46 +10,47 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
-from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import Needs
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade
-from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import HeadInputs
-from tests.support import tiny
+from tests.support import distributions, tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 
 PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
 SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
+STATES, BEST = Needs(hidden_states=True), Needs(top_tokens=3, prompt_top_tokens=True)
 
 
 class Watcher(Drafter):
     """Drafts a small tree and keeps copies of what it is lent."""
 
     name = "watcher"
-    needs = Needs(hidden_states=True)
 
-    def __init__(self) -> None:
+    def __init__(self, needs: Needs = STATES) -> None:
+        self.needs = needs
         self.sessions: list[Watching] = []
 
     def open(self, request: DraftRequest) -> Watching:
         assert request.distribution is not None
-        self.sessions.append(Watching())
+        self.sessions.append(Watching(self.needs))
         return self.sessions[-1]
 
 
 class Watching(DraftSession):
-    def __init__(self) -> None:
+    """steps: with their roots and best tokens. prompts: with their states or best tokens."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
         self.root: list[int] = []
-        self.prompts: list[tuple[Ints, torch.Tensor]] = []
+        self.prompts: list[tuple[Ints, Any]] = []
         self.known: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
-        self.steps: list[Step] = []
+        self.steps: list[tuple[list[int], Step, Ints | None]] = []
         self.late: TargetView | None = None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -57,17 +58,19 @@ class Watching(DraftSession):
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
 
     def observe_prefill(self, prefill: Prefill) -> None:
-        assert prefill.hidden is not None and prefill.best is None
-        self.prompts.append((prefill.tokens, prefill.hidden.clone()))
+        assert (prefill.hidden is not None) is self.needs.hidden_states
+        assert (prefill.best is not None) is self.needs.prompt_top_tokens
+        lent = prefill.best.host() if prefill.best is not None else prefill.hidden.clone()  # type: ignore[union-attr]
+        self.prompts.append((prefill.tokens, lent))
 
     def observe(self, step: Step) -> None:
-        self.steps.append(step)
+        self.steps.append((self.root, step, step.top))
         if step.view is None or step.hidden is None:
             return
         nodes = range(-1, len(step.tree))
         chosen = [step.view.token(node) for node in nodes]
-        distributions = torch.stack([step.view.probabilities(node) for node in nodes])
-        self.known.append((self.root, step, step.hidden.clone(), chosen, distributions))
+        chances = torch.stack([step.view.probabilities(node) for node in nodes])
+        self.known.append((self.root, step, step.hidden.clone(), chosen, chances))
 
 
 def model() -> Any:
@@ -84,10 +87,7 @@ def states(text: list[int], instance: Any = None) -> torch.Tensor:
 
 
 def texts(root: list[int], tree: DraftTree) -> list[list[int]]:
-    results = [root]
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        results.append([*results[parent + 1], token])
-    return results
+    return [[*root, *below] for below in distributions.texts(tree).values()]
 
 
 def watch(drafter: Any, batch: int = 1, **options: Any) -> Any:
@@ -146,19 +146,19 @@ def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) ->
 def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
     watcher = Watcher()
     watch(watcher)
-    for _, _, _, chosen, distributions in watcher.sessions[0].known:
-        torch.testing.assert_close(
-            distributions.sum(-1), torch.ones(len(distributions), dtype=torch.float64)
-        )
-        assert all(distributions[i, token] > 0 for i, token in enumerate(chosen))
+    for _, _, _, chosen, chances in watcher.sessions[0].known:
+        torch.testing.assert_close(chances.sum(-1), torch.ones(len(chances), dtype=torch.float64))
+        assert all(chances[i, token] > 0 for i, token in enumerate(chosen))
 
 
-def test_samples_of_one_prompt_all_receive_it() -> None:
-    watcher = Watcher()
+@pytest.mark.parametrize("needs", [STATES, BEST])
+def test_samples_of_one_prompt_all_receive_it(needs: Needs) -> None:
+    watcher = Watcher(needs)
     engine = Engine(model(), drafter=watcher, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
-    heard = [session.prompts[0][0].tolist() for session in watcher.sessions]
-    assert heard == [p for p in PROMPTS[:2] for _ in range(2)]
+    heard = [session.prompts[0] for session in watcher.sessions]
+    assert [tokens.tolist() for tokens, _ in heard] == [p for p in PROMPTS[:2] for _ in range(2)]
+    assert (heard[0][1] == heard[1][1]).all()
 
 
 def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
@@ -170,28 +170,8 @@ def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
         return scores
 
     result = watch(watcher, logits_processor=[remember])[0]
-    assert all(step.view is None for step in watcher.sessions[0].steps)
+    assert all(step.view is None for _, step, _ in watcher.sessions[0].steps)
     assert len(calls) == len(result.tokens)
-
-
-@pytest.mark.parametrize(
-    "hold",
-    [
-        lambda drafter: Fuse([FixedDrafter([1]), drafter]),
-        lambda drafter: Cascade([FixedDrafter([1]), drafter]),
-        lambda drafter: Select([FixedDrafter([1]), drafter], by="accept_prob"),
-        lambda drafter: drafter,
-    ],
-    ids=["fuse", "cascade", "select", "alone"],
-)
-def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
-    watcher = Watcher()
-    held = hold(watcher)
-    assert held.needs.hidden_states
-    watch(held)
-    (session,) = watcher.sessions
-    assert [tokens.tolist() for tokens, _ in session.prompts] == [PROMPTS[0]]
-    assert session.known
 
 
 def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +180,7 @@ def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.keep_hidden", refuse)
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.read_prompts", refuse)
+    monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", refuse)
     engine = Engine(model(), drafter=[FixedDrafter([1]), "context"], budget=4)
     engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
     assert engine.needs == Needs(texts=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,24 +17,13 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import LAG, PathTarget, snapshot
-from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
+from tests.ragspec.verification.test_causal import assert_right, check_steps
 from tests.support import architectures_sweep as sweep
-from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
+from tests.support.architectures import ARCHITECTURES, VOCAB, build, make
 
 RECURRENT, SLOTTED, WINDOWED = "qwen3_5_text", "bloom", "mistral"
 EMPTY = DraftTree.empty()
-
-
-def close(
-    model: Any, logits: Sequence[torch.Tensor], texts: list[list[int]], trees: list[DraftTree]
-) -> None:
-    """Assert logits as `assert_right` does, for models that compute states in float32."""
-    for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
-        for node in range(-1, len(tree)):
-            tokens = [*text, *(int(tree.tokens[i]) for i in path_to(tree, node))]
-            with torch.no_grad():
-                expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-            assert torch.allclose(logits[row][node + 1], expected, atol=1e-3), (row, node)
+close = partial(assert_right, atol=1e-3)  # for models that compute states in float32
 
 
 @given(st.data())
@@ -41,19 +31,8 @@ def close(
 def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
     model = build(data.draw(st.sampled_from([RECURRENT, SLOTTED, WINDOWED])))
     rows = data.draw(st.integers(1, 2))
-    texts = [random_text(data, 1, 14) for _ in range(rows)]
-    pending = [list(text) for text in texts]
     with PathTarget(model).open(rows, 0) as session:
-        for _ in range(4):
-            trees = [session.trim_draft(random_tree(data, 5)) for _ in texts]
-            close(model, session.verify(pending, trees), texts, trees)
-            selected = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
-            session.commit(selected)
-            for text, tree, path in zip(texts, trees, selected, strict=True):
-                text.extend(int(tree.tokens[node]) for node in path)
-            pending = [random_text(data, 1, 2) for _ in texts]
-            for text, more in zip(texts, pending, strict=True):
-                text.extend(more)
+        check_steps(data, model, session, rows, steps=4, nodes=5, more=2, atol=1e-3)
 
 
 def fed(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -174,9 +153,11 @@ def test_only_the_likeliest_path_is_admitted() -> None:
     assert session.trim_draft(chain) is chain
 
 
-@pytest.mark.parametrize("name", [RECURRENT, SLOTTED])
-def test_a_forward_can_be_timed_at_any_length(name: str) -> None:
-    target = PathTarget(build(name))
+@pytest.mark.parametrize(
+    ("kind", "name"), [(PathTarget, RECURRENT), (PathTarget, SLOTTED), (CausalTarget, "llama")]
+)
+def test_a_forward_can_be_timed_at_any_length(kind: Any, name: str) -> None:
+    target = kind(build(name))
     for n, length in ((1, 16), (4, 16), (1, 32), (8, 16)):
         assert target.time_forward(n, length) > 0
 
@@ -200,13 +181,8 @@ def test_float64_models_without_states_are_exact_to_rounding() -> None:
 @pytest.fixture(scope="module")
 def tempered() -> Any:
     """Return a Llama 4 that scales the queries from slot 39 on."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    settings = COMMON | ARCHITECTURES["llama4_text"].settings
-    config = AutoConfig.for_model("llama4_text", **settings, floor_scale=40, attn_scale=40.0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    settings = ARCHITECTURES["llama4_text"].settings
+    return make("llama4_text", torch.float32, **settings, floor_scale=40, attn_scale=40.0)
 
 
 def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import ragspec.verification.tree_session as session_module
 from ragspec.errors import UnsupportedModelError
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, shortest_window
 from ragspec.verification.sequence_cache import SequenceCache
+from tests.ragspec.verification.test_causal import by_slot, chains_only
 from tests.support.architectures import build
 
 
@@ -74,19 +72,6 @@ def test_the_shortest_window_counts() -> None:
 # --- mutants of the target: each must be caught ---------------------------------------------------
 
 
-def causal_over_slots(start: int, tree: DraftTree) -> np.ndarray[Any, Any]:
-    return np.tri(start + len(tree), dtype=np.bool_)
-
-
-def positions_are_slots(*inputs: Any) -> tuple[torch.Tensor, Any]:
-    tokens, views = TRUE_LAYOUT(*inputs)
-    at = torch.arange(tokens.shape[1])[None]
-    return tokens, [replace(view, positions=view.lengths + at) for view in views]
-
-
-TRUE_LAYOUT = session_module._layout
-
-
 def keeps_the_first_slots(self: SequenceCache, source: torch.Tensor, start: int) -> None:
     """Compact nothing."""
 
@@ -107,8 +92,8 @@ def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -
 @pytest.mark.parametrize(
     ("owner", "part", "mutant", "name"),
     [
-        (session_module, "_related", causal_over_slots, "llama"),
-        (session_module, "_layout", positions_are_slots, "llama"),
+        (session_module, "_related", chains_only, "llama"),
+        (session_module, "_layout", by_slot, "llama"),
         (SequenceCache, "move", keeps_the_first_slots, "llama"),
         (SequenceCache, "move", moves_one_too_far, "llama"),
         ("ragspec.verification.tree_attention", "_model_allows", sees_everything, "mistral"),

@@ -153,11 +153,6 @@ def test_a_head_of_another_target_is_refused() -> None:
         check_head(head, CausalTarget(tiny.model("llama")))
 
 
-@pytest.fixture(scope="module")
-def target() -> CausalTarget:
-    return CausalTarget(heads.model(torch.float32))
-
-
 def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
     texts = [[9, 9, 9, 7, 7, 5], [7, 9]]
     assert frequent_tokens(texts, 1, 12) == (9,)
@@ -169,7 +164,8 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
         frequent_tokens(texts, 13, 12)
 
 
-def test_logits_are_rows_of_those_of_the_target(target: CausalTarget) -> None:
+def test_logits_are_rows_of_those_of_the_target() -> None:
+    target = text_target()
     few = DraftVocabulary(target, torch.tensor([2, 5, 11]))
     states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
     whole, instance = target.output_head(states), few.spread(few(states))
@@ -184,8 +180,9 @@ def test_logits_are_rows_of_those_of_the_target(target: CausalTarget) -> None:
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
-    target: CausalTarget, mode: str, temperature: float
+    mode: str, temperature: float
 ) -> None:
+    target = text_target()
     prompt = tiny.prompt(12, vocab_size=heads.VOCAB, seed=4)
     sampling = Sampling(temperature=temperature, seed=5)
     plain = Engine(target.model, drafter=None).generate(prompt, sampling, max_new_tokens=24)
@@ -203,9 +200,8 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
         assert instance.tokens == plain.tokens
 
 
-def test_tokens_are_preserved_with_the_head_and_checked(
-    target: CausalTarget, tmp_path: Path
-) -> None:
+def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
+    target = text_target()
     head = FeatureHead.fresh(target, seeded(1, 0, 0), tokens=[2, 5, 11])
     head.save(tmp_path, torch.bfloat16)
     read = FeatureHead.load(tmp_path)

@@ -18,6 +18,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
+from tests.support.distributions import texts
 
 PROMPT = tiny.prompt()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
@@ -44,13 +45,12 @@ def test_every_first_child_is_the_choice_of_the_distribution(settings: str) -> N
     session, growth = opened(SAMPLINGS[settings])
     tree = propose(session, 16)
     check(tree, tiny.VOCAB)
-    texts = {-1: PROMPT}
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        texts[node] = [*texts[int(parent)], int(token)]
+    below_root = texts(tree)
     for parent in set(tree.parents.tolist()):
+        text = [*PROMPT, *below_root[parent]]
         with torch.no_grad():
-            logits = session.cache.model.model(torch.tensor([texts[parent]])).logits[0, -1:]
-        chosen = int(growth.distribution.select(logits, [len(texts[parent]) - len(PROMPT)]))
+            logits = session.cache.model.model(torch.tensor([text])).logits[0, -1:]
+        chosen = int(growth.distribution.select(logits, [len(below_root[parent])]))
         below = [i for i, above in enumerate(tree.parents.tolist()) if above == parent]
         best = max(below, key=lambda i: (tree.accept_prob[i], -i))
         assert int(tree.tokens[best]) == chosen

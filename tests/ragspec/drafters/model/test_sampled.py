@@ -28,6 +28,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny
+from tests.support.distributions import texts
 from tests.support.enumeration import enumerate_outcomes
 
 V, SAMPLES = 5, 300
@@ -125,11 +126,8 @@ def test_q_is_the_distribution_of_the_draft_model_after_every_node(mode: str) ->
     for seed in range(6):  # with equal siblings in some of them
         tree = propose(ModelDrafter(model(1), width=(3, 2), mode=mode), 20, seed)
         assert tree.q is not None and tree.q.shape == (21, V)
-        texts = {-1: PROMPT}
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            texts[node] = [*texts[int(parent)], int(token)]
         for parent in set(tree.parents.tolist()):
-            expected = distribution_of(1, texts[parent])
+            expected = distribution_of(1, [*PROMPT, *texts(tree)[parent]])
             torch.testing.assert_close(tree.q[parent + 1], expected, rtol=0, atol=1e-9)
 
 
