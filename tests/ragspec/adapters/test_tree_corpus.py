@@ -61,15 +61,6 @@ def test_a_text_without_a_draft_is_a_root_and_pads() -> None:
     assert mask.sum() == 2 * NODES - 1
 
 
-def test_chains_have_no_branches() -> None:
-    text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 9, 1, 2, 3]
-    ((_, mask),) = rows(corpus(chains=True).batch_get(["a"], [text], [len(text)]))
-    depth = mask.sum(axis=1)
-    drafted = int(depth.max())
-    assert depth[:drafted].tolist() == list(range(1, drafted + 1))
-    assert drafted > 2
-
-
 def decode(instance: TreeCorpus, count: int, seed: int = 0, retract: float = 0.0) -> list[int]:
     """Decode texts as SGLang's worker asks for trees, and return how many steps each took."""
     request, rng = requests(count), np.random.default_rng(seed)

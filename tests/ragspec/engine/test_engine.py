@@ -30,11 +30,6 @@ NEW = 30
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
 def plain(model: Any) -> Engine:
     return Engine(model, tiny.tokenizer(), drafter=None)
 

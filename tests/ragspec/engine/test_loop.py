@@ -25,14 +25,9 @@ from ragspec.verification.static.session import StaticSession
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 
-PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
-NEW = 16
-SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5])
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
+PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8, [1, 2, 3, 4, 5]]
+NEW = 24
+SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5, 6])
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +146,7 @@ def test_a_rule_that_counts_is_opened_for_every_row(
     results = engine.generate(
         PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=stop
     )
-    assert rule.verdicts == 0 and len(rule.opened) == len(results) == 3
+    assert rule.verdicts == 0 and len(rule.opened) == len(results) == 4
     for result, row in zip(results, rule.opened, strict=True):
         assert row.verdicts == len(result.steps)
         assert result.label == f"bounded(tv<={row.verdicts})"
@@ -161,9 +156,9 @@ def test_a_rule_that_counts_is_opened_for_every_row(
 
 
 def test_samples_of_a_batch_are_those_of_each_prompt_alone(plain: Engine) -> None:
-    sampling = Sampling(temperature=1.0, n=2, seed=[3, 4, 5])
+    sampling = Sampling(temperature=1.0, n=2, seed=[3, 4, 5, 6])
     together = plain.generate(PROMPTS, sampling, max_new_tokens=6)
-    assert [[g.sample for g in samples] for samples in together] == [[0, 1]] * 3
+    assert [[g.sample for g in samples] for samples in together] == [[0, 1]] * 4
     for number, prompt in enumerate(PROMPTS):
         alone = Sampling(temperature=1.0, n=2, seed=number + 3)
         samples = plain.generate(prompt, alone, max_new_tokens=6)
@@ -185,7 +180,7 @@ def test_steps_add_up_to_the_text(drafted: Engine) -> None:
 
 def test_rows_of_on_step_are_numbered_through_parts_of_a_batch(model: Any) -> None:
     engine = Engine(model, drafter=None, max_batch_size=2)
-    known: list[list[int]] = [[] for _ in range(6)]
+    known: list[list[int]] = [[] for _ in range(8)]
     results = engine.generate(
         PROMPTS,
         Sampling(temperature=1.0, n=2, seed=1),
@@ -248,27 +243,14 @@ def test_two_engines_take_turns_over_one_model(
     assert model.config._attn_implementation == before
 
 
-FLIGHT_PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8, [1, 2, 3, 4, 5]]
-FLIGHT_NEW = 24
-FLIGHT_SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5, 6])
-
-
 @pytest.fixture(scope="module")
 def target(model: Any) -> CausalTarget:
     return Engine(model, drafter=None, static="eager").target
 
 
 @pytest.fixture(scope="module")
-def flight_expected(model: Any) -> list[list[int]]:
-    results = Engine(model, drafter=None).generate(
-        FLIGHT_PROMPTS, FLIGHT_SAMPLED, max_new_tokens=FLIGHT_NEW
-    )
-    return [result.tokens for result in results]
-
-
-def engine_of(target: CausalTarget, flight_expected: list[list[int]]) -> Engine:
-    truth = {tuple(p): tokens for p, tokens in zip(FLIGHT_PROMPTS, flight_expected, strict=True)}
-    return Engine(target, tiny.tokenizer(), drafter=MixingDrafter(truth, right=0.8), budget=10)
+def static(target: CausalTarget, drafted: Engine) -> Engine:
+    return Engine(target, tiny.tokenizer(), drafter=drafted.drafter, budget=10)
 
 
 def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
@@ -296,7 +278,7 @@ def message(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_forward_is_under_variant_while_tokens_are_handed_on(
-    target: CausalTarget, flight_expected: list[list[int]], message: list[str]
+    static: Engine, expected: list[list[int]], message: list[str]
 ) -> None:
     known: list[list[str]] = []
 
@@ -304,19 +286,19 @@ def test_a_forward_is_under_variant_while_tokens_are_handed_on(
         known.append(message.copy())
         message.clear()
 
-    assert target.open(1, 9).ahead
+    assert static.target.open(1, 9).ahead
     distribution = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
-    result = engine_of(target, flight_expected).generate(
-        FLIGHT_PROMPTS[0], distribution, max_new_tokens=FLIGHT_NEW, on_step=on_step
+    result = static.generate(
+        PROMPTS[0], distribution, max_new_tokens=NEW, ignore_eos=True, on_step=on_step
     )
-    assert result.tokens == flight_expected[0]
+    assert result.tokens == expected[0]
     assert known[0][-1] == "launch", "the prompt is read, the first step on its way"
     assert all(each == ["settle", "launch"] for each in known[1:-1])
     assert known[-1] == ["settle"], "nothing is launched for texts that have ended"
 
 
 def test_rows_that_leave_take_their_forward_back(
-    target: CausalTarget, flight_expected: list[list[int]], message: list[str]
+    static: Engine, expected: list[list[int]], message: list[str]
 ) -> None:
     """Callers that leave or raise do so while a forward is under way, at any time."""
     rng = random.Random(0)
@@ -331,7 +313,7 @@ def test_rows_that_leave_take_their_forward_back(
 
         return on_step
 
-    with engine_of(target, flight_expected) as pool:
+    with static.with_limits(4) as pool:
         for _ in range(5):
             distributions = [
                 Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)
@@ -340,12 +322,13 @@ def test_rows_that_leave_take_their_forward_back(
                 pool.submit(
                     prompt,
                     distribution,
-                    max_new_tokens=FLIGHT_NEW,
+                    max_new_tokens=NEW,
+                    ignore_eos=True,
                     on_step=leaves(rng.choice([1, 2, 3, 99])),
                 )
-                for prompt, distribution in zip(FLIGHT_PROMPTS, distributions, strict=True)
+                for prompt, distribution in zip(PROMPTS, distributions, strict=True)
             ]
-            for handle, whole in zip(handles, flight_expected, strict=True):
+            for handle, whole in zip(handles, expected, strict=True):
                 result, error = ended(handle)
                 assert result == whole[: len(result)]
                 assert len(result) == len(whole) or isinstance(error, ZeroDivisionError)
@@ -356,7 +339,7 @@ def test_what_fails_ahead_loses_no_token(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(target, drafter=None)
-    whole = engine.generate(FLIGHT_PROMPTS[0], max_new_tokens=FLIGHT_NEW).tokens
+    whole = engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     launch, known = StaticSession.launch, list[int]()
 
     def failing(self: StaticSession, *inputs: Any) -> None:
@@ -366,11 +349,7 @@ def test_what_fails_ahead_loses_no_token(
 
     monkeypatch.setattr(StaticSession, "launch", failing)
     with pytest.raises(ZeroDivisionError, match="a device of somebody"):
-        engine.generate(
-            FLIGHT_PROMPTS[0],
-            max_new_tokens=FLIGHT_NEW,
-            on_step=lambda _, s: known.extend(s.tokens),
-        )
+        engine.generate(PROMPTS[0], max_new_tokens=NEW, on_step=lambda _, s: known.extend(s.tokens))
     assert known == whole[:3], "what was written before is handed on first"
     monkeypatch.undo()
-    assert engine.generate(FLIGHT_PROMPTS[0], max_new_tokens=FLIGHT_NEW).tokens == whole
+    assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == whole

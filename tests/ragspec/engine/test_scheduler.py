@@ -36,11 +36,6 @@ Requests = tuple[list[int], Sampling, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
 def target(model: Any) -> CausalTarget:
     return Engine(model, drafter=None).target
 

@@ -192,11 +192,6 @@ INPUTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
-
-
 def row_processors_texts(
     engine: Engine, prompts: Any, sampling: Sampling, inputs: Any
 ) -> list[list[int]]:

@@ -21,11 +21,6 @@ from tests.support.mixing import MixingDrafter
 from tests.support.model_state import state_of
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
-
-
 def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
     alone = Engine(model, drafter=None)
     engine = Engine(model, budget=8, static="eager")
