@@ -52,9 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def opened(folder: Path, *args: Any, **settings: Any) -> ImagePipeline:
-    pipe = ImagePipeline.from_pretrained(folder, *args, **settings)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return ImagePipeline.from_pretrained(folder, *args, **settings)
 
 
 def one(call: dict[str, Any], row: int) -> dict[str, Any]:
@@ -196,7 +194,6 @@ def test_adapters_of_peft_draw(folders: dict[str, Path], tmp_path: Path) -> None
         wrapped: Any = get_peft_model(tiny_images.model(), config)
     wrapped.save_pretrained(tmp_path / "lora")
     adapted = ImagePipeline(wrapped, pipe.tokenizer, "jacobi")
-    adapted.set_progress_bar_config(disable=True)
     merged = opened(folders["codes"], lora=tmp_path / "lora")
     sample = [each(**CALLS["codes"], seed=5).codes for each in (pipe, adapted, merged)]
     assert torch.equal(sample[1], sample[2]) and not torch.equal(sample[0], sample[1])

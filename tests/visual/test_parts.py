@@ -34,9 +34,7 @@ every = pytest.mark.parametrize("make", [of_codes, of_latents, masked])
 
 
 def sampled(pipe: Any, **more: Any) -> Any:
-    pipe.set_progress_bar_config(disable=True)
-    dice = torch.Generator().manual_seed(2)
-    return pipe(class_labels=LABELS, generator=dice, output_type="np", **more).images
+    return pipe(class_labels=LABELS, seed=2, output_type="np", **more).images
 
 
 @every
@@ -57,7 +55,7 @@ def test_slices_are_decoded_one_at_a_time(
 
 @every
 def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) -> None:
-    pipe = make(tmp_path).to("cpu", torch.float64)
+    pipe = make(tmp_path).to(torch.float64).to("cpu", torch.float64)
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
     if getattr(pipe, "draft", None) is not None:
         assert pipe.draft.dtype == torch.float64

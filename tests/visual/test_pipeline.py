@@ -30,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, drafter: Any = "model", rule: Any = "exact", **more: Any) -> Any:
-    pipe = ImagePipeline.from_pretrained(folder, drafter, rule, **{"budget": 6, **more})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return ImagePipeline.from_pretrained(folder, drafter, rule, **{"budget": 6, **more})
 
 
 def dice(seed: int = 1) -> torch.Generator:
@@ -200,7 +198,6 @@ def test_loaders_take_keywords_of_diffusers_or_refuse_them(
 def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
     model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
     pipe = ImagePipeline(model, tokenizer, tiny_images.model(layers=1), Walk(), budget=4)
-    pipe.set_progress_bar_config(disable=True)
     assert pipe(class_labels=0, generator=dice()).label == "exact"
     plain = ImagePipeline(**pipe.components)
     assert plain.model is model and plain.tokenizer is tokenizer
@@ -208,15 +205,6 @@ def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
         folder / "target", None, tokenizer=folder / "tokenizer", device="cpu"
     )
     assert beside.tokenizer.vocab_size == tiny_images.CODES
-
-
-def test_all_models_move_together(folder: Path) -> None:
-    pipe = opened(folder).to(torch.float64)
-    assert {each.dtype for each in (pipe.model, pipe.draft)} == {torch.float64}
-    plain = ImagePipeline(**pipe.components)
-    plain.set_progress_bar_config(disable=True)
-    one, two = (each(class_labels=[0, 1], generator=dice()) for each in (pipe, plain))
-    assert torch.equal(one.codes, two.codes) and one.stats.forwards < two.stats.forwards
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

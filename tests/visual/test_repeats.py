@@ -28,14 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, drafter: Any, **settings: Any) -> Any:
-    instance = ImagePipeline.from_pretrained(folder, drafter, dtype=torch.float64, **settings)
-    instance.set_progress_bar_config(disable=True)
-    return instance
+    return ImagePipeline.from_pretrained(folder, drafter, dtype=torch.float64, **settings)
 
 
 def sampled(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
-    dice = [torch.Generator().manual_seed(seed) for seed in seeds]
-    codes: torch.Tensor = pipe(class_labels=[label] * len(seeds), generator=dice).codes
+    codes: torch.Tensor = pipe(class_labels=[label] * len(seeds), seed=seeds).codes
     return codes.flatten(1).tolist()
 
 
@@ -56,7 +53,6 @@ def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
 
 
 def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:
-    dice = torch.Generator().manual_seed(1)
     for budget, rule, repeats in (
         (3, "lantern", True),
         ("auto", "lantern", False),
@@ -64,6 +60,6 @@ def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:
     ):
         settings = RELAXED if rule == "lantern" else {}
         pipe = opened(folder, "model", rule=rule, budget=budget, **settings)
-        stats = pipe(class_labels=[1], generator=dice).stats
+        stats = pipe(class_labels=[1], seed=1).stats
         assert stats.repeatable is repeats
         assert ("not repeatable" in stats.summary()) is not repeats

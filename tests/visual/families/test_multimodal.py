@@ -34,11 +34,9 @@ SCALE = 3.0
 def opened(kind: str, drafter: Any = "jacobi", rule: Any = "exact", **more: Any) -> Any:
     if kind == "chameleon":
         more.setdefault("vq", tiny_prompted.chameleon_vq().double())
-    instance = ImagePipeline(
+    return ImagePipeline(
         tiny_prompted.model(kind), tiny_prompted.tokenizer(kind), drafter, rule, budget=6, **more
     )
-    instance.set_progress_bar_config(disable=True)
-    return instance
 
 
 def encoded(pipe: Any, prompt: Any, **call: Any) -> Any:
@@ -284,7 +282,6 @@ def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
     record = {"guidance_scale": SCALE, **sized(kind)}
     sample = []
     for each in (pipe, ImagePipeline.from_pretrained(again, "model", device="cpu", budget=6)):
-        each.set_progress_bar_config(disable=True)
         sample.append(each(PROMPTS, generator=dice(), **record))
         assert sample[-1].images[0].size == (2 * SIDE, 2 * SIDE)
         shared = ImagePipeline(**each.components, drafter=None)
@@ -356,7 +353,6 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
     pipe = ImagePipeline(
         tiny_prompted.model("chameleon"), tiny_prompted.tokenizer("chameleon"), "jacobi"
     )
-    pipe.set_progress_bar_config(disable=True)
     out = pipe("a cat", output_type="latent", generator=dice())
     assert torch.equal(out.images, out.codes)
     calls: list[tuple[Any, Any]] = [(pipe, "a cat"), (pipe.decode, out.codes)]
@@ -446,7 +442,6 @@ def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> No
     assert (again.batch_size, again.family.prompt_template) == (2, "a {prompt} *")
     outs = []
     for each in (pipe, again):
-        each.set_progress_bar_config(disable=True)
         outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
     assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
     other = ImagePipeline.from_pretrained(

@@ -10,13 +10,12 @@ import torch
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
-from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_distributions import differs
 from tests.support.masked_distributions import OTHER_SEEDS, accepted, plain, sampled
+from tests.visual.latents.rules.test_distributions import OTHER, SAME, FreshDraw, Mirrored
 
 SAMPLES = 240
-SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +40,6 @@ def test_pictures_follow_the_targets_distribution(
     result, generations = sampled(rule, drafts, SAMPLES, **inputs)
     assert differs(result.flatten(1), selection) > SAME
     assert 0.1 < accepted(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
-
-
-class FreshDraw(Horizon):
-    """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
-
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        return view.target.table.latents[current]
-
-
-class Mirrored(Aligned):
-    """A mutant: reflects whatever the deviations are."""
-
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        return self.mirrored(view, drafted, current)
 
 
 class TwiceUsed(MaskedTarget):

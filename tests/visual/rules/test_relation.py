@@ -54,6 +54,8 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
         assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
         assert variation(relaxed, p) == pytest.approx(result.mass, abs=1e-6)
         assert (relaxed[result.codes] == 0.0).all()
+        others = np.setdiff1d(np.arange(CODES), [*result.codes, code])
+        assert (relaxed[others] == p[others]).all()
         if isinstance(relation, NearestByRatio):
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
 
