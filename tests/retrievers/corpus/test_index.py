@@ -267,12 +267,6 @@ def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_
     store._buffer.clear()  # so that nothing is left to be reported
 
 
-def test_a_scope_that_no_store_keeps_is_no_scope_to_draft_for(store: CorpusIndex) -> None:
-    for scope in ("", " ", "request", None):
-        with pytest.raises(InputError, match="scope"):
-            store.drafter(scope)  # type: ignore[arg-type]
-
-
 def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
     text, model = tiny.tokenizer(), tiny.model()
     with CorpusIndex.build(["abc"], text, tmp_path / "c", model=model) as store:

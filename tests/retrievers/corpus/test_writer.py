@@ -69,6 +69,8 @@ def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
 def test_a_scope_that_no_store_keeps_is_refused(store: CorpusIndex, scope: Any) -> None:
     with pytest.raises(InputError, match="scope"):
         store.append([1], scope=scope)
+    with pytest.raises(InputError, match="scope"):
+        store.drafter(scope)
 
 
 # --- readers and writers ------------------------------------------------------------------------

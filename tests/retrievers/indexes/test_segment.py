@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes import segment as module
-from ragspec.retrievers.indexes.continuations import Draft, DraftOptions
+from ragspec.retrievers.indexes.continuations import DraftOptions
 from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment
+from tests.support.spelling import spelled
 
 VOCAB = 4
 Text = list[int]
@@ -24,20 +25,13 @@ def make(folder: Path, texts: Sequence[Sequence[int]], vocab: int = VOCAB) -> Se
     return build_segment(folder, texts, vocab)
 
 
-def paths(draft: Draft) -> list[tuple[int, ...]]:
-    results: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
-        results.append((*(results[parent] if parent >= 0 else ()), token))
-    return results
-
-
 def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
     segment = make(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]])
     options = DraftOptions(
         contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
     )
     draft = segment.draft([1, 2], 10, options=options)
-    accept_prob = dict(zip(paths(draft), draft.accept_prob.tolist(), strict=True))
+    accept_prob = spelled(draft)
     # (3): 2 of 3 after [1, 2]. (2): found after [2] only, where 2 of 5 places are new: [3, 2], and
     # the last 2, which ends its document: half of what has escaped.
     assert accept_prob == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})
@@ -46,14 +40,14 @@ def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> N
 
 def test_shorter_matches_fill_the_tree(tmp_path: Path) -> None:
     segment = make(tmp_path, [[0, 1, 2], [3, 1, 0], [2, 1, 3]])
-    assert paths(segment.draft([0, 1], 10, options=DraftOptions(contexts=1))) == [(2,)]
-    assert paths(segment.draft([0, 1], 10)) == [(2,), (0,), (3,)]
+    assert list(spelled(segment.draft([0, 1], 10, options=DraftOptions(contexts=1)))) == [(2,)]
+    assert list(spelled(segment.draft([0, 1], 10))) == [(2,), (0,), (3,)]
 
 
 def test_documents_never_run_into_each_other(tmp_path: Path) -> None:
     segment = make(tmp_path, [[0, 1], [2, 3], [], [0, 1, 3]])
     assert segment.longest_match([1, 2]).length == 1
-    assert paths(segment.draft([0, 1], 10)) == [(3,)]
+    assert list(spelled(segment.draft([0, 1], 10))) == [(3,)]
     assert len(segment.draft([2, 3], 10).tokens) == 0
     for outside in (VOCAB, -1, 10**9):  # the separator itself, and what no text can hold
         assert segment.longest_match([1, outside]).length == 0
@@ -65,7 +59,7 @@ def test_wide_intervals_are_sampled_all_over(tmp_path: Path) -> None:
     segment = make(tmp_path, texts)
     options = DraftOptions(rows=100)
     draft = segment.draft([0], 10, options=options)
-    assert paths(draft) == [(1,), (2,), (3,)]
+    assert list(spelled(draft)) == [(1,), (2,), (3,)]
     shares = draft.accept_prob / options.chances[0, 1, 0]
     assert np.abs(shares - [0.5, 0.3, 0.2]).max() <= 0.05
     assert segment.longest_match([0]).high - segment.longest_match([0]).low == 1000
@@ -77,7 +71,7 @@ def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None
         segment.draft([0], 4)
     with pytest.raises(InputError, match="expected 1 to 8"):
         segment.longest_match([0], 9)
-    assert paths(segment.draft([0], 4, options=DraftOptions(max_match=8))) == [(1,), (1, 2)]
+    assert list(spelled(segment.draft([0], 4, options=DraftOptions(max_match=8)))) == [(1,), (1, 2)]
 
 
 @pytest.mark.parametrize(("budget", "depth", "count"), [(0, 5, 0), (5, 0, 0), (2, 5, 2), (9, 1, 1)])
@@ -104,7 +98,7 @@ def test_tokens_take_two_bytes_where_the_separator_fits(
 ) -> None:
     segment = make(tmp_path, [[vocab - 1, 0], [vocab - 1, 1]], vocab)
     assert (tmp_path / module.TOKENS).stat().st_size == width * (4 + 3)
-    assert paths(segment.draft([vocab - 1], 4)) == [(0,), (1,)]
+    assert list(spelled(segment.draft([vocab - 1], 4))) == [(0,), (1,)]
 
 
 def test_foreign_ids_are_refused(tmp_path: Path) -> None:
@@ -144,7 +138,8 @@ def test_the_answers_are_those_of_mapped_files(
     mapped = Segment.open(tmp_path, VOCAB)
     assert isinstance(mapped.tokens.base, np.memmap)
     assert mapped.tokens.flags.writeable == small.tokens.flags.writeable
-    assert paths(mapped.draft([0], 5)) == paths(small.draft([0], 5)) == [(1,), (1, 2)]
+    for each in (mapped, small):
+        assert list(spelled(each.draft([0], 5))) == [(1,), (1, 2)]
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])

@@ -15,7 +15,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, Sour
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftTree
 from ragspec.trees.operations import check, children, depths, paths
 
 VOCAB = 5
@@ -129,15 +129,6 @@ def test_copying_a_document_takes_one_step_per_budget() -> None:
     request = DraftRequest(tuple(prompt), 100, spans=((1, 41, 0, 0),))
     session = ContextDrafter().open(request)
     assert steps(session, prompt, document[1:], budget=12) == 3
-
-
-def test_a_text_beside_the_prompt_is_copied_with_its_offset() -> None:
-    request = DraftRequest((5, 6), 100, texts=(SourceText((1, 5, 6, 7, 8), document=4, offset=20),))
-    tree = ContextDrafter().open(request).propose(context((5, 6)), 4)
-    assert tree.tokens.tolist() == [7, 8]
-    assert tree.origin.tolist() == [[4, 23], [4, 24]]
-    assert tree.sources == ("context",)
-    assert tree.kind is DraftKind.DETERMINISTIC
 
 
 def test_two_continuations_become_two_branches() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
+from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade, Form, HierarchyDrafter, fill
 from ragspec.retrievers.methods.ngrams import NGramPool
@@ -129,10 +131,11 @@ FORMS: tuple[Form, ...] = ("trie", "ngram")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus of the answers and one of other text."""
+    """A folder with a corpus of the answers, each with a fault in it, and one of other text."""
     root = tmp_path_factory.mktemp("stores")
     answers = [tokens for settings in SAMPLINGS for tokens in expected(settings, 4)]
-    CorpusIndex.build(answers, None, root / "m.store", vocab_size=VOCAB).close()
+    texts = [[*p[-3:], *a[:9], 0, *a[10:]] for p, a in zip(2 * PROMPTS, answers, strict=True)]
+    CorpusIndex.build(texts, None, root / "m.store", vocab_size=VOCAB).close()
     CorpusIndex.build(PROMPTS, None, root / "c.store", vocab_size=VOCAB).close()
     return root
 
@@ -144,11 +147,17 @@ def drafted(drafter: HierarchyDrafter, text: list[int], budget: int = 16) -> Dra
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("form", FORMS)
-def test_hierarchy_drafting_the_text_stays_as_it_is(
-    form: Form, settings: str, batch: int, folder: Path
+@pytest.mark.parametrize("method", [*FORMS, "rest", "auto"])
+def test_no_token_changes_with_a_store_beside_the_text(
+    method: str, settings: str, batch: int, folder: Path
 ) -> None:
-    drafter = HierarchyDrafter(folder / "m.store", str(folder / "c.store"), form=form)
+    drafter: Drafter
+    if method in FORMS:
+        form: Any = method
+        drafter = HierarchyDrafter(folder / "m.store", str(folder / "c.store"), form=form)
+    else:
+        drafter = CorpusIndex.open(folder / "m.store").drafter()
+        drafter = AutoDrafter(drafter) if method == "auto" else drafter
     check_identity(drafter, settings, batch)
 
 

@@ -20,8 +20,7 @@ from ragspec.trees.operations import check
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, fake_clock
 from tests.support.identities import target
-
-Paths = dict[tuple[int, ...], float]
+from tests.support.spelling import spelled
 
 
 def propose(rasd: Rasd, budget: int = 16, vocab: int = 100) -> DraftTree:
@@ -32,14 +31,6 @@ def propose(rasd: Rasd, budget: int = 16, vocab: int = 100) -> DraftTree:
 
 def opened(rasd: Rasd, vocab: int = 100) -> RasdSession:
     return rasd.open(DraftRequest((1, 2), vocab))
-
-
-def spelled(tree: DraftTree) -> Paths:
-    """Return the reach of every path."""
-    results: list[tuple[int, ...]] = []
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        results.append((token,) if parent == ROOT else (*results[parent], token))
-    return dict(zip(results, tree.accept_prob.tolist(), strict=True))
 
 
 def model(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.sam_decoding import MatchDrafter, MatchSession, Select
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter
@@ -53,15 +53,6 @@ def test_the_length_of_the_copy_follows_the_match() -> None:
     assert len(match(prompt, tokens=3)) == 3
     assert match(prompt, shortest=3) == []
     assert len(match(prompt, budget=5)) == 5
-
-
-def test_a_copy_names_its_document_and_ends_with_it() -> None:
-    request = DraftRequest((5, 6, 7), 9, texts=(SourceText((6, 7, 8), 2, 10), SourceText((1,), 3)))
-    session = MatchDrafter().open(request)
-    tree = session.propose(at([5, 6, 7]), 8)
-    assert tree.tokens.tolist() == [8]
-    assert tree.origin.tolist() == [[2, 12]]
-    assert isinstance(session, MatchSession) and session.matched == 2
 
 
 def chosen(select: Select, prompt: list[int]) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.fixed import BrokenDrafter, FixedDrafter
+from tests.support.spelling import spelled
 
 VOCAB = 4
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
@@ -76,13 +77,6 @@ def test_the_tree_is_that_of_a_naive_count(text: list[int], factor: float, offse
     assert len(tree) <= max(cap_of(matched), 0)
 
 
-def spelled(tree: DraftTree) -> list[tuple[int, ...]]:
-    results: list[tuple[int, ...]] = []
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        results.append((token,) if parent == ROOT else (*results[parent], token))
-    return results
-
-
 def test_a_match_of_m_tokens_gives_m_nodes_times_the_factor() -> None:
     text = [0, 1, 2, 3, 3, 2, 1, 0, 0, 0, 1, 2]
     assert len(propose(text)) == 3
@@ -143,10 +137,3 @@ def test_trees_keep_their_promises(text: list[int], budget: int, left: int) -> N
     assert depths(tree.parents).max(initial=0) <= left - 1
     for node, parent in enumerate(tree.parents.tolist()):
         assert parent == ROOT or tree.accept_prob[node] <= tree.accept_prob[parent]
-
-
-def test_a_text_of_the_request_is_continued_with_its_origin() -> None:
-    request = DraftRequest((0, 1), VOCAB, texts=(SourceText((0, 1, 2, 3), 7, 20),))
-    tree = SuffixDrafter().open(request).propose(at([0, 1]), 8)
-    assert tree.tokens.tolist() == [2, 3]
-    assert tree.origin.tolist() == [[7, 22], [7, 23]]
