@@ -212,7 +212,6 @@ def test_latents_are_learnt_preserved_and_sampled(
     assert trainer.measure() < before and min(losses) > 0.0
     again.export(tmp_path / "set")
     pipe = ImagePipeline.from_pretrained(tmp_path / "set", tokenizer=latents.TOKENIZER, **options)
-    pipe.set_progress_bar_config(disable=True)
     assert pipe.class_names[3] == "class 3"
     result = pipe(class_labels=["class 3"], seed=0)
     assert result.images[0].size == (32, 32) and result.latents.shape == (1, 8, 8, 8)

@@ -21,9 +21,7 @@ LENGTH, WIDTH = 4, 224
 
 
 def opened(model: Any, drafter: Any = "jacobi", **settings: Any) -> Any:
-    pipe = ImagePipeline(model, tiny_images.tokenizer(), drafter, budget=6, **settings)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return ImagePipeline(model, tiny_images.tokenizer(), drafter, budget=6, **settings)
 
 
 def dice(seed: int = 1) -> torch.Generator:
@@ -141,8 +139,6 @@ def test_published_files_and_folders_are_opened(tmp_path: Path) -> None:
         ),
         ImagePipeline.from_pretrained(published(tmp_path), published(tmp_path, 1, 1), **opening),
     ]
-    for pipe in (plain, *pipes):
-        pipe.set_progress_bar_config(disable=True)
     expected = plain(class_labels=[0, 2], generator=dice())
     for pipe in pipes:
         out = pipe(class_labels=[0, 2], generator=dice())

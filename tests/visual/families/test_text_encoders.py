@@ -18,9 +18,7 @@ WIDTH = 224
 
 def opened(encoder: Any, model: Any = None) -> Any:
     model = tiny_images.model("features") if model is None else model
-    pipe = ImagePipeline(model, tiny_images.tokenizer(), budget=6, text_encoder=encoder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return ImagePipeline(model, tiny_images.tokenizer(), budget=6, text_encoder=encoder)
 
 
 @pytest.fixture(scope="module")

@@ -29,14 +29,6 @@ def test_pairs_turn_with_row_and_column(length: int) -> None:
             torch.testing.assert_close(turned[0, code, :, 2 * pair + 1], expected)
 
 
-def test_condition_positions_vanish() -> None:
-    rotary = GridRotary(3, 2, 4)
-    rotation = rotary.rotation(torch.arange(4)[None], torch.float32)
-    turned = rotate(torch.randn(2, 4, 1, 4), rotation)
-    assert not turned[:, :3].any()
-    assert turned[:, 3].any()
-
-
 def test_half_precision_is_turned_in_float32() -> None:
     rotary = GridRotary(0, 4, 8)
     positions = torch.arange(16)[None]

@@ -96,7 +96,6 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
     model = load_llamagen(tmp_path / "c2i.pt", **SIZES)
     tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt"))
     pipe = ImagePipeline(model, tokenizer, "jacobi")
-    pipe.set_progress_bar_config(disable=True)
     out = pipe(class_labels=[0, 2], generator=torch.Generator().manual_seed(0), output_type="pt")
     assert out.images.shape == (2, 3, 16, 16)
     expected = Plain(published()).decode(out.codes).clamp(-1, 1) / 2 + 0.5
