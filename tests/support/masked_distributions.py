@@ -12,10 +12,11 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.families.mar import latents_of
-from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
+from tests.support import tiny_masked
 
 SIDE, WIDTH, STEPS, FLOOR, SCALE = 2, 2, 3, 0.3, 2.0
 PLACES = SIDE * SIDE
@@ -47,10 +48,9 @@ def model(difference: float = 0.0, side: int = SIDE) -> MaskedModel:
 
     difference: what is added to all that its head is told; its variances are others, too, then.
     """
-    config = MaskedConfig(WIDTH, 12, 1, 1, 3, None, side, 3, 2, 10, 1)
     dice = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        instance = MaskedModel(config)
+        instance = MaskedModel(tiny_masked.config(WIDTH, grid_size=side, head_layers=1))
     instance.diffloss.net = LinearHead(12, 0.2 if difference else 0.0)  # type: ignore[assignment]
     with torch.no_grad():
         for weight in instance.double().eval().parameters():

@@ -13,6 +13,15 @@ from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, plain_vq, tiny_images
 
 DIM = plain_mar.WIDTH
+SIZES = {  # of a model of nine places and three classes
+    **{"hidden_size": 12, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 3},
+    **{"grid_size": 3, "num_classes": 3, "buffer_size": 2, "head_width": 10, "head_layers": 2},
+}
+
+
+def config(latent_dim: int, **settings: Any) -> MaskedConfig:
+    """Return the configuration of a tiny model."""
+    return MaskedConfig(latent_dim=latent_dim, **SIZES | settings)
 
 
 def file(
@@ -72,10 +81,9 @@ def kl_file(path: Path, weights: dict[str, Any] | None = None) -> Path:
 def save(root: Path) -> Path:
     """Write a model over a tokenizer's latents and the tokenizer to a folder, as training does."""
     names = dict(enumerate(tiny_images.CLASSES))
-    config = MaskedConfig(DIM, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, clip=2.0, id2label=names)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        instance = MaskedModel(config)
+        instance = MaskedModel(config(DIM, clip=2.0, id2label=names))
         for weight in instance.parameters():
             weight.data.normal_(0.0, 0.3)
     instance.save_pretrained(root / "target")

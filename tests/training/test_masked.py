@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
-from tests.support import plain_mar
+from tests.support import plain_mar, tiny_masked
 
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("training_path")
 
 def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> None:
     torch.manual_seed(0)
-    model = MaskedModel(MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 1)).double()
+    model = MaskedModel(tiny_masked.config(4, head_layers=1)).double()
     for weight in model.parameters():
         weight.data.normal_(0.0, 0.4)
     clean, message = torch.randn(6, 4).double(), torch.randn(6, 10).double()

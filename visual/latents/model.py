@@ -9,6 +9,7 @@ latent, clipped, instead of the noise.
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -35,25 +36,13 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
 
     model_type = "ragspec-latents"
 
-    def __init__(
-        self,
-        latent_dim: int = 8,
-        head_width: int = 128,
-        head_layers: int = 3,
-        steps: int = 16,
-        floor: float = 0.1,
-        trunk: dict[str, Any] | None = None,
-        read_width: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        self.latent_dim = latent_dim
-        self.read_width = read_width
-        self.head_width = head_width
-        self.head_layers = head_layers
-        self.steps = steps
-        self.floor = floor
-        self.trunk = dict(trunk or {})
-        super().__init__(**kwargs)
+    latent_dim: int = 8
+    head_width: int = 128
+    head_layers: int = 3
+    steps: int = 16
+    floor: float = 0.1
+    trunk: dict[str, Any] = field(default_factory=dict)
+    read_width: int = 0
 
 
 class _LatentLayer(nn.Module):

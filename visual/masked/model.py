@@ -136,41 +136,25 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
 
     model_type = "ragspec-masked-latents"
 
-    def __init__(
-        self,
-        latent_dim: int = 16,
-        hidden_size: int = 768,
-        encoder_layers: int = 12,
-        decoder_layers: int = 12,
-        num_attention_heads: int = 12,
-        intermediate_size: int | None = None,
-        grid_size: int = 16,
-        num_classes: int = 1000,
-        buffer_size: int = 64,
-        head_width: int = 1024,
-        head_layers: int = 6,
-        mean: float | list[float] = 0.0,
-        deviation: float | list[float] = 1.0,
-        clip: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.latent_dim = latent_dim
-        self.hidden_size = hidden_size
-        self.encoder_layers = encoder_layers
-        self.decoder_layers = decoder_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = 4 * hidden_size if intermediate_size is None else intermediate_size
-        self.grid_size = grid_size
-        self.num_classes = num_classes
-        self.buffer_size = buffer_size
-        self.head_width = head_width
-        self.head_layers = head_layers
-        self.mean = mean
-        self.deviation = deviation
-        self.clip = clip
-        self.condition = "class"
-        kwargs.pop("condition", None)
-        super().__init__(**kwargs)
+    latent_dim: int = 16
+    hidden_size: int = 768
+    encoder_layers: int = 12
+    decoder_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 0  # four times hidden_size
+    grid_size: int = 16
+    num_classes: int = 1000
+    buffer_size: int = 64
+    head_width: int = 1024
+    head_layers: int = 6
+    mean: float | list[float] = 0.0
+    deviation: float | list[float] = 1.0
+    clip: float | None = None
+    condition: str = "class"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
+        super().__post_init__(**kwargs)
         self._check()
 
     def _check(self) -> None:

@@ -80,51 +80,38 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         grid_size: Side of the square of codes.
         condition: "class" (num_classes of them) or "features" (condition_length vectors of size
             caption_dim).
-        intermediate_size: None gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
+        intermediate_size: 0 gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
         dropout: Dropout rate of embeddings and residual branches, in training.
     """
 
     model_type = "llamagen"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
-    def __init__(
-        self,
-        vocab_size: int = 16384,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 12,
-        num_attention_heads: int = 12,
-        num_key_value_heads: int | None = None,
-        intermediate_size: int | None = None,
-        grid_size: int = 16,
-        condition: str = "class",
-        num_classes: int = 1000,
-        condition_length: int = 1,
-        caption_dim: int = 2048,
-        rms_norm_eps: float = 1e-5,
-        rope_theta: float = 10000.0,
-        initializer_range: float = 0.02,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        self.intermediate_size = intermediate_size or -(-(8 * hidden_size // 3) // 256) * 256
-        self.grid_size = grid_size
-        self.condition = condition
-        self.num_classes = num_classes
-        self.condition_length = condition_length
-        self.caption_dim = caption_dim
-        self.rms_norm_eps = rms_norm_eps
-        self.rope_theta = rope_theta
-        self.initializer_range = initializer_range
-        self.dropout = dropout
-        self.max_position_embeddings = condition_length + grid_size**2
-        kwargs.pop("max_position_embeddings", None)
-        kwargs["tie_word_embeddings"] = False
-        super().__init__(**kwargs)
+    vocab_size: int = 16384
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int = 0  # as many as there are heads
+    intermediate_size: int = 0
+    grid_size: int = 16
+    condition: str = "class"
+    num_classes: int = 1000
+    condition_length: int = 1
+    caption_dim: int = 2048
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    initializer_range: float = 0.02
+    dropout: float = 0.0
+    max_position_embeddings: int = 0  # follows from the others
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        hidden = self.hidden_size
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        self.intermediate_size = self.intermediate_size or -(-(8 * hidden // 3) // 256) * 256
+        self.max_position_embeddings = self.condition_length + self.grid_size**2
+        self.tie_word_embeddings = False
+        super().__post_init__(**kwargs)
         self._check()
 
     def _check(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError, UnsupportedModelError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import ImagePipeline, KLAutoencoder
-from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import order_of
 from tests.support import plain_mar, tiny_images, tiny_masked
 
@@ -210,7 +210,7 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
         pipeline(folder, **DRAFTED | {"drafter": "model"})
     with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
         pipeline(folder, **DRAFTED | {"drafter": "jacoby"})
-    other = MaskedModel(MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=1.0))
+    other = MaskedModel(tiny_masked.config(4, mean=1.0))
     with pytest.raises(InputError, match=r"draft model with mean 1\.0; expected 0\.0"):
         pipeline(folder, **DRAFTED | {"drafter": other})
     with pytest.raises(InputError, match="with temperature 0; expected noise"):
@@ -247,7 +247,7 @@ def test_parts_that_do_not_belong_together_are_refused(
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="mar")
     with pytest.raises(UnsupportedModelError, match="got a AutoencoderKL as tokenizer"):
         ImagePipeline(model, kl.model)
-    wide = MaskedModel(MaskedConfig(5, 12, 1, 1, 3, None, 3, 3, 2, 10, 2))
+    wide = MaskedModel(tiny_masked.config(5))
     with pytest.raises(InputError, match="latents of 4 numbers for a model of 5"):
         ImagePipeline(wide, kl)
     with pytest.raises(ModelNotFoundError, match="does not exist"):

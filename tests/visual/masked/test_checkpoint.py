@@ -55,7 +55,10 @@ def test_the_published_sizes_are_known(
 ) -> None:
     from ragspec.visual.masked.checkpoint import _config
 
-    config = MaskedConfig(16, width, layers, layers, heads, None, 16, 1000, 64, head[1], head[0])
+    config = MaskedConfig(
+        **{"hidden_size": width, "encoder_layers": layers, "decoder_layers": layers},
+        **{"num_attention_heads": heads, "head_layers": head[0], "head_width": head[1]},
+    )
     with torch.device("meta"):
         model = MaskedModel(config)
     assert math.ceil(sum(each.numel() for each in model.parameters()) / 1e6) == parameters

@@ -74,10 +74,7 @@ def test_impossible_sizes_are_refused(inputs: dict[str, Any], message: str) -> N
 
 
 def test_a_new_model_predicts_nothing_yet_and_scales_its_latents() -> None:
-    config = MaskedConfig(
-        4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=[0.0, 1.0, 2.0, 3.0], deviation=2.0
-    )
-    model = MaskedModel(config)
+    model = MaskedModel(tiny_masked.config(4, mean=[0.0, 1.0, 2.0, 3.0], deviation=2.0))
     assert not bool(model.head.final_layer.linear.weight.any())
     assert bool(model.mask_token.any()) and bool(model.fake_latent.any())
     latents = torch.randn(2, 9, 4)

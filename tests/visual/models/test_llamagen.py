@@ -98,8 +98,8 @@ def test_training_moves_every_weight() -> None:
 
 
 def test_dropout_is_for_training_only() -> None:
-    config = LlamaGenConfig(32, 16, 2, 2, grid_size=4, num_classes=3, dropout=0.5)
-    model = LlamaGenModel(config).eval()
+    sizes = image_models.model().config.to_dict()
+    model = LlamaGenModel(LlamaGenConfig(**sizes | {"dropout": 0.5})).eval()
     ids = torch.arange(6)[None]
     assert torch.equal(model(ids).logits, model(ids).logits)
     model.train()
