@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.indexes.continuations import FOLLOWED_AFTER_MISS, Draft, DraftOptions
+from ragspec.retrievers.indexes.continuations import Draft, DraftOptions
 from ragspec.retrievers.indexes.segment import Segment
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
@@ -71,7 +71,6 @@ class RestDrafter(Drafter):
         depth: Levels of the tree; at most the depth of the corpus less `longest`.
         shorter: Lengths to fall back on if the longest match leaves nodes free; () for the longest
             match alone, as in the paper.
-        followed, followed_after_miss: See `DraftOptions`.
         name: Name of the source in reports.
 
     Raises:
@@ -96,8 +95,6 @@ class RestDrafter(Drafter):
         shortest: int = SHORTEST,
         depth: int = DEPTH,
         shorter: Sequence[int] | None = None,
-        followed: Sequence[float] = FOLLOWED,
-        followed_after_miss: Sequence[float] = FOLLOWED_AFTER_MISS,
         name: str = "rest",
     ) -> None:
         if not 1 <= shortest <= longest or depth < 1 or longest + depth > corpus.depth:
@@ -113,11 +110,7 @@ class RestDrafter(Drafter):
         self.scope = scope
         self.shortest = shortest
         self.options = DraftOptions(
-            max_match=longest,
-            max_depth=depth,
-            shorter=tuple(shorter),
-            followed=tuple(followed),
-            followed_after_miss=tuple(followed_after_miss),
+            max_match=longest, max_depth=depth, shorter=tuple(shorter), followed=FOLLOWED
         )
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
