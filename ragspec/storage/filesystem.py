@@ -133,6 +133,3 @@ def cache_directory() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ragspec", appauthor=False)
-
-
-"""All that an answer is valid for."""

@@ -19,11 +19,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ragspec.errors import InputError, StoreError
 from ragspec.storage.filesystem import LOCK, link_or_copy, read_file, sync, writer_lock
@@ -67,15 +66,7 @@ class OpenStore:
 Writer = Callable[[Path], Contents | None]
 
 
-def publish(
-    root: Path,
-    kind: str,
-    write: Writer,
-    *,
-    parameters: Mapping[str, Any] | None = None,
-    fingerprints: Mapping[str, str] | None = None,
-    wait: float = 0.0,
-) -> OpenStore:
+def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenStore:
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
     Args:
@@ -83,7 +74,6 @@ def publish(
         kind: The kind of the contents.
         write: Fills the new folder while the writer lock is held. It may read the current
             generation, `carry` files over, and return the `Contents`.
-        parameters, fingerprints: Recorded if `write` returns None.
         wait: Seconds to wait for another writer.
 
     Raises:
@@ -101,8 +91,7 @@ def publish(
         except OSError as error:
             raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
         try:
-            contents = write(build) or Contents(parameters or {}, fingerprints or {})
-            manifest = seal(build, kind, contents)
+            manifest = seal(build, kind, write(build) or Contents())
             target = root / next_generation(root)
             os.rename(build, target)
         except BaseException:

@@ -59,7 +59,11 @@ def write_text(text: str) -> Callable[[Path], None]:
 
 
 def build(root: Path, text: str) -> OpenStore:
-    return publish(root, "toy", write_text(text), parameters={"n": 1}, fingerprints={"model": "f"})
+    def write(folder: Path) -> Contents:
+        write_text(text)(folder)
+        return Contents({"n": 1}, {"model": "f"})
+
+    return publish(root, "toy", write)
 
 
 def read(root: Path) -> str:

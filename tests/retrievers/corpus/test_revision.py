@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ragspec.retrievers.corpus.buffer import AppendBuffer
 from ragspec.retrievers.corpus.catalogue import Catalogue, SegmentSource, read_catalogue
 from ragspec.retrievers.corpus.revision import FACTOR, Revision, create, revise
 from ragspec.retrievers.indexes.segment import build_segment, segment_in_memory
+from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
 
 CATALOGUE = Catalogue(vocab_size=1000, depth=8)
@@ -166,8 +166,7 @@ def test_a_change_that_fails_leaves_everything(tmp_path: Path) -> None:
 def test_a_manifest_that_describes_no_corpus_is_refused(
     tmp_path: Path, wrong: dict[str, object]
 ) -> None:
-    nothing: Callable[[Path], None] = lambda folder: None  # noqa: E731
-    store = publish(tmp_path, "corpus", nothing, parameters=wrong)
+    store = publish(tmp_path, "corpus", lambda folder: Contents(wrong))
     with pytest.raises(StoreError, match="build it again"):
         read_catalogue(store)
 

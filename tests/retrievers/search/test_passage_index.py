@@ -24,7 +24,7 @@ from ragspec.retrievers.search.dense import (
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
-from ragspec.storage.manifest import sha256_file
+from ragspec.storage.manifest import Contents, sha256_file
 from ragspec.storage.store import publish
 from tests.support.damage import check_damage
 from tests.support.toy_embedder import make_embedder
@@ -104,12 +104,12 @@ def test_a_foreign_file_under_a_right_manifest_is_refused(
     index: PassageIndex, tmp_path: Path
 ) -> None:
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> Contents:
         index.write(folder)
         (folder / "documents.jsonl").write_text(json.dumps({"name": "x"}) + "\n")
+        return Contents({"embedder": None, "sparse": True, "fusion": {}})
 
-    parameters: dict[str, object] = {"embedder": None, "sparse": True, "fusion": {}}
-    publish(tmp_path / "idx", "passages", write, parameters=parameters)
+    publish(tmp_path / "idx", "passages", write)
     with pytest.raises(StoreError, match="build it again"):
         PassageIndex.open(tmp_path / "idx")
 
