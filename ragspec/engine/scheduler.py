@@ -19,6 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -152,7 +153,7 @@ class Scheduler:
         with self._changed:
             if self._shared and (self._thread is None or not self._thread.is_alive()):
                 changed = self._changed
-                reference = weakref.ref(self, lambda _: _notify(changed))
+                reference = weakref.ref(self, partial(_notify, changed))
                 self._thread = threading.Thread(
                     target=_serve, args=(reference, self._changed), name="ragspec", daemon=True
                 )
@@ -361,8 +362,8 @@ class Scheduler:
         return handle
 
 
-def _notify(changed: threading.Condition) -> None:
-    with changed:
+def _notify(changed: threading.Condition, _: object) -> None:
+    with changed:  # a lambda would look this function up, which may be gone at exit
         changed.notify_all()
 
 
