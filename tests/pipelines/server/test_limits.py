@@ -24,7 +24,6 @@ from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from ragspec.pipelines.server import access, connections, run
 from ragspec.pipelines.server.app import build_app
-from ragspec.pipelines.server.run import Server
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
@@ -260,26 +259,16 @@ def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) 
 def test_what_is_loaded_is_left_out_of_garbage_collection(
     instance: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers: list[Server] = []
+    counts = [gc.get_freeze_count()]
 
-    def noted(*inputs: Any) -> Server:
-        servers.append(Server(*inputs))
-        return servers[0]
-
-    monkeypatch.setattr(run, "Server", noted)
-    settings, before, lines = ServerSettings(port=0), gc.get_freeze_count(), list[str]()
-    inputs = (lambda: Serving(instance, NAME)), settings, lines.append
-    thread = threading.Thread(target=run.serve, args=inputs)
-    thread.start()
-    try:
-        until(lambda: bool(lines and servers) and servers[0].started)
-        address = lines[0].split()[2].rstrip(",")
-        until(lambda: httpx.get(f"{address}/health").status_code == 200)
-        assert gc.get_freeze_count() > before + 10_000
-    finally:
-        servers[0].should_exit = True
-        thread.join()
+    def until_loaded(server: Any, sockets: Any) -> None:
+        until(lambda: server.config.app.state.routes.serving is not None)
+        counts.append(gc.get_freeze_count())
         gc.unfreeze()
+
+    monkeypatch.setattr(run.Server, "run", until_loaded)
+    run.serve(lambda: Serving(instance, NAME), ServerSettings(port=0), print)
+    assert counts[1] > counts[0] + 10_000
 
 
 def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> None:
