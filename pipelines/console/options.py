@@ -265,7 +265,7 @@ class SearchOptions:
         typer.Option(
             "--docs",
             "-d",
-            help="Folder or file of documents, repeatable; or what `ragspec index` built.",
+            help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
         ),
     ] = None
     embedder: Annotated[

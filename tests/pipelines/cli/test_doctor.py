@@ -132,7 +132,7 @@ def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     (folder / "photo.png").write_bytes(b"x")
     embedder = str(make_embedder(tmp_path / "embedder"))
     out = str(tmp_path / "pages.idx")
-    assert main(["index", str(folder), "--out", out, "--embedder", embedder]) == 0
+    assert main(["index", "build", str(folder), "--out", out, "--embedder", embedder]) == 0
     err = capsys.readouterr().err
     assert "wrote 1 documents" in err and "photo.png" in err
     return out, folder, embedder
@@ -187,7 +187,7 @@ def test_an_approximate_index_is_named_and_refreshed_as_such(
 ) -> None:
     pytest.importorskip("faiss")
     out, folder, embedder = instance
-    again = ["index", str(folder), "--out", out, "--embedder", embedder, "--replace"]
+    again = ["index", "build", str(folder), "--out", out, "--embedder", embedder, "--replace"]
     assert main([*again, "--dense", "ivf"]) == 0
     assert main(["index", "info", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["dense"] == "ivf"
