@@ -35,6 +35,7 @@ EXTRAS = "rag,images,data,gguf,adapters,onnx,serve,langchain,llamaindex,haystack
 BESIDE = VENV / "beside"
 EXTRA_BESIDE = "torchao"
 OLDEST = (3, 11)
+BROWSER_SECONDS = 60.0  # to download chromium
 
 
 class Failure(Exception):
@@ -198,6 +199,22 @@ def wheel() -> str:
     return ""
 
 
+def browser() -> str:
+    """Install Debian's chromium, which tests of pages need; never fail, wait at most a minute."""
+    if shutil.which("chromium") or shutil.which("google-chrome") or not shutil.which("apt-get"):
+        return ""
+    root = ["sudo", "-n"] if getattr(os, "geteuid", lambda: 1)() else []
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
+    end = time.monotonic() + BROWSER_SECONDS
+    try:  # a download may be cut off; what it got is then installed in seconds
+        for command in (["apt-get", "update", "-qq"], [*install, "--download-only"], install):
+            left = None if command is install else max(0.0, end - time.monotonic())
+            subprocess.run([*root, *command], check=True, capture_output=True, timeout=left)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"tests of pages are skipped, as chromium was not installed: {error}"
+    return "installed chromium"
+
+
 # --- commands ---------------------------------------------------------------------------------
 
 LINT: dict[str, Callable[[], str]] = {
@@ -205,7 +222,12 @@ LINT: dict[str, Callable[[], str]] = {
     "ruff format": ruff_format,
     "mypy --strict": mypy,
 }
-EVERYTHING: dict[str, Callable[[], str]] = {**LINT, "wheel": wheel, "pytest": pytest}
+EVERYTHING: dict[str, Callable[[], str]] = {
+    **LINT,
+    "wheel": wheel,
+    "browser": browser,
+    "pytest": pytest,
+}
 
 
 def run_stages(stages: Mapping[str, Callable[[], str]]) -> int:

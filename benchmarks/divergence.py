@@ -21,7 +21,7 @@ from text import docqa, spread
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.cli.compare import compare, plain_engine
+from ragspec.pipelines.cli.show import compare, plain_engine
 from ragspec.reports.report import loop_share
 from ragspec.sampling.settings import Sampling
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.names import DEFAULT_VARIANTS, PEERS
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import Setting, add_command, takes_records
@@ -215,12 +214,6 @@ def image(options: ImageBenchOptions) -> None:
 
 for command in (text, image):
     add_command(app, command)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run `ragspec bench ...` and return the exit code."""
-    code = app(list(arguments), standalone_mode=False, prog_name="ragspec bench")
-    return code if isinstance(code, int) else 0
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -12,19 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
+from ragspec.pipelines.bench.names import GREEDY
 from ragspec.reports.report import loop_share
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
 RESAMPLES = 2000
-GREEDY, LOOKUP, ASSISTANT = PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")  # transformers'
 PLAIN = ("plain", GREEDY)
-DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +205,8 @@ def summarise(category: str, variant: str, runs: Runs, timed: Runs, baseline: st
 
 def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Return the bootstrap interval of the median, from a fixed seed; NaNs without ratios."""
+    import numpy as np
+
     if not ratios:
         return math.nan, math.nan
     rng = np.random.default_rng(0)
@@ -248,4 +247,4 @@ def _plain_tokens(run: Mapping[str, Measurement]) -> list[int]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
+    return fmean(values) if values else math.nan

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from ragspec.errors import RagspecError
-from ragspec.pipelines.cli.ask import ask, ask_iterative
-from ragspec.pipelines.cli.ask_long import ask_long
+from ragspec.pipelines.bench.cli import app as bench_app
+from ragspec.pipelines.cli.ask import ask, ask_iterative, ask_long
 from ragspec.pipelines.cli.chat import chat
 from ragspec.pipelines.cli.datastore import app as datastore_app
 from ragspec.pipelines.cli.draw import draw
@@ -73,6 +73,7 @@ app.add_typer(index_app, name="index")
 app.add_typer(store_app, name="store")
 app.add_typer(datastore_app, name="datastore")
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 for command in (ask, ask_long, ask_iterative, generate, chat, draw, serve, train_head):
     add_command(app, command)
 
@@ -113,18 +114,6 @@ def _root(
     """Ask your documents and get the same answer sooner."""
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def bench(context: typer.Context) -> None:
-    """Measure in one batch with peers; `ragspec bench text --help` lists its options."""
-    from ragspec.pipelines.bench.cli import main as run_bench
-
-    code = run_bench(context.args)
-    raise typer.Exit(code if isinstance(code, int) else 0)
-
-
 @app.command()
 def drafters() -> None:
     """List the methods that `--drafter` takes, and the needs of each."""
@@ -150,18 +139,13 @@ def report(
 
 
 @app.command()
-def doctor(
-    model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="One more model to look for.")
-    ] = None,
-    json: o.JsonOption = False,
-) -> None:
-    """Show the installed packages, and the folders of the models."""
+def doctor(json: o.JsonOption = False) -> None:
+    """Show the installed packages and the device; exit with code 1 if a package is missing."""
     from ragspec.pipelines.cli.doctor import examine, show
 
     terminal = Terminal(quiet=json)
-    with terminal.working("looking at packages, models and devices"):
-        findings = examine(model or [])
+    with terminal.working("looking at packages and devices"):
+        findings = examine()
     if json:
         terminal.json(findings)
     else:

@@ -1,8 +1,10 @@
-"""`ragspec ask` and `ask-iterative`: answer a question from documents, with citations."""
+"""`ragspec ask`, `ask-iterative` and `ask-long`: answer a question from documents."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.answerer import Answerer
     from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.pipelines.answering.long_document import LongDocument
+    from ragspec.sampling.transform import Transform
 
+RAPID = "rapid"
 WARM_UP_TOKENS = 8
 
 
@@ -151,3 +156,160 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
         return outcome
 
     run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
+
+
+# --- One long document ---
+
+
+@dataclass(frozen=True, slots=True)
+class LongOptions:
+    """A question over one long document."""
+
+    question: Annotated[str, typer.Argument(help="Question about the document.")]
+    text: o.TextOptions
+    doc: Annotated[
+        Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
+    ] = None
+    token_range: Annotated[str | None, Setting("FROM:TO, the tokens of the document to read.")] = (
+        None
+    )
+    save_cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the document's KV cache: written first, then opened."),
+    ] = None
+    steer: Annotated[
+        float | None,
+        typer.Option(
+            help="Move the answer's distribution towards what the question finds, so strongly; "
+            "RAPID's value is 10. The answer is then not exact."
+        ),
+    ] = None
+    prompt: o.PromptSetting = None
+    system: o.SystemSetting = None
+
+    def __post_init__(self) -> None:
+        from ragspec.storage.store import check_writable
+
+        checks.check_question(self.question)
+        self.tokens()
+        if self.steer is not None and not 0.0 <= self.steer < math.inf:
+            raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
+        if self.saved and (self.doc or self.token_range or self.prompt or self.system):
+            raise InputError(
+                f"{self.save_cache} holds a saved document; expected it without --doc, "
+                "token-range, prompt and system, or another folder to save this one in."
+            )
+        if self.doc is not None:
+            checks.check_paths(self.doc)
+        if not self.saved and self.doc is None:
+            raise InputError(
+                "Expected --doc FILE, or --save-cache FOLDER with a saved document; got neither."
+            )
+        if self.save_cache is not None and self.save_cache.exists():
+            check_writable(self.save_cache)  # before the document is read, which takes long
+
+    @property
+    def mode(self) -> str:
+        """The mode of RAPID."""
+        return "exact" if self.steer is None else "steered"
+
+    @property
+    def saved(self) -> bool:
+        """Whether --save-cache holds a saved document."""
+        from ragspec.storage.store import is_store
+
+        return (
+            self.save_cache is not None and self.save_cache.is_dir() and is_store(self.save_cache)
+        )
+
+    def tokens(self) -> tuple[int, int] | None:
+        """Return the numbers of --token-range, None for all; raise InputError for other text."""
+        if self.token_range is None:
+            return None
+        first, colon, last = self.token_range.partition(":")
+        if not (colon and first.isdecimal() and last.isdecimal()):
+            raise InputError(
+                f"Expected token-range=FROM:TO, such as 0:7000, got {self.token_range!r}."
+            )
+        return int(first), int(last)
+
+
+@takes_records
+def ask_long(options: LongOptions) -> None:
+    """Answer a question over one long document; it is read once."""
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
+    from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
+
+    text, question = options.text, options.question
+    arguments: dict[str, Any] = {"max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
+    arguments |= text.read_prediction()
+    terminal = Terminal(quiet=text.output.json)
+    with terminal.working("loading the model"):
+        engine, transform = _load(options)
+    if transform is not None:
+        arguments["transform"] = transform
+    sampling = text.sampling.settings_for(engine)
+    document = _open_document(engine, options, terminal)
+
+    def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
+        over = document if engine is document.engine else document.over(engine)
+        return answer_result(question, over.ask(question, sampling, stream=on_text, **arguments))
+
+    if text.output.compare:  # warm up: the first question copies the keys
+        document.ask(question, stream=discard, **arguments | {"max_new_tokens": 1})
+    run_and_show(write, document.engine, sampling, text.output, text.engine.model, terminal)
+
+
+def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
+    """Return the engine, and the transform that steers its answers or None.
+
+    A draft model reads the chunks with --steer or drafter "rapid", else the whole prompt.
+    """
+    from ragspec.drafters.build import model_drafter
+    from ragspec.models.load import load_model
+    from ragspec.retrievers.rapid.drafter import Rapid
+
+    options, stores = long.text.engine, long.text.stores
+    parsed = o.parse_drafter(options.drafter or "auto")
+    names = [parsed] if isinstance(parsed, str) else list(parsed or ())
+    if long.steer is None and RAPID not in names:
+        return options.load_engine(stores), None
+    others = ",".join(name for name in names if name != RAPID) or "none"
+    engine = replace(options, draft_model=None, drafter=others).load_engine(stores)
+    reader: Any = engine.target
+    if options.draft_model is not None:
+        model = load_model(options.draft_model, options.device, options.dtype)
+        reader = model_drafter(model, engine.tokenizer, engine.target).model
+    rapid = Rapid(reader, mode=long.mode, eta=long.steer)
+    if RAPID in names or options.draft_model is not None:
+        drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]
+        engine = engine.with_drafter(drafters, engine.budget)
+    return engine, rapid.transform
+
+
+def _open_document(engine: Engine, long: LongOptions, terminal: Terminal) -> LongDocument:
+    """Open a saved document, or read one and save it if --save-cache names a folder."""
+    from ragspec.pipelines.answering.long_document import LongDocument
+
+    if long.saved:
+        assert long.save_cache is not None
+        with terminal.working("opening the saved document"):
+            return LongDocument.open(long.save_cache, engine)
+    assert long.doc is not None
+    with terminal.prefill_progress() as on_read:
+        document = LongDocument.open(
+            long.doc,
+            engine,
+            token_range=long.tokens(),
+            prompt=long.prompt,
+            system=long.system,
+            on_read=on_read,
+        )
+    if long.save_cache is not None:
+        with terminal.working("saving it"):
+            document.save(long.save_cache)
+        terminal.note(
+            f"saved in {long.save_cache}: {document.tokens:,} tokens, "
+            f"{document.bytes / 1e6:,.0f} MB"
+        )
+    return document

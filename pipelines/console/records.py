@@ -31,11 +31,13 @@ class Setting:
     Attributes:
         help: A noun phrase or a sentence.
         least, most: The limits of a number.
+        parse: Returns the value of a text that pydantic does not read by the type alone.
     """
 
     help: str
     least: float | None = None
     most: float | None = None
+    parse: Callable[[str], Any] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Declared:
         limits = Field(ge=self.setting.least, le=self.setting.most)
         kind: Any = Annotated[get_args(self.type)[0], limits]
         try:
-            return TypeAdapter(kind).validate_python(text)
+            return TypeAdapter(kind).validate_python(self.setting.parse(text))
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
             raise InputError(f"got --set {label(self.name)}={text}: {reason}.") from error
@@ -156,10 +158,30 @@ def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[s
     return values
 
 
+def check_limits(record: Any) -> None:
+    """Raise InputError if a setting of a record is below the least value that it declares."""
+    for field in declared(type(record)):
+        value, least = getattr(record, field.name), field.setting and field.setting.least
+        if None not in (value, least) and not value >= least:
+            raise InputError(f"{field.name} is {value}; expected at least {least:g}.")
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Return the values of a text, which are separated by commas."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def byte_count(text: str) -> int:
+    """Return the bytes of a text such as 2GiB or 500MB."""
+    from pydantic import ByteSize, TypeAdapter
+
+    return TypeAdapter(ByteSize).validate_python(text)
+
+
 def _described(field: Declared) -> str:
     """Return the line of a setting in a help text."""
     assert field.setting is not None
-    words = {id(True): "yes", id(False): "no", id(None): ""}
+    words = {id(True): "yes", id(False): "no", id(None): "", id(()): ""}
     default = words.get(id(field.default), field.default)
     return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {field.setting.help}"
 

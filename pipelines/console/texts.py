@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ragspec.errors import DocumentError, InputError
+from ragspec.pipelines.console.records import Setting
 
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
@@ -40,26 +41,28 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextColumns:
-    """The column of rows to read, and the split and config of a data set.
+    """The column of rows to read, and the split and config of a data set."""
 
-    Attributes:
-        field: Name of the column; None for the first of the usual names.
-        split: None for "train".
-        skipped: Called with each file that is left out and the reason.
-    """
-
-    field: str | None = None
-    split: str | None = None
-    config: str | None = None
-    skipped: Callable[[str, str], None] = lambda path, reason: None
+    field: Annotated[
+        str | None, Setting("Column of the rows; the usual names are tried without it.")
+    ] = None
+    split: Annotated[str | None, Setting("Part of a data set. Default: train.")] = None
+    config: Annotated[str | None, Setting("Configuration of a data set.")] = None
 
 
-def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
+def read_texts(
+    sources: Iterable[str],
+    columns: TextColumns,
+    skipped: Callable[[str, str], None] = lambda path, reason: None,
+) -> Iterator[Item]:
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
     A folder yields its documents and files of rows, in order of path; unreadable files are skipped.
     A source that is no path is the name of a Hugging Face data set. A folder may hold a data set
     too.
+
+    Args:
+        skipped: Called with each file that is left out and the reason.
 
     Raises:
         DocumentError: A source cannot be read.
@@ -76,7 +79,7 @@ def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
     for source in sources:
         path = Path(source)
         if path.is_dir():
-            yield from _folder(path, columns)
+            yield from _folder(path, columns, skipped)
         elif path.exists():
             yield from _file(path, columns)
         elif _is_path(source):
@@ -127,14 +130,16 @@ def _has(option: str, source: str) -> bool:
     return _in_hub_layout(path)
 
 
-def _folder(folder: Path, columns: TextColumns) -> Iterator[Item]:
+def _folder(
+    folder: Path, columns: TextColumns, skipped: Callable[[str, str], None]
+) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import list_files
 
     if any((folder / name).is_file() for name in SAVED):
         yield from _texts(_saved_rows(folder, columns), str(folder), columns)
         return
     if _in_hub_layout(folder):
-        columns.skipped(str(folder), "file by file, but as a data set.")
+        skipped(str(folder), "file by file, but as a data set.")
         rows = _loaded(str(folder.resolve()), columns, "cannot be read as a data set")
         yield from _texts(rows, str(folder), columns)
         return
@@ -147,7 +152,7 @@ def _folder(folder: Path, columns: TextColumns) -> Iterator[Item]:
         except (DocumentError, InputError) as error:
             if isinstance(error, InputError) and columns.field is not None:
                 raise  # the requested column is missing
-            columns.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
+            skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
     if empty:
         raise DocumentError(
             f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."

@@ -18,8 +18,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ragspec.errors import InputError
 from ragspec.pipelines.server.errors import ApiError, error_response
-from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.pipelines.server.settings import ServerSettings, read_keys
 
 log = logging.getLogger("ragspec.server")
 BODY_BYTES, BODY_SECONDS = 2_000_000, 30.0
@@ -28,12 +29,21 @@ bearer = HTTPBearer(auto_error=False)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
-def require_key(keys: Sequence[str]) -> Any:
-    """Return the dependency of routes that need one of these keys; without any they are closed."""
+def require_key(entries: Sequence[str]) -> Any:
+    """Return the dependency of routes that need one of these keys; without any they are closed.
+
+    Args:
+        entries: See `read_keys`; the files among them are read for each request.
+    """
 
     async def check(request: Request, credentials: Credentials) -> None:
-        if not keys:
+        if not entries:
             raise ApiError(403, "Expected an admin key, but none was set when the server started.")
+        try:
+            keys = read_keys(entries)
+        except InputError as error:
+            log.error("the keys cannot be read: %s", error)
+            raise ApiError(503, "the keys cannot be read; see the server's log.") from error
         sent = "" if credentials is None else credentials.credentials.strip()
         # All keys are compared, so that the response time reveals nothing about them.
         matches = [key for key in keys if hmac.compare_digest(sent.encode(), key.encode())]

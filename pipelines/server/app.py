@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -221,6 +222,14 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
         )
     app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
     app.add_middleware(RequestLimits, settings=settings, count=routes.count)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+        )
     add_error_handlers(app)
     app.state.routes = routes
     return app

@@ -117,9 +117,16 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         yield
     except RagspecError as error:
         failure = as_api_error(error)
-        names = {"prompt": "messages"} if "messages" in type(body).model_fields else {}
+        fields = type(body).model_fields
+        names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
+        if "messages" in fields:
+            newer = getattr(body, "max_completion_tokens", None)
+            names |= {"prompt": "messages"}
+            names |= {"max_new_tokens": "max_completion_tokens"} if newer else {}
+        for name in ("min_new_tokens", "max_new_tokens"):
+            failure.detail = failure.detail.replace(name, names[name])
         words = (names.get(word, word) for word in re.findall(r"\w+", failure.detail))
-        failure.param = next((word for word in words if word in type(body).model_fields), None)
+        failure.param = next((word for word in words if word in fields), None)
         raise failure from error
 
 

@@ -6,11 +6,9 @@ import gc
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,38 +20,16 @@ from ragspec.pipelines.server.connections import BACKLOG, Connection
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import DocQA
-
-
 MARGIN = 4  # seconds after the drain to send the last answers
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The model to serve, and what goes with it.
-
-    Attributes:
-        name: Name of the model in the API.
-        documents: Opens the documents that chat requests are answered from.
-        stores: Folders of stores by name.
-        images: Names or folders of image models.
-    """
-
-    name: str
-    engine: Callable[[], Engine]
-    drafter: str | list[str] | None
-    budget: str | int
-    documents: Callable[[], DocQA | None]
-    stores: Mapping[str, Path] = field(default_factory=dict)
-    images: tuple[str, ...] = ()
-
-
-def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str], None]) -> None:
+def serve(
+    load: Callable[[], Serving], settings: ServerSettings, on_progress: Callable[[str], None]
+) -> None:
     """Serve until the process is stopped (SIGTERM, Ctrl-C), and let running texts end.
 
     Args:
+        load: Loads the models, documents and stores, while the server listens.
         on_progress: Called with a line about the address.
 
     Raises:
@@ -70,7 +46,12 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
 
     def begin() -> None:
         try:
-            loading.set_result(_settled(load(served, settings)))
+            serving = load()
+            # A full collection waits until new objects are a quarter of the old ones. Next to a
+            # model's million objects that takes hundreds of requests, whose garbage stays.
+            gc.collect()
+            gc.freeze()
+            loading.set_result(serving)
         except Exception as error:
             loading.set_exception(error)
             server.should_exit = True
@@ -124,43 +105,6 @@ def _descriptors() -> int:
         return 1024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft > 0 else 1024
-
-
-def load(served: Served, settings: ServerSettings) -> Serving:
-    """Load the models, documents and stores."""
-    serving = Serving(
-        served.engine(),
-        served.name,
-        default=(served.drafter, served.budget),
-        documents=served.documents(),
-        images={Path(name).name: _pipeline(name) for name in served.images},
-        max_batch_size=settings.max_batch_size,
-        max_queue_size=settings.max_queue_size,
-    )
-    try:
-        for name, path in served.stores.items():
-            serving.add_store(name, str(path))
-    except BaseException:
-        serving.close(0.0)
-        raise
-    return serving
-
-
-def _settled(serving: Serving) -> Serving:
-    """Exclude all loaded objects from garbage collection.
-
-    A full collection waits until new objects are a quarter of the old ones. Next to a model's
-    million objects that takes hundreds of requests, whose garbage stays in memory until then.
-    """
-    gc.collect()
-    gc.freeze()
-    return serving
-
-
-def _pipeline(name: str) -> object:
-    from ragspec.visual import ImagePipeline
-
-    return ImagePipeline.from_pretrained(name)
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

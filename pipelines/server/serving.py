@@ -30,6 +30,7 @@ from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
+from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ class Serving:
     forwards is measured here, so that no request waits for it.
 
     Args:
-        engine: Its draft model, if any, joins every drafter but "none".
+        engine: Not changed. Its draft model, if any, joins every drafter but "none".
         name: Name of the model in the API.
         default: Drafter and budget of requests that name none.
         documents: Searched for chat requests without documents.
         images: Image pipelines by name.
+        settings: The limits of the engine, None for the default ones.
 
     Raises:
         ModelError: The engine has no tokenizer.
@@ -68,15 +70,20 @@ class Serving:
         default: tuple[Names, str | int] = ("auto", "auto"),
         documents: DocQA | None = None,
         images: Mapping[str, Any] | None = None,
-        max_batch_size: int = 8,
-        max_queue_size: int | None = 32,
+        settings: ServerSettings | None = None,
     ) -> None:
         if engine.tokenizer is None:
             raise ModelError(
                 f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
                 "the weights with tokenizer.save_pretrained(folder)."
             )
-        self.engine = engine.with_limits(max_batch_size, max_queue_size)
+        limits = settings or ServerSettings()
+        self.engine = engine.with_limits(
+            limits.max_batch_size,
+            limits.max_queue_size,
+            max_model_len=limits.max_model_len,
+            kv_memory=limits.kv_memory,
+        )
         if self.engine.cost is None:
             self.engine.measure()
         self.scheduler = self.engine.scheduler

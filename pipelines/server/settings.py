@@ -3,63 +3,92 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.console.records import Setting, byte_count, check_limits, split
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-LEAST = MappingProxyType(
-    {"max_batch_size": 1, "max_queue_size": 0, "max_connections": 2, "keep_alive": 0, "drain": 0}
-)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The address, API keys and limits of the server.
 
-    Attributes:
-        host, port: Address; beyond this machine only with keys.
-        keys: API keys, one for each tenant; without any, all requests from this machine are served.
-        admin_key: Key of /admin and /metrics.
-        hosts: Accepted names of the server in requests, "*" for all; without any, those of this
-            machine if there is no key, else all.
-        max_batch_size: Texts decoded in one batch.
-        max_queue_size: Requests that may wait.
-        max_connections: Open connections, half of them from one address.
-        keep_alive: Seconds that an idle connection stays open.
-        drain: Seconds that running texts have when the server stops.
-        access_log: Whether to log a line for each request.
+    Each key is a tenant. A key "@FILE" stands for those in the file, one a line. Without keys all
+    requests from this machine are served.
 
     Raises:
-        InputError: A value is out of range.
+        InputError: A key is invalid, or there is none where others can reach the server.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    keys: tuple[str, ...] = ()
-    admin_key: str | None = None
-    max_batch_size: int = 8
-    max_queue_size: int = 32
-    max_connections: int = 512
-    keep_alive: float = 60.0
-    drain: float = 20.0
-    access_log: bool = True
-    hosts: tuple[str, ...] = ()
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only with --key.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            help="API key, one for each tenant, or @FILE with one a line; repeatable.",
+            envvar="RAGSPEC_API_KEY",
+        ),
+    ] = None
+    admin_key: Annotated[
+        str | None,
+        typer.Option(help="API key for /admin and /metrics, or @FILE.", envvar="RAGSPEC_ADMIN_KEY"),
+    ] = None
+    max_batch_size: Annotated[int, Setting("Texts decoded in one batch.", least=1)] = 8
+    max_queue_size: Annotated[
+        int, Setting("Requests that may wait; more get status 429.", least=0)
+    ] = 32
+    max_model_len: Annotated[
+        int | None, Setting("Most tokens of prompt and text. Default: the model's context.")
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Setting(
+            "Most bytes of keys and values, such as 2GiB: of running requests, each with all "
+            "tokens that it may have, and of the prefix cache. Others wait.",
+            parse=byte_count,
+        ),
+    ] = None
+    max_connections: Annotated[
+        int, Setting("Open connections, half of them from one address.", least=2)
+    ] = 512
+    keep_alive: Annotated[
+        float, Setting("Seconds that an idle connection stays open.", least=0)
+    ] = 60.0
+    drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
+    access_log: Annotated[bool, Setting("Log a line for each request, without texts.")] = True
+    hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Names of the server that requests may use, comma-separated; * for all. Default: those "
+            "of this machine without a key, else all.",
+            parse=split,
+        ),
+    ] = ()
+    cors: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Origins whose pages in a browser may send requests, comma-separated; * for all.",
+            parse=split,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
+        check_limits(self)
         if not 0 <= self.port < 65536:
             raise InputError(f"port is {self.port}; expected 0 to 65535.")
-        for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        # HTTP clients send keys without outer spaces.
-        object.__setattr__(self, "keys", tuple(key.strip() for key in self.keys))
-        if self.admin_key is not None:
-            object.__setattr__(self, "admin_key", self.admin_key.strip())
-        every = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
-        if any(not key or not key.isascii() for key in every):
-            raise InputError("got an empty key, or one that is not ASCII; expected letters.")
+        read_keys([*(self.keys or ()), *([] if self.admin_key is None else [self.admin_key])])
         if not self.keys and not self.local:
             raise InputError(
                 f"got host {self.host} and no key; expected a key where others can reach the "
@@ -82,3 +111,25 @@ class ServerSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def read_keys(entries: Sequence[str]) -> list[str]:
+    """Return API keys, those of each "@FILE" as the file is now.
+
+    Raises:
+        InputError: A file cannot be read or has no key, or a key is empty or not ASCII.
+    """
+    keys: list[str] = []
+    for entry in map(str.strip, entries):  # HTTP clients send keys without outer spaces
+        lines = [entry]
+        if entry.startswith("@"):
+            try:
+                lines = Path(entry[1:]).read_text(encoding="utf-8").split() or [""]
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(
+                    f"Expected a file with an API key on each line, got {entry[1:]} ({error})."
+                ) from error
+        keys += lines
+    if any(not key or not key.isascii() for key in keys):
+        raise InputError("got an empty key, or one that is not ASCII; expected letters.")
+    return keys

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ragspec.adapters.writer import HostWriter
-from ragspec.pipelines.openai import NAMES, read_settings
+from ragspec.errors import InputError
+from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
 
 
 class HostModel(BaseModel):
@@ -61,6 +63,19 @@ class HostModel(BaseModel):
             draft_model=self.draft_model,
             budget=self.budget,
         )
+
+    def request(
+        self, per_call: Mapping[str, Any], bookkeeping: Collection[str], stop: Any = None
+    ) -> GenerateRequest:
+        """Return the request of a call; raise InputError for tools.
+
+        Args:
+            bookkeeping: Keywords that the host passes on for its own use.
+        """
+        if per_call.get("tools") or per_call.get("functions"):
+            raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
+        named = {name: value for name, value in per_call.items() if name not in bookkeeping}
+        return read_settings(self.settings, named, stop=stop)
 
     @property
     def settings(self) -> dict[str, Any]:

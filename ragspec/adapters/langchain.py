@@ -16,7 +16,6 @@ from typing import Any
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job
 from ragspec.errors import InputError
-from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 
@@ -64,10 +63,7 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
     def _job(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
     ) -> Job:
-        if settings.get("tools") or settings.get("functions"):
-            raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
-        per_call = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
-        request = read_settings(self.settings, per_call, stop=stop)
+        request = self.request(settings, BOOKKEEPING, stop)
         documents = [*request.documents, *_artifacts(messages)]
         turns = convert_to_openai_messages(list(messages))
         return self._writer.chat(turns, request, hits_of(documents))

@@ -18,7 +18,6 @@ from typing import Any
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job, pulled
 from ragspec.errors import InputError
-from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
@@ -119,10 +118,7 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
     def _job(
         self, prompt: str | Sequence[ChatMessage], formatted: bool = False, **settings: Any
     ) -> Job:
-        if settings.get("tools"):
-            raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
-        per_call = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
-        request = read_settings(self.settings, per_call)
+        request = self.request(settings, BOOKKEEPING)
         if request.sampling.n > 1:
             raise InputError(f"got n={request.sampling.n}; expected n=1: LlamaIndex takes one.")
         hits = hits_of(request.documents)

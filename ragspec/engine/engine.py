@@ -19,6 +19,7 @@ from ragspec.budget.policy import make_budget
 from ragspec.drafters.build import DrafterSpec, build_drafter
 from ragspec.drafters.combined import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
+from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts, Sequence
@@ -344,11 +345,39 @@ class Engine:
         return other
 
     def with_limits(
-        self, max_batch_size: int, max_queue_size: int | None = None, chunk: int = CHUNK
+        self,
+        max_batch_size: int,
+        max_queue_size: int | None = None,
+        chunk: int = CHUNK,
+        *,
+        max_model_len: int | None = None,
+        kv_memory: int | None = None,
     ) -> Engine:
-        """Return an engine with a scheduler and a prefix cache of its own, without callbacks."""
-        other = self.without_callbacks()
-        other.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
+        """Return an engine with a scheduler and a prefix cache of its own, without callbacks.
+
+        Args:
+            max_model_len: Most tokens of a text with its prompt, None for the model's context.
+            kv_memory: Most bytes of keys and values, None for no limit: of running texts, each
+                with all tokens that it may have, and of the prefix cache. Requests wait for room.
+
+        Raises:
+            InputError: A limit is out of range.
+        """
+        other, memory = self.without_callbacks(), None
+        if max_model_len is not None or kv_memory is not None:
+            other.target = copy.copy(self.target)
+        target = other.target
+        if max_model_len is not None:
+            if not 2 <= max_model_len <= (target.max_length or max_model_len):
+                raise InputError(
+                    f"max_model_len is {max_model_len}; expected 2 or more tokens, and at most "
+                    f"those of the model's context ({target.max_length})."
+                )
+            target.max_length = max_model_len
+        if kv_memory is not None:
+            memory = KvMemory(target, kv_memory, max_batch_size)
+            target.max_length = memory.max_length
+        other.scheduler = Scheduler(target, max_batch_size, max_queue_size, chunk, memory)
         return other
 
     def _configure_drafting(

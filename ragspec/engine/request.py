@@ -175,11 +175,16 @@ def read_requests(
     vocab_size = target.vocab_size
     config = target.generation_config if sampling.defaults is None else sampling.defaults
     defaults = None if options.get("ignore_defaults") else config
-    sampling = sampling.with_defaults(defaults)
+    least, sampling = sampling.min_new_tokens or 0, sampling.with_defaults(defaults)
     longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
     resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
     lengths = len(encoded.ids[longest]), len(resume_from)
     rule = _stop_rule(options, lengths, target, tokenizer, config)
+    if least > rule.max_new_tokens:
+        raise InputError(
+            f"min_new_tokens is {least} and max_new_tokens is {rule.max_new_tokens}; expected as "
+            "many or more. Raise max_new_tokens, or lower min_new_tokens."
+        )
     _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
     predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
     shared = _shared(options, vocab_size, tokenizer)

@@ -19,6 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
+from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
@@ -46,11 +48,17 @@ class Scheduler:
         max_batch_size: Texts decoded in one batch.
         max_queue_size: Submitted requests that may wait, None for any number.
         chunk: Tokens of prompts that are read between two steps of running texts.
+        memory: The bound on keys and values, None for none.
         prefix_cache: Keys and values of earlier texts.
     """
 
     def __init__(
-        self, target: CausalTarget, max_batch_size: int, max_queue_size: int | None, chunk: int
+        self,
+        target: CausalTarget,
+        max_batch_size: int,
+        max_queue_size: int | None,
+        chunk: int,
+        memory: KvMemory | None = None,
     ) -> None:
         for name, value, least in (
             ("max_batch_size", max_batch_size, 1),
@@ -63,6 +71,7 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.max_queue_size = max_queue_size
         self.chunk = chunk
+        self.memory = memory
         self.prefix_cache = PrefixCache()
         self._forward = SharedForward()
         self._as_loaded = as_loaded(target.device)  # entered by one thread at a time
@@ -81,7 +90,8 @@ class Scheduler:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the settings alone: threads, requests and caches stay here."""
-        return Scheduler, (self.target, self.max_batch_size, self.max_queue_size, self.chunk)
+        limits = self.max_batch_size, self.max_queue_size, self.chunk, self.memory
+        return Scheduler, (self.target, *limits)
 
     @property
     def session(self) -> TargetSession | None:
@@ -152,7 +162,7 @@ class Scheduler:
         with self._changed:
             if self._shared and (self._thread is None or not self._thread.is_alive()):
                 changed = self._changed
-                reference = weakref.ref(self, lambda _: _notify(changed))
+                reference = weakref.ref(self, partial(_notify, changed))
                 self._thread = threading.Thread(
                     target=_serve, args=(reference, self._changed), name="ragspec", daemon=True
                 )
@@ -288,7 +298,7 @@ class Scheduler:
         ended = []
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
             with self._changed:
-                if not self._waiting:
+                if not self._waiting or not self._fits(self._waiting[0][2].sequence):
                     break
                 handle = heappop(self._waiting)[2]
             handle.joined = time.perf_counter()
@@ -307,6 +317,11 @@ class Scheduler:
             else:
                 self._live[handle.sequence] = handle
         return ended
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Return whether there is memory for the keys and values of a sequence."""
+        memory, cache = self.memory, self.prefix_cache
+        return memory is None or memory.admits(sequence, self._live, self.session, cache)
 
     def _open(self) -> Loop:
         """Return the loop over the open session; open one if there is none."""
@@ -361,8 +376,8 @@ class Scheduler:
         return handle
 
 
-def _notify(changed: threading.Condition) -> None:
-    with changed:
+def _notify(changed: threading.Condition, _: object) -> None:
+    with changed:  # a lambda would look this function up, which may be gone at exit
         changed.notify_all()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from torch import Tensor
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.sequence_cache import SequenceCache
 
 
 class TargetSession:
@@ -48,6 +49,11 @@ class TargetSession:
     def active_rows(self) -> list[Any]:
         """The selected rows."""
         return [self._rows[row] for row in self._line]
+
+    @property
+    def caches(self) -> Mapping[int | None, SequenceCache]:
+        """The keys and values of the rows that have buffers of their own, by number."""
+        return {}
 
     @property
     def seconds(self) -> float:

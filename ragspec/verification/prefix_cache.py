@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -169,6 +169,16 @@ class PrefixCache:
     def insert(self, tokens: Sequence[int], layers: Layers, tenant: str = "") -> None:
         """Keep keys and values from elsewhere, such as a file; they are not copied."""
         self.keep(tokens, tenant, SequenceCache.of(layers))
+
+    def shrink(self, limit: int, running: Collection[SequenceCache]) -> bool:
+        """Evict texts until they and running ones have `limit` bytes; return whether they do."""
+        with self._lock:
+            free = [row for row in self._rows if not self._pinned(row)]
+            while total_bytes([*(row.cache for row in self._rows), *running]) > limit:
+                if not free:
+                    return False
+                self._rows.remove(free.pop(0))
+        return True
 
     def clear(self) -> None:
         """Drop all texts, pinned ones too, and free their memory."""

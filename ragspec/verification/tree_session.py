@@ -114,9 +114,14 @@ class TreeSession(TargetSession):
         return [self._rows[row] for row in self._line]
 
     @property
+    def caches(self) -> dict[int | None, SequenceCache]:
+        """The keys and values of the rows, by number."""
+        return {number: row.cache for number, row in self._rows.items()}
+
+    @property
     def bytes(self) -> int:
         """Bytes of the keys and values of all rows."""
-        return total_bytes(row.cache for row in self._rows.values())
+        return total_bytes(self.caches.values())
 
     def keep_hidden(self) -> None:
         """Keep the hidden states of all later forwards."""

@@ -383,9 +383,7 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
     """
     if not is_store(path):
         what = "holds no index" if path.exists() else "is missing"
-        raise StoreError(
-            f"{path} {what}; expected one, as `ragspec index PATHS --out INDEX` builds it."
-        )
+        raise StoreError(f"{path} {what}; expected one, as `ragspec index build` makes it.")
     return open_store(path, KIND, verify=verify)
 
 

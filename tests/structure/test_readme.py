@@ -24,7 +24,6 @@ import httpx
 import pytest
 from typer.main import get_command
 
-from ragspec.pipelines.bench.cli import app as bench
 from ragspec.pipelines.cli.app import app, main
 from tests.support import tiny
 from tests.support.scripts import run_script
@@ -90,12 +89,7 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         yield from leaves(each, (*words, word))
 
 
-def benches() -> Iterator[tuple[tuple[str, ...], Any]]:
-    for words, command in leaves(get_command(bench)):
-        yield ("bench", *words), command
-
-
-COMMANDS = dict((*leaves(get_command(app)), *benches()))
+COMMANDS = dict(leaves(get_command(app)))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -52,13 +52,7 @@ def served(
 ) -> Iterator[tuple[httpx.Client, Serving]]:
     """Serve an engine; yield a client of it and what is served."""
     settings = settings or ServerSettings()
-    serving = Serving(
-        instance or engine(),
-        NAME,
-        max_batch_size=settings.max_batch_size,
-        max_queue_size=settings.max_queue_size,
-        **options,
-    )
+    serving = Serving(instance or engine(), NAME, settings=settings, **options)
     app = build_app(serving, settings)
     with listening(app, settings) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client, serving

@@ -14,7 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import room_of
-from ragspec.pipelines.cli.compare import plain_engine
+from ragspec.pipelines.cli.show import plain_engine
 from ragspec.retrievers import Rapid
 from ragspec.sampling.settings import Sampling
 from tests.pipelines.answering.test_modes import parts

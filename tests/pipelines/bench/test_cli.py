@@ -10,7 +10,7 @@ import pytest
 from typer import BadParameter
 
 from ragspec.errors import DocumentError, InputError, UnknownNameError
-from ragspec.pipelines.bench.cli import main
+from ragspec.pipelines.bench.cli import app
 from tests.support import tiny, tiny_images, tiny_latents, tiny_masked
 
 
@@ -22,6 +22,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": i, "category": "qa", "prompt": f"ab ab {i}"} for i in range(3)]
     (instance / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return instance
+
+
+def main(arguments: list[str]) -> int:
+    return app(arguments, standalone_mode=False) or 0
 
 
 def bench(folder: Path, *more: str) -> int:

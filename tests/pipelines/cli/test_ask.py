@@ -208,7 +208,7 @@ def test_another_embedder_searches_where_it_is_named(
     for name, text in PAGES.items():
         (folder / name).write_text(text)
     toy = str(make_embedder(tmp_path / "toy"))
-    assert main(["index", str(folder), "--out", instance, "--embedder", toy]) == 0, (
+    assert main(["index", "build", str(folder), "--out", instance, "--embedder", toy]) == 0, (
         capsys.readouterr()
     )
     opened = DocQA.from_index(instance).retriever
@@ -237,7 +237,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     for name, text in PAGES.items():
         (folder / name).write_text(text)
     (folder / "picture.png").write_bytes(b"\x89PNG\x00\x01")
-    assert main(["index", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
+    assert main(["index", "build", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
     err = capsys.readouterr().err
     assert "picture.png" in err and "2 documents" in err
     result = ask(capsys, str(tmp_path / "made.idx"), model)

@@ -17,8 +17,10 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def read(*sources: object, **selection: Any) -> list[str | list[int]]:
-    return list(read_texts(map(str, sources), TextColumns(**selection)))
+def read(
+    *sources: object, skipped: Any = lambda path, reason: None, **selection: Any
+) -> list[str | list[int]]:
+    return list(read_texts(map(str, sources), TextColumns(**selection), skipped))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.pipelines.console.options import EngineOptions, parse_drafter
-from ragspec.pipelines.server.run import Served, load
+from ragspec.pipelines.cli.serve import ServeOptions, load
+from ragspec.pipelines.console.options import EngineOptions, SearchOptions
+from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.verification.causal import CausalTarget
@@ -40,10 +41,7 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     model, head = folders(tmp_path)
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
-    result = load(
-        Served(NAME, chosen.load_engine, parse_drafter(drafter), 4, documents=lambda: None),
-        ServerSettings(),
-    )
+    result = load(ServeOptions(SearchOptions(), chosen, ServerSettings(), name=NAME), Terminal())
     selection = result.engine.with_drafter(None).generate(
         "A draft", max_new_tokens=12, ignore_eos=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -21,12 +22,13 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
-from ragspec.pipelines.server import access, connections
+from ragspec.pipelines.server import access, connections, run
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
-from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.verification.sequence_cache import slot_bytes, total_bytes
 from tests.support.served import NAME, engine, events, hang_up, listening, post, served, text_of
 from tests.support.waiting import until
 
@@ -156,7 +158,7 @@ def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
 
 
 def test_keys(instance: Engine) -> None:
-    settings = ServerSettings(keys=("alpha", "beta"), admin_key="root")
+    settings = ServerSettings(keys=["alpha", "beta"], admin_key="root")
     with served(instance, settings) as (client, _):
 
         def ask(key: str | None, path: str = "/v1/models") -> int:
@@ -169,11 +171,104 @@ def test_keys(instance: Engine) -> None:
             assert ask("alpha", path) == 401 and ask("root", path) == 200
         assert ask("root") == 401
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
-    spaced = ServerSettings(keys=(" gamma\n",), admin_key=" root ")  # as files and shells give them
-    assert (spaced.keys, spaced.admin_key) == (("gamma",), "root")
-    with served(instance, ServerSettings(keys=("alpha",))) as (client, _):
+    spaced = [" gamma\n", "\tdelta "]  # as files and shells give them
+    assert read_keys(spaced) == ["gamma", "delta"]
+    with served(instance, ServerSettings(keys=["alpha"])) as (client, _):
         headers = {"Authorization": "Bearer alpha"}
         assert client.get("/admin/stores", headers=headers).status_code == 403
+
+
+def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    for text in (None, "", "\u00e9"):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(InputError, match="key"):
+            ServerSettings(keys=[f"@{path}"])
+    path.write_text("alpha\nbeta\n")
+    with served(instance, ServerSettings(keys=[f"@{path}"])) as (client, _):
+
+        def ask(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return client.get("/v1/models", headers=headers).status_code
+
+        assert [ask(key) for key in ("alpha", "beta", f"@{path}")] == [200, 200, 401]
+        path.write_text("beta\ngamma")
+        assert [ask(key) for key in ("alpha", "beta", "gamma")] == [401, 200, 200]
+        path.unlink()
+        assert ask("beta") == 503
+
+
+@pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
+def test_pages_of_other_origins_send_requests_only_if_allowed(
+    instance: Engine, origins: tuple[str, ...]
+) -> None:
+    wanted = {"access-control-request-method": "POST", "origin": "https://page.example"}
+    wanted |= {"access-control-request-headers": "authorization,content-type"}
+    settings = ServerSettings(keys=["alpha"], cors=origins)
+    with served(instance, settings) as (client, _):
+        asked = client.options("/v1/completions", headers=wanted)
+        assert asked.status_code == (200 if origins else 405)
+        refused = client.post("/v1/completions", headers={"origin": "https://page.example"})
+        allowed = [each.headers.get("access-control-allow-origin") for each in (asked, refused)]
+        assert refused.status_code == 401 and allowed == [next(iter(origins), None)] * 2
+        other = client.get("/v1/models", headers={"origin": "https://other.example"}).headers
+        assert ("access-control-allow-origin" in other) is (origins == ("*",))
+
+
+def test_a_context_may_be_bounded(instance: Engine) -> None:
+    with served(instance, ServerSettings(max_model_len=80)) as (client, _):
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 80
+        error = post(client, LONG).json()["error"]
+        assert error["message"].startswith("This model's maximum context length is 80 tokens")
+        whole = post(client, {**LONG, "max_tokens": -1}).json()
+        assert whole["usage"]["total_tokens"] == 80
+    for bad in (1, 513):
+        with pytest.raises(InputError, match=f"max_model_len is {bad}; .* context .512"):
+            Serving(instance, NAME, settings=ServerSettings(max_model_len=bad))
+
+
+def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) -> None:
+    each = slot_bytes(instance.model.config, instance.target.dtype)
+    settings = ServerSettings(max_batch_size=4, kv_memory=520 * each)
+    live, held = set[int](), set[int]()
+    bodies = [{**LONG, "prompt": f"{number}. {PROMPT}"} for number in range(6)]
+    with served(instance, settings) as (client, serving), ThreadPoolExecutor(6) as pool:
+        scheduler, step = serving.scheduler, serving.scheduler.step
+
+        def noted() -> bool:
+            session = scheduler.session
+            running = [] if session is None else list(session.caches.values())
+            held.add(total_bytes([*running, *(row.cache for row in scheduler.prefix_cache._rows)]))
+            live.add(scheduler.live)
+            return step()
+
+        scheduler.step = noted  # type: ignore[method-assign, assignment]
+        waiting = [pool.submit(post, client, body) for body in bodies]
+        texts = [result.result().json()["choices"][0]["text"] for result in waiting]
+        error = post(client, {**LONG, "max_tokens": 400}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+    assert texts == [
+        instance.generate(b["prompt"], max_new_tokens=100, ignore_eos=True).text for b in bodies
+    ]
+    assert max(live) == 2 and 300 * each < max(held) <= 520 * each
+    with pytest.raises(InputError, match=f"kv_memory is {each} bytes; expected"):
+        Serving(instance, NAME, settings=ServerSettings(kv_memory=each))
+
+
+def test_what_is_loaded_is_left_out_of_garbage_collection(
+    instance: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [gc.get_freeze_count()]
+
+    def until_loaded(server: Any, sockets: Any) -> None:
+        until(lambda: server.config.app.state.routes.serving is not None)
+        counts.append(gc.get_freeze_count())
+        gc.unfreeze()
+
+    monkeypatch.setattr(run.Server, "run", until_loaded)
+    run.serve(lambda: Serving(instance, NAME), ServerSettings(port=0), print)
+    assert counts[1] > counts[0] + 10_000
 
 
 def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> None:
@@ -237,7 +332,7 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
         {"host": "0.0.0.0"},
         {"port": 70000},
         {"max_batch_size": 0},
-        {"keys": (" ",)},
+        {"keys": [" "]},
         {"admin_key": ""},
         {"max_queue_size": -1},
         {"max_connections": 1},
@@ -245,7 +340,7 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
     ):
         with pytest.raises(InputError):
             ServerSettings(**bad)
-    assert ServerSettings(host="0.0.0.0", keys=("k",)).keys == ("k",)
+    assert not ServerSettings(host="0.0.0.0", keys=["k"]).local
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
 
 
@@ -338,7 +433,7 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
         until(lambda: "GET /v1/models 200" in caplog.text and "mine-7" in caplog.text)
         names = {ask(client, "localhost", bad).headers["x-request-id"] for bad in ("", "a b")}
         assert len(names) == 2 and all(len(name) == 32 for name in names)
-    for settings in (ServerSettings(keys=("k",)), ServerSettings(hosts=("evil.example",))):
+    for settings in (ServerSettings(keys=["k"]), ServerSettings(hosts=("evil.example",))):
         quiet = replace(settings, access_log=False)
         caplog.clear()
         with served(instance, quiet) as (client, _):

@@ -19,6 +19,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import QueueFullError
 from ragspec.pipelines.server import pictures
 from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
 from tests.support.served import NAME, engine, served
 from tests.support.waiting import until
@@ -106,7 +107,7 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
 def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_server(
     instance: Engine,
 ) -> None:
-    serving = Serving(instance, NAME, max_queue_size=1)
+    serving = Serving(instance, NAME, settings=ServerSettings(max_queue_size=1))
     begun, on = threading.Event(), threading.Event()
 
     def work() -> dict[str, Any]:

@@ -81,6 +81,8 @@ def test_an_error_names_the_field_of_the_request(
         ({**TEXT, "prompt": [5, 10**6]}, 400, "tokenizer? prompt None"),
         ({**TEXT, "prompt": ""}, 400, "go on from prompt None"),
         ({**TEXT, "echo": True, "stream": True}, 400, "echo"),
+        ({**TEXT, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens is 9 and max_tokens is 8"),
+        ({**CHAT, "min_tokens": 9, "max_completion_tokens": 8}, 400, "max_completion_tokens is 8"),
         ({**TEXT, "prediction": PREDICTED, "drafter": "none"}, 400, "prediction"),
         ({**TEXT, "prediction": {**PREDICTED, "content": "x" * 10**5}}, 400, "prediction"),
         ({**TEXT, "logit_bias": {"99999": 1.0}}, 400, "tokenizer? logit_bias None"),

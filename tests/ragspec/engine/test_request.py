@@ -65,6 +65,12 @@ def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
         read(Sampling(min_new_tokens=4), stop_token_ids=[wrong])
 
 
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    with pytest.raises(InputError, match="min_new_tokens is 9 and max_new_tokens is 8; expected"):
+        read(Sampling(min_new_tokens=9), max_new_tokens=8)
+    assert read(Sampling(min_new_tokens=8), max_new_tokens=8).stop.max_new_tokens == 8
+
+
 def test_end_tokens_come_from_the_generation_config_first() -> None:
     def config(result: Any) -> Any:
         return SimpleNamespace(eos_token_id=result)

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError
-from ragspec.pipelines.cli.compare import margin_at
+from ragspec.pipelines.cli.show import margin_at
 from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.processors import HFProcessor, Processor, build_processors, default_processors
 from ragspec.sampling.settings import Sampling
