@@ -44,8 +44,7 @@ from rich.console import Console
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.bench.measure import by_category, choose_baseline
-from ragspec.pipelines.bench.names import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, by_category, choose_baseline
 from ragspec.pipelines.bench.prompts import (
     DOCQA,
     FIXED_NEW_TOKENS,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.pipelines.bench.names import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
+from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
+from ragspec.pipelines.console.options import HELP, PlaceOptions, drafters_of, silence_transformers
 from ragspec.pipelines.console.records import Setting, add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
@@ -26,22 +27,6 @@ app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
 @app.callback()
 def bench() -> None:
     """Measure variants in one batch in one run."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """Where the rows of a measurement go."""
-
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
-    ] = None
-    html: Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")] = (
-        None
-    )
-
-    def __post_init__(self) -> None:
-        for path in (self.json, self.html):
-            checks.checked_output(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +77,9 @@ class TextBenchOptions:
         )
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> list[str]:
         """The names of the variants."""
-        return _split(self.variants)
+        return drafters_of(self.variants)
 
     def facts(self, engine: Engine) -> dict[str, Any]:
         """Return the settings of the measurement as JSON types."""
@@ -116,7 +101,6 @@ def text(options: TextBenchOptions) -> None:
     from ragspec.models.load import load_model
     from ragspec.pipelines.bench.measure import by_category, choose_baseline, run_benchmark
     from ragspec.pipelines.bench.prompts import bundled_items, read_items
-    from ragspec.pipelines.bench.results import show_results
     from ragspec.pipelines.bench.variants import build_variants, check_variants, known_variants
     from ragspec.pipelines.methods import open_sources
 
@@ -151,70 +135,22 @@ def text(options: TextBenchOptions) -> None:
         )
     with Terminal().working("measuring") as show:
         rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
-    files = options.rows.json, options.rows.html
-    show_results(rows, choose_baseline(built), options.facts(engine), *files)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageBenchOptions:
-    """The variants of drawing to compare, and their pictures."""
-
-    place: PlaceOptions
-    rows: RowOptions
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
-    ] = "tiles"
-    variants: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
-            "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
-        ),
-    ] = ""
-    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16
-    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
-    guidance: Annotated[float, typer.Option(min=0.0, help="Scale of classifier-free guidance.")] = (
-        2.0
-    )
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
-    ] = None
-
-    def __post_init__(self) -> None:
-        checks.check_budget(self.budget)
-        for name in _split(self.variants):
-            rule = re.split("[@:]", name)[0]
-            if re.fullmatch("[a-z+-]+", rule):  # other forms have an error of their own
-                checks.check_rule("variant", rule, ["fewer"])
+    show_results(rows, choose_baseline(built), options.facts(engine), options.rows)
 
 
 @takes_records
 def image(options: ImageBenchOptions) -> None:
     """Compare variants of drawing on the same seeds: seconds, forwards and relaxation."""
-    from ragspec.pipelines.bench.images import ImageOptions, build_images
     from ragspec.pipelines.bench.measure import run_benchmark
-    from ragspec.pipelines.bench.results import show_results
-    from ragspec.pipelines.console.options import number_or_name
 
     silence_transformers()
-    shared = ImageOptions(
-        *(number_or_name(options.budget), options.guidance, options.temperature, options.steps),
-        *(options.place.device, options.place.dtype),
-    )
-    names, count, seed = _split(options.variants), options.images, options.seed
-    items, built = build_images(options.model, names, count, seed, shared)
+    items, built = build_images(options)
     with Terminal().working("drawing") as show:
         rows = run_benchmark(items, built, skip_loops=False, on_progress=show)
     kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
     facts = {name: getattr(options, name) for name in kinds}
-    show_results(rows, "plain", facts, options.rows.json, options.rows.html)
+    show_results(rows, "plain", facts, options.rows)
 
 
 for command in (text, image):
     add_command(app, command)
-
-
-def _split(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip())

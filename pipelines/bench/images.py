@@ -8,13 +8,17 @@ denoising steps, or N iterations of a masked model: what speculation has to beat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from zlib import crc32
+
+import typer
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.bench.measure import Outcome
+from ragspec.pipelines.bench.results import RowOptions
+from ragspec.pipelines.console import checks
+from ragspec.pipelines.console.options import PlaceOptions, drafters_of, number_or_name
 from ragspec.registry import unknown
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>[0-9.]+))?(:(?P<drafter>.+))?")
@@ -53,21 +57,49 @@ class ImageItem:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageOptions:
-    """Settings that all variants share."""
+class ImageBenchOptions:
+    """The variants of drawing to compare, and their pictures."""
 
-    budget: int | str = 12
-    guidance: float | None = 2.0
-    temperature: float = 1.0
-    steps: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    place: PlaceOptions
+    rows: RowOptions
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
+    ] = "tiles"
+    variants: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
+            "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
+        ),
+    ] = ""
+    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16
+    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
+    guidance: Annotated[
+        float | None, typer.Option(min=0.0, help="Scale of classifier-free guidance.")
+    ] = 2.0
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        checks.check_budget(self.budget)
+        for name in self.names:
+            rule = re.split("[@:]", name)[0]
+            if re.fullmatch("[a-z+-]+", rule):  # other forms have an error of their own
+                checks.check_rule("variant", rule, ["fewer"])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variants; empty for a few usual ones."""
+        return drafters_of(self.variants)
 
 
 class ImageVariant:
     """A pipeline with one rule and one drafter."""
 
-    def __init__(self, pipe: Any, options: ImageOptions) -> None:
+    def __init__(self, pipe: Any, options: ImageBenchOptions) -> None:
         self.pipe = pipe
         self.options = options
         pipe.set_progress_bar_config(disable=True)
@@ -87,17 +119,8 @@ class ImageVariant:
         return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
 
 
-def build_images(
-    source: str, names: Sequence[str], count: int, seed: int, options: ImageOptions
-) -> tuple[list[ImageItem], dict[str, ImageVariant]]:
+def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str, ImageVariant]]:
     """Load a model and return the pictures to draw and the variants, plain first.
-
-    Args:
-        source: A bundled set or the folder of a pipeline.
-        names: Variants; empty for a few usual ones.
-        count: Pictures.
-        seed: Seed of the first picture.
-        options: Settings that all variants share.
 
     Raises:
         InputError: A variant cannot be read or does not fit the model.
@@ -106,11 +129,11 @@ def build_images(
     from ragspec.visual import ImagePipeline
 
     more: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}
-    loading: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
-    base = ImagePipeline.from_pretrained(source, None, "auto", **loading, **more)
+    more |= {"device": options.place.device, "dtype": options.place.dtype}
+    base = ImagePipeline.from_pretrained(options.model, None, "auto", **more)
     latents = base.family.unit == "latents"
     usual = DEFAULT_LATENTS if latents else DEFAULT_CODES
-    parsed = [parse_variant(name, latents) for name in names or usual]
+    parsed = [parse_variant(name, latents) for name in options.names or usual]
     pipes = {
         each.name: _pipe(base, each, options) for each in [ParsedVariant("plain", "plain"), *parsed]
     }
@@ -118,13 +141,14 @@ def build_images(
     if argument == "class_labels":
         subjects = list(range(base.family.trunk.config.num_classes))
     items = []
-    for number in range(count):
+    for number in range(options.images):
         subject = [subjects[number % len(subjects)]]
-        items.append(ImageItem(str(number), {argument: subject} if argument else {}, seed + number))
+        arguments = {argument: subject} if argument else {}
+        items.append(ImageItem(str(number), arguments, options.seed + number))
     return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
 
 
-def _pipe(base: Any, variant: ParsedVariant, options: ImageOptions) -> Any:
+def _pipe(base: Any, variant: ParsedVariant, options: ImageBenchOptions) -> Any:
     """Return the pipeline of a variant over the models of another pipeline."""
     from ragspec.visual import ImagePipeline
     from ragspec.visual.families.mar import Mar
@@ -132,7 +156,7 @@ def _pipe(base: Any, variant: ParsedVariant, options: ImageOptions) -> Any:
 
     family = base.family
     latents, masked = family.unit == "latents", isinstance(family, Mar)
-    settings = {"batch_size": 1, "budget": options.budget, **base.components}
+    settings = {"batch_size": 1, "budget": number_or_name(options.budget), **base.components}
     if latents:
         settings |= {"steps": family.schedule.steps, "floor": family.schedule.floor or FLOOR}
     if variant.drafts:

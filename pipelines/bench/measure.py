@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Protocol, TypeVar
 
-from ragspec.pipelines.bench.names import GREEDY
-from ragspec.reports.report import loop_share
-
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
 RESAMPLES = 2000
+GREEDY, LOOKUP, ASSISTANT = PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")  # transformers'
 PLAIN = ("plain", GREEDY)
+DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +130,8 @@ class BenchRow:
 
 def is_timed(tokens: Sequence[int]) -> bool:
     """Return whether a plain text is long enough to be timed and does not loop."""
+    from ragspec.reports.report import loop_share
+
     return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
 
 
@@ -171,6 +172,8 @@ def run_benchmark(
 
 def summarise(category: str, variant: str, runs: Runs, timed: Runs, baseline: str) -> BenchRow:
     """Return the row of one variant from the runs of a category's items."""
+    from ragspec.reports.report import loop_share
+
     mine = [run[variant] for run in runs]
     plain = next((name for name in PLAIN if name in runs[0]), None)
     ratios = [run[baseline].decode_seconds / run[variant].decode_seconds for run in timed]

@@ -5,14 +5,35 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ragspec.pipelines.bench.measure import BenchRow
+from ragspec.pipelines.console import checks
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Where the rows of a measurement go."""
+
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
+    ] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        for path in (self.json, self.html):
+            checks.checked_output(path)
+
 
 TABLE_WIDTH = 140  # columns of a table that goes to a pipe or a file
 NO_VALUE = "-"
@@ -58,11 +79,7 @@ def make_table(rows: Sequence[BenchRow], baseline: str) -> Table:
 
 
 def show_results(
-    rows: Sequence[BenchRow],
-    baseline: str,
-    facts: dict[str, Any],
-    json_path: Path | None = None,
-    page: Path | None = None,
+    rows: Sequence[BenchRow], baseline: str, facts: dict[str, Any], files: RowOptions
 ) -> None:
     """Print the table and write the JSON file and the page that were requested.
 
@@ -76,10 +93,10 @@ def show_results(
         console = Console(width=TABLE_WIDTH)
     console.print(make_table(rows, baseline))
     facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
-    if json_path is not None:
-        write_json(json_path, rows, facts)
-    if page is not None:
-        write_page(page, rows, facts)
+    if files.json is not None:
+        write_json(files.json, rows, facts)
+    if files.html is not None:
+        write_page(files.html, rows, facts)
 
 
 def write_json(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:

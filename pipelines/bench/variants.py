@@ -19,8 +19,7 @@ from ragspec.drafters.eagle.head import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
-from ragspec.pipelines.bench.measure import Outcome, Variant
-from ragspec.pipelines.bench.names import ASSISTANT, LOOKUP, PEERS
+from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, PEERS, Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown

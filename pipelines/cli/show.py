@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,13 +38,9 @@ class Result:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class RequestRunner(Protocol):
-    """Writes the text of a request with an engine; an interrupt keeps what was written."""
-
-    def __call__(
-        self, engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
-    ) -> Result:
-        """Return the result; with `plain`, search without speculation too."""
+# Writes the text of a request with an engine, also in part if it is interrupted. The last argument
+# says whether to search without speculation too.
+RequestRunner = Callable[["Engine", "Sampling", OnText, OnRead, bool], Result]
 
 
 def run_and_show(
@@ -70,7 +66,16 @@ def run_and_show(
         interrupted = comparison is None
     _show(outcome, comparison, engine, output, terminal)
     if output.trace is not None:  # last: a full disk must not cost the answer
-        _write_trace(outcome, comparison, engine, output, model)
+        from ragspec.reports.trace import write_trace
+
+        write_trace(
+            output.trace,
+            outcome.generation,
+            engine.tokenizer,
+            model=model,
+            documents=outcome.documents,
+            extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),
+        )
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -164,38 +169,10 @@ def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:
     from ragspec.pipelines.page.run_view import run_view
     from ragspec.reports.trace import Trace, TraceHeader, step_texts
 
-    report, steps = outcome.generation.report, tuple(outcome.generation.steps)
-    header = TraceHeader(
-        model="",
-        prompt_tokens=len(outcome.generation.prompt_tokens),
-        label=report.label,
-        seed=report.seed,
-        documents=outcome.documents,
-        extra=outcome.extra,
-    )
-    texts = step_texts(outcome.generation, engine.tokenizer)
-    view = run_view(Trace(header, steps, texts, report, complete=True))
+    generation, header = outcome.generation, TraceHeader(documents=outcome.documents)
+    texts = step_texts(generation, engine.tokenizer)
+    view = run_view(Trace(header, tuple(generation.steps), texts, generation.report, complete=True))
     terminal.spans(view.spans, view.legend)
-
-
-def _write_trace(
-    outcome: Result,
-    comparison: Comparison | None,
-    engine: Engine,
-    output: OutputOptions,
-    model: str,
-) -> None:
-    from ragspec.reports.trace import write_trace
-
-    assert output.trace is not None
-    write_trace(
-        output.trace,
-        outcome.generation,
-        engine.tokenizer,
-        model=model,
-        documents=outcome.documents,
-        extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),
-    )
 
 
 # --- The comparison ---

@@ -371,7 +371,7 @@ def silence_transformers() -> None:
 
 
 def drafters_of(text: str) -> list[str]:
-    """Return the names in a text of --drafter."""
+    """Return the names in a text, which are separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

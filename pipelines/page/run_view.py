@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ragspec.pipelines.page.charts import (
     TARGET,
@@ -82,8 +81,8 @@ class RunView:
         drafters: Names and colour classes of all sources that drafted.
     """
 
+    trace: Trace
     title: str
-    label: str
     meaning: str
     figures: list[tuple[str, str]]
     spans: list[Span]
@@ -91,16 +90,12 @@ class RunView:
     drafters: list[tuple[str, str]]
     chart: Chart
     searches: Chart | None
-    looked_up: str
     stages: list[Share]
     whole_ms: float
     sources: list[Share]
     documents: list[Share]
-    citations: list[dict[str, Any]]
-    compare: dict[str, Any] | None
     steps: list[tuple[int, int, int, str, str]]
-    note: str | None
-    facts: list[tuple[str, str]] = field(default_factory=list)
+    facts: list[tuple[str, str]]
 
 
 def run_view(trace: Trace) -> RunView:
@@ -114,8 +109,8 @@ def run_view(trace: Trace) -> RunView:
     if whole - sum(spent.values()) > 0.005 * whole:
         spent["other"] = whole - sum(spent.values())
     return RunView(
+        trace=trace,
         title=str(header.extra.get("question") or header.extra.get("prompt") or "Generation"),
-        label=report.label,
         meaning=_meaning(trace),
         figures=_figures(trace),
         spans=list(_spans(trace, colours)),
@@ -123,15 +118,11 @@ def run_view(trace: Trace) -> RunView:
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
         searches=search_chart(looked.events) if looked and looked.events else None,
-        looked_up=looked.summary() if looked else "",
         stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],
         whole_ms=whole,
         sources=_sources(trace, colours),
         documents=_documents(trace),
-        citations=list(header.extra.get("citations") or ()),
-        compare=header.extra.get("compare"),
         steps=_steps(trace),
-        note=report.reason,
         facts=_facts(trace),
     )
 

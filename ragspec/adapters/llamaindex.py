@@ -10,13 +10,12 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
-from ragspec.adapters.writer import Job, pulled
+from ragspec.adapters.writer import Job, in_thread
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
@@ -27,10 +26,8 @@ try:
     from llama_index.core.base.llms.types import (
         ChatMessage,
         ChatResponse,
-        ChatResponseAsyncGen,
         ChatResponseGen,
         CompletionResponse,
-        CompletionResponseAsyncGen,
         CompletionResponseGen,
         LLMMetadata,
         MessageRole,
@@ -93,27 +90,8 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         """Yield the continuation of a prompt as it grows."""
         return self._stream(self._job(prompt, formatted, **kwargs))
 
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Return the answer to a conversation, written in a thread."""
-        return await asyncio.to_thread(self.chat, messages, **kwargs)
-
-    async def acomplete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponse:
-        """Continue a prompt, in a thread."""
-        return await asyncio.to_thread(self.complete, prompt, formatted, **kwargs)
-
-    async def astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> ChatResponseAsyncGen:
-        """Yield the answer to a conversation as it grows, written in a thread."""
-        return pulled(self.stream_chat(messages, **kwargs))
-
-    async def astream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponseAsyncGen:
-        """Yield the continuation of a prompt as it grows, written in a thread."""
-        return pulled(self.stream_complete(prompt, formatted, **kwargs))
+    achat, acomplete = in_thread("chat"), in_thread("complete")
+    astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")
 
     def _job(
         self, prompt: str | Sequence[ChatMessage], formatted: bool = False, **settings: Any

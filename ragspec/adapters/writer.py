@@ -188,6 +188,16 @@ class HostWriter:
         return facts
 
 
+def in_thread(name: str) -> Any:
+    """Return the asynchronous form of the method of a name."""
+
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+        return pulled(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
 async def pulled(items: Iterator[T]) -> AsyncGenerator[T]:
     """Yield the items of an iterator, computed in threads so that the event loop stays free."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:

@@ -12,8 +12,10 @@ import torch
 from transformers import ImageGPTImageProcessor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.pipelines.bench.images import ImageOptions, build_images
+from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
+from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.visual import ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked, tiny_prompted
 from tests.visual.families import test_targets
@@ -215,8 +217,9 @@ def test_the_command_and_the_benchmark_reach_every_family(
     assert main(["draw", *subject, *place]) == 0
     assert len(list(tmp_path.glob("*.png"))) == 2
     rule = "aligned" if kind in ("latents", "masked") else "exact"
-    options = ImageOptions(guidance=None, budget=3)
-    items, variants = build_images(str(folders[kind]), [rule], 1, 0, options)
+    files = PlaceOptions(), RowOptions(), str(folders[kind])
+    options = ImageBenchOptions(*files, rule, images=1, budget="3", guidance=None)
+    items, variants = build_images(options)
     plain, drafted = (variants[name].run(items[0], 0) for name in ("plain", rule))
     assert len(plain.tokens) == len(drafted.tokens)
     if rule == "exact":

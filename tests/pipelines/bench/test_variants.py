@@ -13,8 +13,7 @@ import torch
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
-from ragspec.pipelines.bench.measure import Variant
-from ragspec.pipelines.bench.names import DEFAULT_VARIANTS
+from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import EngineVariant, TransformersVariant, build_variants
 from tests.support import heads, tiny
