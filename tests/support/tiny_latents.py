@@ -36,7 +36,13 @@ def model(
         "initializer_range": 0.3,
     }
     config = LatentConfig(
-        width, head_width, 2, steps=5, floor=0.1, trunk=trunk, initializer_range=0.2
+        latent_dim=width,
+        head_width=head_width,
+        head_layers=2,
+        steps=5,
+        floor=0.1,
+        trunk=trunk,
+        initializer_range=0.2,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

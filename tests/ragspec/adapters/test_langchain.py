@@ -45,6 +45,7 @@ def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
 
 def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
     llm = chat()
+    llm.invoke(REQUESTS)  # its prompt is cached for both that follow
     chunks = list(llm.stream(REQUESTS))
     whole = chunks[0]
     for chunk in chunks[1:]:
