@@ -43,6 +43,7 @@ _OTHER_WAYS = {
     "dola_layers": "DoLa contrasts layers, which cannot be speculated",
     "force_words_ids": "constrained beams cannot be speculated",
     "constraints": "constrained beams cannot be speculated",
+    "assistant_ensemble_weight": "an ensemble with the draft model is another distribution",
     "prompt_lookup_num_tokens": "Speculation(drafter='context') drafts from the prompt",
 }
 _WARPERS = {

@@ -19,7 +19,7 @@ from ragspec.engine.prompts import (
     expect_ids,
     read_prediction,
 )
-from ragspec.errors import InputError, SamplingError
+from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
@@ -179,6 +179,9 @@ def read_requests(
     longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
     resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
     lengths = len(encoded.ids[longest]), len(resume_from)
+    if options.get("max_new_tokens") is None and sampling.defaults is not None:
+        new = _configured_length(config, lengths[0], target.max_length)
+        options = {**options, "max_new_tokens": new}
     rule = _stop_rule(options, lengths, target, tokenizer, config)
     if least > rule.max_new_tokens:
         raise InputError(
@@ -279,6 +282,19 @@ def _stop_rule(
         stop_strings(stop, tokenizer),
         stop_after=options.get("stop_after"),
     )
+
+
+def _configured_length(config: Any, prompt: int, limit: int | None) -> int | None:
+    """Return the new tokens that a generation config asks for, None if it names no length."""
+    new, total = (getattr(config, name, None) for name in ("max_new_tokens", "max_length"))
+    if new is not None or total is None:
+        return new
+    if prompt >= total:
+        raise PromptTooLongError(
+            f"the prompt has {prompt} tokens and the generation config has max_length={total}, "
+            "which counts them; expected a higher one. Pass max_new_tokens."
+        )
+    return int(total if limit is None else min(total, limit)) - prompt
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:

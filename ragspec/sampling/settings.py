@@ -33,9 +33,15 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (None,),
     "token_healing": (None, False),
     "max_time": (None,),
+    "assistant_ensemble_weight": (None,),
 }
 # Those that choose among tokens, which a Sampling of the caller replaces.
-_SEARCHES: dict[str, tuple[Any, ...]] = {"num_beams": (None, 1), "penalty_alpha": (None, 0)}
+_SEARCHES: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0),
+    "penalty_alpha": (None, 0),
+}
 _FILTERS: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
@@ -144,7 +150,8 @@ class Sampling:
         """Return the settings of a transformers GenerationConfig.
 
         The engine applies the rest of the config, such as suppress_tokens, min_length, stop_strings
-        and eos_token_id, in place of the model's own. Lengths are options of `Engine.generate`.
+        and eos_token_id, in place of the model's own, and its max_new_tokens or max_length where
+        the call has no max_new_tokens. Settings of caches, outputs and assistants change no token.
 
         Raises:
             SamplingError: The config asks for a search or a filter that the engine lacks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, SamplingError
+from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.pipelines.cli.show import margin_at
 from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.processors import HFProcessor, Processor, build_processors, default_processors
@@ -235,13 +236,60 @@ def test_what_only_the_bridge_can_follow_is_refused_by_name(name: str) -> None:
     assert ours(model, ignore_defaults=True) == plain()
 
 
-@pytest.mark.parametrize(
-    "name", ["typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "num_beams", "penalty_alpha"]
+OTHER = re.findall(
+    r"\w+",
+    """typical_p epsilon_cutoff eta_cutoff top_h num_beams num_beam_groups diversity_penalty
+    penalty_alpha dola_layers constraints force_words_ids token_healing max_time guidance_scale
+    watermarking_config assistant_ensemble_weight""",
 )
+# Outputs, caches, compilation, drafts, ids that are never read, and how beams are ranked.
+HARMLESS = re.findall(
+    r"\w+",
+    """output_attentions output_hidden_states output_logits output_scores use_cache use_mtp
+    return_dict_in_generate cache_config cache_implementation compile_config disable_compile
+    low_memory continuous_batching_config max_cache_len prefill_chunk_size is_assistant
+    assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id
+    max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule early_stopping
+    prompt_lookup_num_tokens speculation_type target_lookbehind decoder_start_token_id pad_token_id
+    length_penalty renormalize_logits _from_model_config transformers_version""",
+)
+FOLLOWED = {"do_sample", "num_return_sequences", "eos_token_id", "stop_strings", "max_new_tokens"}
+
+
+def test_every_setting_of_a_config_is_followed_refused_or_harmless() -> None:
+    followed = {*HONOURED, *SAMPLED, *FOLLOWED, "max_length"} - {"several", "several, normalized"}
+    assert {*vars(GenerationConfig())} == (followed - {*OTHER}) | {*OTHER, *HARMLESS}
+
+
+@pytest.mark.parametrize("name", OTHER)
 def test_a_config_of_another_search_or_filter_is_refused_by_name(name: str) -> None:
-    config = GenerationConfig(do_sample=True, **{name: 2 if name == "num_beams" else 0.4})
+    config = GenerationConfig(do_sample=True)
+    setattr(config, name, 2 if name.startswith("num_beam") else 0.4)
     with pytest.raises(SamplingError, match=f"{name}=.* cannot apply; expected none of it"):
         Sampling.from_generation_config(config)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_harmless_setting_of_a_config_changes_no_text(name: str) -> None:
+    config = GenerationConfig(pad_token_id=PAD)
+    setattr(config, name, 5)
+    assert ours(model_that_asks(), Sampling.from_generation_config(config)) == plain()
+
+
+def test_the_length_of_a_config_is_that_of_transformers() -> None:
+    engine = Engine(model_that_asks(), drafter=None)
+
+    def length(prompt: list[int], **lengths: int) -> int:
+        sampling = Sampling.from_generation_config(GenerationConfig(**lengths))
+        return len(engine.generate(prompt, sampling).tokens)
+
+    assert length(PROMPTS[0], max_new_tokens=3, max_length=50) == 3
+    assert [length(prompt, max_length=9) for prompt in PROMPTS] == [3, 6]
+    limit = engine.target.max_length
+    assert limit is not None
+    assert length([5] * (limit - 4), max_length=limit + 9) == 4
+    with pytest.raises(PromptTooLongError, match=r"6 tokens .* max_length=6, which counts them"):
+        length(PROMPTS[0], max_length=6)
 
 
 def test_all_of_a_config_is_followed_on_a_model_that_has_another() -> None:
