@@ -168,8 +168,8 @@ class BatchPenalties:
         self._until = self._bias.to(torch.int64)
         self._held = torch.zeros(2, rows, 1, vocab_size + 1, device=device)
         self._one = torch.ones((), device=device)
-        exact = torch.zeros(rows, 1, 1, dtype=torch.float64, device=device)
-        self._numbers = exact, exact.float(), exact.float()
+        none = torch.zeros(2, rows, 1, 1, device=device)
+        self._numbers = torch.ones_like(none[0], dtype=torch.float64), *none
 
     def set(self, row: int, parts: Sequence[Penalties], text: Sequence[int], start: int) -> None:
         """Write the penalties of a row.

@@ -211,6 +211,10 @@ def test_what_no_distribution_can_judge_is_left_to_the_reference(name: str, what
     assert bool(check([mine, mine], logits)[0]) is filtered
 
 
+def test_rows_before_the_first_with_penalties_keep_their_tokens() -> None:
+    check(named(["greedy", "temperature", None, "repetition"]), random_logits(4, 6, 300))
+
+
 def test_flat_distributions_are_beyond_the_candidates_and_never_wrong() -> None:
     distributions = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
     flat = random_logits(len(distributions), 3, 3000, scale=0.01)
