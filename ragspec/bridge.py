@@ -28,12 +28,12 @@ from torch import Tensor
 from ragspec.bridge_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError
+from ragspec.errors import InputError, PromptTooLongError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.rotary_tables import continues_rotation
+from ragspec.verification.rotary_tables import asks_for_length, continues_rotation
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -187,6 +187,7 @@ def _decode(
     engine = spec.engine(model)
     rows = BatchRows(input_ids, attention_mask, sampling.n, (model, spec.tokenizer))
     limit, ends, further = _ending(criteria, config, engine.target.vocab_size)
+    _refuse_dynamic(model, limit, engine.target.max_length)
     return engine.generate(
         input_ids[:: sampling.n],
         sampling,
@@ -320,6 +321,17 @@ def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None
         raise InputError(
             "got position_ids that do not count each row's tokens from 0; expected none. Call "
             "model.generate without custom_generate for them."
+        )
+
+
+def _refuse_dynamic(model: Any, length: int, limit: int | None) -> None:
+    """Raise PromptTooLongError for texts in which dynamic rotary scaling changes its table."""
+    if limit is not None and length > limit and asks_for_length(model, ("dynamic",)):
+        raise PromptTooLongError(
+            f"got {length} tokens of text for a model with rope_type='dynamic' and a context of "
+            f"{limit}; expected no more: beyond it every forward rotates by a table of its own, so "
+            "that no draft could be verified. Ask for fewer tokens, or call model.generate without "
+            "custom_generate."
         )
 
 

@@ -4,11 +4,12 @@ Such a model rotates keys by one table in texts of up to `original_max_position_
 and by another in longer ones. transformers picks one table for a whole forward, by its largest
 position. So a session takes one row per forward and verifies no draft across the border.
 
-Dynamic scaling changes its table beyond `max_position_embeddings`, which no request exceeds.
+Dynamic scaling changes its table beyond `max_position_embeddings`; longer requests are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -35,10 +36,10 @@ def rereads(model: Any) -> bool:
     return model.config.model_type in _READ_AGAIN
 
 
-def asks_for_length(model: nn.Module) -> bool:
-    """Return whether a forward reads the length of its text on the host to pick a table."""
+def asks_for_length(model: nn.Module, words: Sequence[str] = ("longrope", "dynamic")) -> bool:
+    """Return whether a forward reads the length of its text to pick a table, of these kinds."""
     kinds = {kind for module in model.modules() for kind in _kinds(module)}
-    return any(word in str(kind) for kind in kinds for word in ("longrope", "dynamic"))
+    return any(word in str(kind) for kind in kinds for word in words)
 
 
 def continues_rotation(model: nn.Module) -> bool:

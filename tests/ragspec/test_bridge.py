@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ragspec.bridge import Speculation, _settings, generate, speculative
-from ragspec.errors import InputError
+from ragspec.errors import InputError, PromptTooLongError
 from tests.support import tiny
 from tests.support.generation_settings import PROMPTS, padded
 
@@ -164,6 +164,10 @@ def test_texts_may_be_longer_than_the_context_of_a_rotary_model(kind: str, model
     short = type(model)(config).eval()
     ours, theirs = both(short, Speculation(drafter="context", budget=4), input_ids=IDS)
     assert torch.equal(ours, theirs) and ours.shape[1] > 16
+    config.rope_parameters["rope_type"], config.max_position_embeddings = "dynamic", 40
+    short = type(model)(config).eval()
+    with pytest.raises(PromptTooLongError, match=r"rope_type='dynamic' and a context of 40; .* no"):
+        generate(short, IDS, max_new_tokens=41)
 
 
 def test_tokens_are_healed(model: Any) -> None:
