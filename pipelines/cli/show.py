@@ -102,8 +102,6 @@ def _compare(
 def answer_result(question: str, answer: Answer) -> Result:
     """Return an answer over documents as a `Result`."""
     fields = answer.to_dict()
-    for record, citation in zip(fields["citations"], answer.citations, strict=True):
-        record["place"] = citation.place
     quotes = [
         record | {"text": answer.text[record["answer_start"] : record["answer_end"]]}
         for record in fields["citations"]

@@ -77,14 +77,14 @@ class Terminal:
             yield lambda what: None
             return
         if not sys.stderr.isatty():
-            yield self._log(what)
+            self.note(f"{what} ...")
+            yield self._log()
             return
         with self.err.status(what, spinner="dots") as status:
             yield status.update
 
-    def _log(self, what: str) -> Callable[[str], None]:
-        """Note what is done; return a function that notes more of it every few seconds."""
-        self.note(f"{what} ...")
+    def _log(self) -> Callable[[str], None]:
+        """Return a function that notes what is done, every few seconds from now on."""
         due = time.monotonic() + LOG_SECONDS
 
         def log(what: str) -> None:
@@ -99,9 +99,10 @@ class Terminal:
     def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:
         """Yield a callback that takes the tokens read of a prompt and their total.
 
-        A terminal shows them until the prompt is read.
+        A terminal shows them until the prompt is read, a log every few seconds.
         """
         status: Status | None = None
+        log = self._log()
 
         def on_progress(done: int, total: int) -> None:
             nonlocal status
@@ -111,7 +112,9 @@ class Terminal:
                 status = None
             elif status is not None:
                 status.update(what)
-            elif done < total and self.err.is_terminal and not self.quiet:
+            elif not self.err.is_terminal:
+                log(what)
+            elif done < total and not self.quiet:
                 status = self.err.status(what, spinner="dots")
                 status.start()
 

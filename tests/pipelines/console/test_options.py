@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_prefill_is_not_displayed_in_a_pipe(
         for done in (0, 1024, 2000):
             on_progress(done, 2000)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_long_prefill_is_noted_in_a_pipe(
+    quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Terminal(quiet=quiet).prefill_progress() as on_progress:
+        for now in (100.0, 109.0, 110.0, 119.0, 121.0):
+            on_progress(int(now), 2000)
+    lines = "" if quiet else "reading 110 of 2,000 tokens\nreading 121 of 2,000 tokens\n"
+    assert capsys.readouterr() == ("", lines)
 
 
 def test_quiet_keeps_errors_and_json(capsys: pytest.CaptureFixture[str]) -> None:
