@@ -36,6 +36,7 @@ from ragspec.models.device import as_loaded
 from ragspec.reports.generation import Generation
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import probe_again
 from ragspec.verification.prefix_cache import PrefixCache
 
 CHUNK = 256  # tokens of prompts that are read between two steps of running texts
@@ -74,7 +75,6 @@ class Scheduler:
         self.memory = memory
         self.prefix_cache = PrefixCache()
         self._forward = SharedForward()
-        self._as_loaded = as_loaded(target.device)  # entered by one thread at a time
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
         self._waiting: list[tuple[int, int, RequestHandle]] = []  # by priority and arrival
@@ -202,7 +202,8 @@ class Scheduler:
             try:
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
-                with torch.inference_mode(False), torch.no_grad(), self._as_loaded:
+                loaded = as_loaded(self.target.device)
+                with torch.inference_mode(False), torch.no_grad(), loaded:
                     handles = self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None
@@ -326,6 +327,7 @@ class Scheduler:
     def _open(self) -> Loop:
         """Return the loop over the open session; open one if there is none."""
         if self._loop is None:
+            probe_again(self.target)
             session = self._stack.enter_context(
                 self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
 from ragspec.models.quantized import weights_of
-from ragspec.models.supported import unwrapped
+from ragspec.models.supported import WeightKinds, unwrapped
 from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
@@ -55,6 +55,7 @@ class CausalTarget:
         piece: The chunk size of prompts in tokens, None for no chunks.
         chains: Whether drafts are cut to their likeliest path.
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
+        probed: The kinds of weights that were probed, None without a probe; see `probe_again`.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
@@ -68,6 +69,7 @@ class CausalTarget:
     piece: int | None = None
     chains: bool = False
     packs: bool = True
+    probed: WeightKinds | None = None
     selects_logits: bool = True
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
@@ -88,9 +90,14 @@ class CausalTarget:
         self.rereads = self.border is not None and rereads(model)
         custom_attention = any(custom for _, custom in model_configs(model))
         self.packs = self.border is None and not custom_attention
-        self.device = input_device(model.get_input_embeddings())
+        self._embedding = model.get_input_embeddings()
         self.piece = piece_of(self.device) if self.border is None else None
         self._training: bool = self._unwrapped.training
+
+    @property
+    def device(self) -> torch.device:
+        """The device of token ids, also if the model was moved after it was opened."""
+        return input_device(self._embedding)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,8 +148,12 @@ class CausalTarget:
         """How steps of fixed shape run, see `static.runner`; "off" may be followed by a reason."""
         if self.runner is not None:
             return self.runner.mode
-        cast = f"the model was cast to {self.dtype} after it was opened" if self.fixed_steps else ""
-        return f"off: {self.refusal or cast}" if self.refusal or cast else "off"
+        reason = self.refusal
+        if (steps := self.fixed_steps) is not None:
+            cast = steps.dtype != self.dtype
+            change = f"cast to {self.dtype}" if cast else f"moved to {self.device}"
+            reason = f"the model was {change} after it was opened"
+        return f"off: {reason}" if reason else "off"
 
     @property
     def runtime(self) -> str:
@@ -161,9 +172,10 @@ class CausalTarget:
 
     @property
     def runner(self) -> StepRunner | None:
-        """The runner of steps, None for forwards of any shape: a cast model has had no trial."""
+        """The runner of steps, None for forwards of any shape: a changed model has had no trial."""
         steps = self.fixed_steps
-        return None if steps is None or steps.dtype != self.dtype else steps
+        same = steps is not None and (steps.dtype, steps.device) == (self.dtype, self.device)
+        return steps if same else None
 
     def open(
         self,

@@ -13,10 +13,11 @@ import torch
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda
 from ragspec.models.quantized import forget_sessions
-from ragspec.models.supported import check_scope, layer_windows, rank_count
+from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped, weight_kinds
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import OnnxTarget, hindrance
+from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.static.buffers import LayerShape
@@ -51,6 +52,7 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
             with as_loaded(target.device):
                 opened = _on_onnx(model)
             if isinstance(opened, CausalTarget):
+                opened.probed = weight_kinds(model)
                 return opened
             reason = opened
     elif runtime == "onnx":
@@ -61,8 +63,29 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
         )
     with as_loaded(target.device):
         target = open_static(probe_target(target), static)
-    target.detour = reason
+    target.detour, target.probed = reason, weight_kinds(model)
     return target
+
+
+def probe_again(target: CausalTarget) -> None:
+    """Probe the model again if it was cast or quantised since the last probe.
+
+    Raises:
+        UnsupportedModelError: The probe refuses the model as it is now.
+    """
+    kinds = weight_kinds(target.model)
+    if target.probed is None or target.probed == kinds:
+        return
+    fresh = CausalTarget(target.model)
+    with as_loaded(fresh.device):
+        verdict = probe(fresh)
+    if verdict.mode not in (("tree", "chain") if isinstance(target, PathTarget) else ("tree",)):
+        raise UnsupportedModelError(
+            f"{type(unwrapped(target.model)).__name__} was cast or quantised after it was opened, "
+            f"and the probe refuses it as it is now: {verdict.reason}. Expected a model that is "
+            "verified as before. Open another engine over it, or undo the change."
+        )
+    target.packs, target.probed = fresh.packs, kinds
 
 
 def _on_onnx(model: Any) -> CausalTarget | str:

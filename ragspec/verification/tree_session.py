@@ -45,7 +45,10 @@ class Model(Protocol):
     keeps_logits: bool
     rereads: bool
     border: int | None
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """The device of token ids."""
 
     @property
     def divisible(self) -> bool:

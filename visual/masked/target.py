@@ -64,7 +64,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         table: LatentTable | None = None,
     ) -> None:
         self.model, self.schedule = model, schedule
-        self.device = model.device
         self.vocab_size, self.input_size = MOST_LATENTS, MOST_LATENTS + len(noises)
         self.max_length = 1 + model.places
         self.guidance_scale, self.temperature, self.ahead = float(scale), temperature, ahead
@@ -81,6 +80,12 @@ class MaskedTarget(LatentDraws, CausalTarget):
         expect_steps(self.table, schedule.steps, width)
         self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
         self._guesses: dict[int, dict[int, int]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        device: torch.device = self.model.device
+        return device
 
     def prompt(self, picture: int) -> list[int]:
         """Return the prompt of an image: one id."""

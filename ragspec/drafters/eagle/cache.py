@@ -43,10 +43,14 @@ class HeadModel(CausalTarget):
         self.model = head.layer
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
         self.max_length, self.copies = target.max_length, target.copies
-        self.device = target.device
         self.keeps_logits = True
         self.states = self.guessed = torch.empty(0)
         self.first = 1
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the target."""
+        return self.target.device
 
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, V] of the last k predicted states; see `CausalTarget`."""

@@ -17,11 +17,13 @@ from ragspec.errors import (
     RuleError,
     SamplingError,
     UnknownNameError,
+    UnsupportedModelError,
 )
 from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.probe import ProbeVerdict, probe
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 
@@ -269,6 +271,45 @@ def test_texts_and_labels_follow_a_model_that_is_cast(static: str) -> None:
     assert label == "exact up to rounding" and steps.startswith(off)
     engine.model.to(torch.float64)
     assert result()[1] == "exact"
+    engine.model.to("meta", torch.float32)
+    assert engine.target.device.type == "meta"
+    off = "off" if static == "off" else "off: the model was moved to meta after it was opened"
+    assert engine.target.static == off
+
+
+class OneScale(torch.nn.Linear):
+    """Rounds its inputs with one scale for all tokens, as some quantisers do."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        scale = inputs.abs().max() / 7
+        return super().forward((inputs / scale).round() * scale)
+
+
+def test_a_model_that_is_quantised_after_opening_is_probed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes: list[CausalTarget] = []
+
+    def counted(target: CausalTarget) -> ProbeVerdict:
+        probes.append(target)
+        return probe(target)
+
+    monkeypatch.setattr("ragspec.verification.open.probe", counted)
+    engine = Engine(copy.deepcopy(tiny.model("llama")), drafter="context", budget=4)
+    expected, first = engine.generate(PROMPTS[0], max_new_tokens=6).tokens, len(probes)
+    layers = [layer.mlp.down_proj for layer in engine.model.model.layers]
+    for layer in layers:
+        layer.__class__ = OneScale
+    with pytest.raises(UnsupportedModelError, match=r"after it was opened, .*later tokens of the"):
+        engine.generate(PROMPTS[0], max_new_tokens=6)
+    for layer in layers:
+        layer.__class__ = torch.nn.Linear
+    assert engine.generate(PROMPTS[0], max_new_tokens=6).tokens == expected
+    assert len(probes) == first + 1
+    engine.model.to(torch.bfloat16)
+    for _ in range(2):
+        engine.generate(PROMPTS[0], max_new_tokens=6)
+    assert len(probes) == first + 2 and engine.target.packs
 
 
 def test_copies_of_an_engine_work_apart(plain: Engine) -> None:
