@@ -286,7 +286,6 @@ class Scheduler:
             cancelled = [entry for entry in self._waiting if entry[2].cancelled]
             for entry in cancelled:
                 self._waiting.remove(entry)
-            cancelled.sort()
         ended = [self._end(handle, handle.callback_error) for _, _, handle in cancelled]
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:

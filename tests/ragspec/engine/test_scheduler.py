@@ -695,6 +695,13 @@ def test_requests_of_a_higher_priority_start_first(plain: Engine) -> None:
     assert [joined[time] for time in sorted(joined)] == [handles[1], handles[2], handles[0]]
 
 
+def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
+    engine = serving(plain)
+    requests, _ = engine.prepare([[1, 2], [3, 4]], None, {"max_new_tokens": 4})
+    handles = [engine.add(request, object()) for request in requests]
+    assert all(len(handle.future.result(timeout=30).tokens) == 4 for handle in handles)
+
+
 def test_steps_may_be_taken_by_hand(plain: Engine, requests: list[Requests]) -> None:
     pool, owner = serving(plain, max_batch_size=2), object()
     handles = []

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from functools import partial
 
 import numpy as np
@@ -179,6 +181,33 @@ def test_greedy_target_gives_the_walk() -> None:
         )
         assert len(typical.path) == len(walk.path)
         assert typical.token == walk.token
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
+    """Two drawn siblings with a drawn child each; every draw by hand, beside the rule's."""
+    distributions, expected = Distributions(3, seed), defaultdict[tuple[int, ...], float](float)
+
+    def likelihood(path: tuple[int, ...]) -> float:
+        """Return the probability of a path of passing tokens, 0 if one does not pass."""
+        total = 1.0
+        for place, token in enumerate(path):
+            p = distributions.target(path[:place])
+            chance, entropy = float(p[token]), -float((p * p.log()).sum())
+            total *= chance if chance > min(0.09, 0.3 * math.exp(-entropy)) else 0.0
+        return total
+
+    for a, b, c, d in itertools.product(range(3), repeat=4):
+        pairs, weight = ((a, c), (b, d)), 1.0
+        for first, second in pairs:
+            weight *= float(distributions.draft(())[first] * distributions.draft((first,))[second])
+        paths = [(), *(pair[:depth] for pair in pairs for depth in (1, 2))]
+        path = max(filter(likelihood, paths), key=lambda each: (len(each), likelihood(each)))
+        for token, chance in enumerate(distributions.target(path).tolist()):
+            expected[*path, token] += weight * chance
+    drafted = partial(grow, widths=(2, 1))
+    outcomes = enumerate_outcomes(lambda n: generate(Typical(), distributions, n, drafted))
+    assert {text: weight for text, weight in outcomes.items() if weight} == pytest.approx(expected)
 
 
 def test_label_says_that_the_distribution_changes() -> None:
