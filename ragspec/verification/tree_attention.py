@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -241,15 +241,14 @@ def tree_attention(
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+    form = _Form(causal, dropout, scaling, softcap, sinks)
     # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
     view = None if torch.compiler.is_compiling() else _view.get()
     if not isinstance(view, PackedView):
-        out = _attend_row(
-            query, key, value, attention_mask, view, causal, dropout, scaling, softcap, sinks
-        )
+        out = _attend_row(query, key, value, attention_mask, view, form)
         return out.transpose(1, 2).contiguous(), None
     if view.cache.shared:
-        out = _attend_shared(query, key, attention_mask, view, causal, scaling, softcap, sinks)
+        out = _attend_shared(query, key, attention_mask, view, form)
         return out.transpose(1, 2).contiguous(), None
     parts = zip(
         torch.split(query, view.cache.counts, 2),
@@ -258,22 +257,22 @@ def tree_attention(
         view.rows,
         strict=True,
     )
-    rows = [
-        _attend_row(one, *pair, mask, row, causal, dropout, scaling, softcap, sinks)
-        for one, pair, mask, row in parts
-    ]
+    rows = [_attend_row(one, *pair, mask, row, form) for one, pair, mask, row in parts]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
 
 
+class _Form(NamedTuple):
+    """The form of an attention, see `tree_attention`."""
+
+    causal: bool
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
 def _attend_shared(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    view: PackedView,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    query: Tensor, key: Tensor, mask: Tensor | None, view: PackedView, form: _Form
 ) -> Tensor:
     """Return the attention of packed sequences, to shared slots once for all that share them.
 
@@ -284,8 +283,8 @@ def _attend_shared(
     outs, weights = [], []
     for one, (keys, values), each in zip(queries, cache.parts(key), masks, strict=True):
         columns = None if each is None else each[..., -keys.shape[2] :]
-        chain = causal and each is None and one.shape[2] > 1
-        out, weight = weighted(one, keys, values, columns, chain, scaling, softcap)
+        chain = form.causal and each is None and one.shape[2] > 1
+        out, weight = weighted(one, keys, values, columns, chain, form.scaling, form.softcap)
         outs.append(out)
         weights.append(weight)
     if len(outs) > 1:
@@ -295,7 +294,7 @@ def _attend_shared(
         columns, blank = _shared_columns(masks, shared, view)
         index = index if index is None else index.to(query.device)
         part = query if index is None else query[:, :, index]
-        old, old_weight = weighted(part, *pair, columns, False, scaling, softcap)
+        old, old_weight = weighted(part, *pair, columns, False, form.scaling, form.softcap)
         if blank is not None:
             old_weight = old_weight.masked_fill(blank, float("-inf"))
         if index is None:
@@ -303,7 +302,7 @@ def _attend_shared(
         else:
             new = out[:, :, index], weight[:, :, index]
             out[:, :, index], weight[:, :, index] = joined(new, (old, old_weight))
-    return with_sinks(out, weight, sinks).to(query.dtype)
+    return with_sinks(out, weight, form.sinks).to(query.dtype)
 
 
 def _shared_columns(
@@ -341,20 +340,17 @@ def _attend_row(
     value: Tensor,
     mask: Tensor | None,
     view: TreeView | None,
-    causal: bool,
-    dropout: float,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    form: _Form,
 ) -> Tensor:
     """Return the attention of one sequence: [C, heads, n, width], see `tree_attention`."""
+    causal, dropout, scaling, softcap, sinks = form
     causal = causal and mask is None and query.shape[2] > 1
     view = _covers(view, key) if causal else None
     if mask is not None and mask.shape[-1] < key.shape[2]:
         last = slice(key.shape[2] - mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
     if view is not None:
-        out = _unmasked(query, key, value, view, scaling, softcap, sinks)
+        out = _unmasked(query, key, value, view, form)
     elif softcap is None and sinks is None:
         out = attend(query, key, value, mask, causal, scaling, dropout)
     else:
@@ -362,16 +358,9 @@ def _attend_row(
     return out
 
 
-def _unmasked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    view: TreeView,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _unmasked(query: Tensor, key: Tensor, value: Tensor, view: TreeView, form: _Form) -> Tensor:
     """Attend to the slots of a view whose full attention needs no mask, see `_needs_none`."""
+    scaling, softcap, sinks = form[2:]
     slots, related = key.shape[2], view.related
     plain = softcap is None and sinks is None
     if plain and related is None and slots == query.shape[2]:

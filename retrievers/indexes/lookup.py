@@ -228,13 +228,18 @@ def draft(
     suffixes: NDArray[np.int32],
     buckets: Ints,
     tail: Ints,
-    budget: int,
-    depth: int,
+    most: tuple[int, int],
     caps: tuple[int, int, int],
     shorter: Ints,
     chances: Floats,
 ) -> tuple[Ints, Ints, Floats, Ints, int]:
-    """Return the fields of a `Draft`; `caps` are the longest match, most rows, most contexts."""
+    """Return the fields of a `Draft`.
+
+    Args:
+        most: Most nodes and most levels.
+        caps: The longest match, most rows and most contexts.
+    """
+    budget, depth = most
     match = longest((tokens, suffixes), buckets, tail, caps[0])
     if match[0] == 0 or budget < 1 or depth < 1:
         none = np.empty(0, dtype=np.int64)

@@ -205,7 +205,8 @@ class Segment:
         tail = self._tail(context, options.max_match)
         caps = (options.max_match, options.rows, options.contexts)
         arrays = (self.tokens, self.suffixes, self.buckets)
-        return Draft(*draft(*arrays, tail, budget, depth, caps, options.lengths, options.chances))
+        most = budget, depth
+        return Draft(*draft(*arrays, tail, most, caps, options.lengths, options.chances))
 
     def warm_up(self) -> None:
         """Load the look-ups and use them once; the first time ever compiles them."""

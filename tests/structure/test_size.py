@@ -78,7 +78,7 @@ LIMITS: dict[Callable[[], float], Limit] = {
     lines_of_tests: Limit(50_720, 42_000),
     files_of_a_folder: Limit(17, 15),
     lines_of_a_function: Limit(60, 60),
-    long_argument_lists: Limit(12, 0),
+    long_argument_lists: Limit(10, 0),
     share_of_any: Limit(0.202, 0.05),
     lambda: lines([ROOT / "README.md"]): Limit(195, 200),
     lambda: lines([ROOT / "CONTRIBUTING.md"]): Limit(150, 150),
