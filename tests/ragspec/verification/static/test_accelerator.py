@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from ragspec.drafters.base import DraftContext
 from ragspec.engine.engine import Engine
-from ragspec.sampling.batch_distribution import DistributionShape
+from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.penalties import PenaltyShape
@@ -109,6 +109,26 @@ def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int)
 def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: int) -> None:
     """Of all rows together, where the logits are."""
     hold(counted(nodes, rows, FLAT), rows, nodes, looks=2)
+
+
+def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token of a path is certain, the one after it is not; slots move twice."""
+    choose, looks = BatchDistribution.choose, list[bool]()
+
+    def partly(self: Any, logits: Any, *rest: Any, whole: bool = False) -> Any:
+        looks.append(whole)
+        tokens = choose(self, logits, *rest).clone()
+        if not whole and tokens.shape[1] > 13:
+            tokens[:, 13] = -1
+        return tokens
+
+    call: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    plain = Engine(model(), drafter=None).generate(prompts(2), **call)
+    texts = [[*one, *two.tokens] for one, two in zip(prompts(2), plain, strict=True)]
+    monkeypatch.setattr(BatchDistribution, "choose", partly)
+    engine = Engine(model(), drafter=ProgressCallback(texts), budget=15, static="eager")
+    results = engine.generate(prompts(2), **call)
+    assert [text.tokens for text in results] == [text.tokens for text in plain] and any(looks)
 
 
 def test_a_second_look_leaves_the_others_their_tokens() -> None:
