@@ -324,7 +324,7 @@ def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None
         )
 
 
-def _refuse_dynamic(model: Any, length: int, limit: int | None) -> None:
+def _refuse_dynamic(model: torch.nn.Module, length: int, limit: int | None) -> None:
     """Raise PromptTooLongError for texts in which dynamic rotary scaling changes its table."""
     if limit is not None and length > limit and asks_for_length(model, ("dynamic",)):
         raise PromptTooLongError(

@@ -284,7 +284,7 @@ def _stop_rule(
     )
 
 
-def _configured_length(config: Any, prompt: int, limit: int | None) -> int | None:
+def _configured_length(config: object, prompt: int, limit: int | None) -> int | None:
     """Return the new tokens that a generation config asks for, None if it names no length."""
     new, total = (getattr(config, name, None) for name in ("max_new_tokens", "max_length"))
     if new is not None or total is None:

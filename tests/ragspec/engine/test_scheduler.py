@@ -695,6 +695,14 @@ def test_requests_of_a_higher_priority_start_first(plain: Engine) -> None:
     assert [joined[time] for time in sorted(joined)] == [handles[1], handles[2], handles[0]]
 
 
+def test_a_session_stays_open_while_it_is_held(plain: Engine) -> None:
+    engine = serving(plain)
+    with engine.hold():
+        engine.generate([1, 2], max_new_tokens=2)
+        assert engine.scheduler.session is not None
+    assert engine.scheduler.session is None
+
+
 def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
     engine = serving(plain)
     requests, _ = engine.prepare([[1, 2], [3, 4]], None, {"max_new_tokens": 4})
