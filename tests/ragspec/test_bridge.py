@@ -158,6 +158,7 @@ def test_a_refused_call_ends_its_stream(model: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["default", "linear"])
 def test_texts_may_be_longer_than_the_context_of_a_rotary_model(kind: str, model: Any) -> None:
+    torch.manual_seed(0)
     config = copy.deepcopy(model.config)
     config.max_position_embeddings = 16
     config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
