@@ -30,10 +30,6 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "ragspec-setup.json"
 CONSTRAINTS = ROOT / "constraints" / "tested.txt"
 EXTRAS = "rag,images,data,gguf,adapters,onnx,serve,langchain,llamaindex,haystack,lm-eval,dev"
-# transformers imports torchao at every start where it is found, which costs a second each time: it
-# lies in a folder of its own, which the tests of it put on the path.
-BESIDE = VENV / "beside"
-EXTRA_BESIDE = "torchao"
 OLDEST = (3, 11)
 BROWSER_SECONDS = 60.0  # to download chromium
 
@@ -86,7 +82,7 @@ def right_python() -> None:
 
 def wanted_stamp() -> dict[str, str]:
     """Return what a finished set-up of this checkout, by this Python, leaves in .venv."""
-    digest = hashlib.sha256(f"{EXTRAS} {EXTRA_BESIDE}".encode())
+    digest = hashlib.sha256(EXTRAS.encode())
     for path in (ROOT / "pyproject.toml", CONSTRAINTS):
         digest.update(path.read_bytes())
     return {"root": str(ROOT), "python": sys.version.split()[0], "sha256": digest.hexdigest()}
@@ -136,8 +132,6 @@ def set_up() -> None:
     target = f"{ROOT}[{EXTRAS}]"
     print("installing the pinned dependencies, 2.1 GB: some minutes", flush=True)
     must(*pip, "-e", target, why="installing the dependencies failed")
-    alone = ("--no-deps", "--upgrade", "--target", BESIDE, EXTRA_BESIDE)
-    must(*pip, *alone, why=f"installing {EXTRA_BESIDE} failed")
     STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
     print(f"set up in {time.monotonic() - began:.0f} s: {VENV}", flush=True)
 

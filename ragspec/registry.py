@@ -32,7 +32,6 @@ EXTRAS = MappingProxyType(
         "pyarrow": "data",
         "gguf": "gguf",
         "peft": "adapters",
-        "torchao": "int8",
         "onnx": "onnx",
         "onnxruntime": "onnx",
         "fastapi": "serve",

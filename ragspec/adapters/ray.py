@@ -1,8 +1,7 @@
-"""Ray: answers to the questions of a Ray Data dataset, and a Ray Serve application of replicas."""
+"""Ray: answers to the questions of a Ray Data dataset."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
-from ragspec.engine.request import refuse_unknown
-from ragspec.errors import EngineError, InputError, QueueFullError, RagspecError
+from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.registry import for_extra
@@ -22,14 +19,9 @@ from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:
     import ray.data
-    from ray.serve import Application
-    from ray.serve.handle import DeploymentHandle
 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
-
-# --- Ray Data -----------------------------------------------------------------------------------
 
 
 class AnswerBatch:
@@ -147,168 +139,3 @@ def _columns(answer: Answer) -> dict[str, str]:
         "label": answer.label,
         "citations": json.dumps(cited),
     }
-
-
-# --- Ray Serve ----------------------------------------------------------------------------------
-
-
-class EngineActor:
-    """An engine in an actor.
-
-    Args:
-        make: Returns the engine, in the actor.
-        max_batch_size, max_queue_size: See `Engine`.
-    """
-
-    def __init__(
-        self, make: Callable[[], Engine], max_batch_size: int, max_queue_size: int
-    ) -> None:
-        self._engine = make().with_limits(max_batch_size, max_queue_size)
-
-    async def generate(
-        self, prompt: Any, sampling: Mapping[str, Any], tenant: str, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return a text with its figures; raise the errors of `Engine.submit`."""
-        handle = self._engine.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
-        try:
-            generation = await asyncio.wrap_future(handle.future)
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
-        return {
-            "text": generation.text,
-            "tokens": list(generation.tokens),
-            "finish_reason": generation.finish_reason,
-            "label": generation.label,
-            "prompt_tokens": len(generation.prompt_tokens),
-            "mean_accepted_length": generation.report.mean_accepted_length,
-        }
-
-
-class EngineRouter:
-    """Routes each request to the replica that has read its beginning, if that has room.
-
-    If a replica is lost or full, another one serves the request from its start.
-    """
-
-    def __init__(self, *replicas: DeploymentHandle, uneven: int) -> None:
-        self._replicas = replicas
-        self._routes = PrefixRoutes(len(replicas), uneven)
-
-    async def generate(
-        self,
-        prompt: Any,
-        sampling: Mapping[str, Any] | None = None,
-        tenant: str = "",
-        **options: Any,
-    ) -> dict[str, Any]:
-        """Return a text, its figures, seed and number of its replica; see `replicated_app`."""
-        from ray.exceptions import RayActorError, RayTaskError
-
-        # A request that is repeated in another replica needs the same seed.
-        settings = asdict(seeded(Sampling(**(sampling or {})), "generate()"))
-        tried: set[int] = set()
-        last: Exception | None = None
-        while len(tried) < len(self._replicas):
-            replica = self._routes.choose(prompt, tenant, tried)
-            tried.add(replica)
-            try:
-                generation = await self._replicas[replica].generate.remote(
-                    prompt, settings, tenant, options
-                )
-            except RayTaskError as error:
-                cause = getattr(error, "cause", None)
-                last = cause if isinstance(cause, RagspecError) else error  # raised in an actor
-                if not isinstance(last, QueueFullError):
-                    raise last from error
-            except RayActorError as error:
-                last = error
-            else:
-                return {**generation, "replica": replica, "seed": settings["seed"]}
-            finally:
-                self._routes.done(replica)
-        if isinstance(last, QueueFullError):
-            raise last
-        raise EngineError(
-            f"{len(tried)} replicas were lost under one text; expected one that stays. Ray starts "
-            "them again: try again later."
-        ) from last
-
-    async def __call__(self, request: Any) -> Any:
-        """Answer a POST of JSON: prompt, sampling, tenant, and options of `Engine.generate`."""
-        from starlette.responses import JSONResponse
-
-        try:
-            body = await request.json()
-            if not isinstance(body, dict) or "prompt" not in body:
-                raise InputError("got no prompt; expected JSON with one: {'prompt': 'Text'}.")
-            return JSONResponse(await self.generate(**body))
-        except QueueFullError as error:
-            return JSONResponse(_refusal(error), 429, headers={"Retry-After": "1"})
-        except EngineError as error:
-            return JSONResponse(_refusal(error), 503)
-        except (RagspecError, TypeError, ValueError) as error:
-            return JSONResponse(_refusal(error), 400)
-
-
-def replicated_app(
-    make: str | Callable[[], Engine] = "starter",
-    *,
-    replicas: int = 2,
-    max_batch_size: int = 8,
-    max_queue_size: int = 64,
-    uneven: int | None = None,
-    actor_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Application:
-    """Return a Serve application of several replicas, each in an actor, behind a router.
-
-    The handle's `generate` and a POST of JSON take prompt, sampling (fields of `Sampling`), tenant
-    and the options of `Engine.generate`.
-
-    Args:
-        make: A model, with `options` for `Engine.from_pretrained`; or a function that returns an
-            engine.
-        max_batch_size, max_queue_size: See `Engine`; they hold for each replica.
-        uneven: See `PrefixRoutes`; None for `max_batch_size`.
-        actor_options: Options of each replica's actor, such as {"num_gpus": 1}.
-
-    Raises:
-        InputError: A number is below 1, or options come with a function.
-        MissingExtraError: Ray Serve is not installed.
-    """
-    try:
-        from ray import serve
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
-    if replicas < 1:
-        raise InputError(f"got replicas={replicas}; expected 1 or more.")
-    if callable(make):
-        if options:
-            refuse_unknown(options)
-            raise InputError("got options of an engine beside what makes one; expected either.")
-        build = make
-    else:
-        build = lambda: Engine.from_pretrained(make, **options)  # noqa: E731
-    # One more than the replica takes, so that the replica itself refuses it.
-    most = max_batch_size + max_queue_size + 1
-    parts = [
-        serve.deployment(EngineActor)
-        .options(
-            name=f"replica-{number}",
-            max_ongoing_requests=most,
-            ray_actor_options=dict(actor_options or {}),
-        )
-        .bind(build, max_batch_size, max_queue_size)
-        for number in range(replicas)
-    ]
-    # The router computes nothing: two replicas fit on two processors.
-    router = serve.deployment(EngineRouter).options(
-        max_ongoing_requests=replicas * most, ray_actor_options={"num_cpus": 0}
-    )
-    app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
-    return app
-
-
-def _refusal(error: Exception) -> dict[str, Any]:
-    return {"error": {"type": type(error).__name__, "message": str(error)}}

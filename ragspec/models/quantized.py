@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -134,19 +133,21 @@ class BlockEmbedding(nn.Module):
 def quantized(model: Any, how: str) -> Any:
     """Return the model with quantized linear weights, and an embedding tied to one of them.
 
-    It is another model with other tokens. Speculative decoding is as exact for it as for any. On a
-    CPU weights lie in blocks of 32, on an accelerator torchao quantizes them.
+    It is another model with other tokens. Speculative decoding is as exact for it as for any.
 
     Args:
-        how: "int8", a quarter of the memory of float32; or "int4", on a CPU alone. The output head
-            has 8 bits in any case, as it bears fewer badly.
+        how: "int8", a quarter of the memory of float32; or "int4". The output head has 8 bits in any
+            case, as it bears fewer badly.
 
     Raises:
-        MissingExtraError: ONNX Runtime, or torchao, is not installed.
-        ModelError: The model cannot be quantized.
+        MissingExtraError: ONNX Runtime is not installed.
+        ModelError: The model cannot be quantized, or lies on an accelerator.
     """
     if model.device.type != "cpu":
-        return by_torchao(model, how)
+        raise ModelError(
+            f"got dtype={how!r} on {model.device}; expected a CPU. Pass a model to the engine that "
+            "transformers has quantized there (quantization_config=)."
+        )
     for package in PACKAGES:
         expect_package(package)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -191,25 +192,6 @@ def stored_small(model: Any) -> Any:
         or missing_packages()
     )
     return model if small else quantized(model, "int8")
-
-
-def by_torchao(model: Any, how: str) -> Any:
-    """Return a model on an accelerator with weights in 8 bits."""
-    if how != "int8":
-        raise ModelError(f"got dtype={how!r} on {model.device}; expected 'int8', or a CPU.")
-    expect_package("torchao")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-            quantize_(model, Int8WeightOnlyConfig(version=2))
-    except (NotImplementedError, ValueError, RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be quantized ({error}); expected linear weights in a "
-            f"floating dtype. Leave dtype={how!r} out."
-        ) from error
-    return model
 
 
 def expect_package(package: str) -> None:

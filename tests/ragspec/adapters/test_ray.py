@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragspec.adapters.ray import AnswerBatch, answer_questions, replicated_app
-from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, MissingExtraError, QueueFullError
+from ragspec.adapters.ray import AnswerBatch, answer_questions
+from ragspec.errors import InputError, MissingExtraError
 from ragspec.pipelines import DocQA
 from ragspec.sampling.settings import Sampling
 
@@ -87,8 +86,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[ray\]"):
         answer_questions(None, "manuals")
-    with pytest.raises(MissingExtraError, match=r"ragspec\[ray\]"):
-        replicated_app()
 
 
 @pytest.mark.slow
@@ -113,82 +110,8 @@ def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
     assert all(row["answer"][0] == selection[row["question"][0]] for row in results)
 
 
-@pytest.mark.slow
-def test_several_replicas_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path: Path) -> None:
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
-    from ray import serve
-
-    pids = str(tmp_path)
-
-    def make() -> Engine:
-        import os
-        from pathlib import Path
-
-        import torch
-
-        from ragspec.engine.engine import Engine
-
-        torch.set_num_threads(1)
-        Path(pids, str(os.getpid())).touch()
-        return Engine.from_pretrained("starter", "context")
-
-    engine = Engine.from_pretrained("starter", "context")
-    app = replicated_app(make, replicas=2, max_batch_size=2, max_queue_size=4)
-    serve.start(http_options={"host": "127.0.0.1", "port": 8123})
-    handle = serve.run(app, route_prefix="/generate")
-    try:
-        sampling = {"temperature": 0.7, "seed": 3}
-        requests = [handle.generate.remote(text, sampling, max_new_tokens=12) for text in TEXTS]
-        results = [each.result() for each in requests]
-        for text, instance in zip(TEXTS, results, strict=True):
-            alone = engine.generate(text, Sampling(**sampling), max_new_tokens=12)  # type: ignore[arg-type]
-            assert (instance["text"], instance["label"]) == (alone.text, alone.label)
-        assert {product["replica"] for product in results} == {0, 1}
-
-        def post(body: bytes) -> tuple[int, Any]:
-            try:
-                with urlopen(Request("http://127.0.0.1:8123/generate", body)) as answer:
-                    return answer.status, json.load(answer)
-            except HTTPError as error:
-                return error.code, json.load(error)
-
-        status, message = post(json.dumps({"prompt": TEXTS[0], "max_new_tokens": 8}).encode())
-        assert status == 200
-        assert message["text"] == engine.generate(TEXTS[0], max_new_tokens=8).text
-        for body, kind in (
-            (b"no json", "JSONDecodeError"),
-            (b'{"promt": "A"}', "InputError"),
-            (b'{"prompt": "A", "max_new_tokenz": 3}', "InputError"),
-            (b'{"prompt": "A", "sampling": {"temperature": -1}}', "SamplingError"),
-        ):
-            status, message = post(body)
-            assert (status, message["error"]["type"]) == (400, kind)
-
-        flood = [handle.generate.remote(TEXTS[0], None, max_new_tokens=60) for _ in range(16)]
-        refused = 0
-        for each in flood:
-            try:
-                each.result()
-            except QueueFullError:
-                refused += 1
-        assert 16 - refused >= 12  # both replicas were filled before anybody was refused
-
-        requests = [handle.generate.remote(text, None, max_new_tokens=120) for text in TEXTS]
-        os.kill(int(next(tmp_path.iterdir()).name), signal.SIGKILL)
-        for text, each in zip(TEXTS, requests, strict=True):
-            assert each.result()["text"] == engine.generate(text, max_new_tokens=120).text
-    finally:
-        serve.shutdown()
-
-
 @pytest.mark.parametrize("wrong", [{"actors": 0}, {"batch_size": 0}])
 def test_numbers_are_checked(wrong: dict[str, int]) -> None:
-    pytest.importorskip("ray.serve", reason="ray is not installed")
+    pytest.importorskip("ray.data", reason="ray is not installed")
     with pytest.raises(InputError):
         answer_questions(None, "manuals", **wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError):
-        replicated_app(replicas=0)
-    with pytest.raises(InputError):
-        replicated_app(lambda: None, drafter="context")  # type: ignore[arg-type, return-value]

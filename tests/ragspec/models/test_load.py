@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,34 +164,6 @@ def test_an_adapter_that_does_not_fit_is_refused(
     monkeypatch.setattr(quantized, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[adapters\]"):
         load_model(saved, adapter=adapter)
-
-
-TORCHAO = """
-import json, sys
-from ragspec.engine.engine import Engine
-from ragspec.models.load import load_model
-from ragspec.models.quantized import by_torchao
-model = by_torchao(load_model(sys.argv[1], "cpu", "float32")[0], "int8")
-texts = [Engine(model, None, drafter, budget=4).generate([5, 6, 7, 5, 6], max_new_tokens=20).tokens
-         for drafter in (None, "lookup")]
-print(json.dumps([type(model.model.layers[0].mlp.up_proj.weight).__name__, *texts]))
-"""
-
-
-def test_torchao_quantizes_where_there_are_accelerators(saved: Path) -> None:
-    """With torchao from the folder where the set-up puts it, which no other test should import."""
-    beside = Path(sys.prefix) / "beside"
-    if not (beside / "torchao").is_dir():
-        pytest.skip("no torchao beside the environment: python3 dev.py setup brings it")
-    done = subprocess.run(
-        [sys.executable, "-c", TORCHAO, str(saved)],
-        env=os.environ | {"PYTHONPATH": str(beside)},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
-    name, plain, drafted = json.loads(done.stdout)
-    assert "Int8" in name and plain == drafted
 
 
 def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import MissingExtraError, ModelError
 from ragspec.models import quantized as module
 from ragspec.models.load import load_model
-from ragspec.models.quantized import BLOCK, BlockLinear, by_torchao, quantized
+from ragspec.models.quantized import BLOCK, BlockLinear, quantized
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
@@ -105,5 +105,5 @@ def test_what_cannot_be_quantized_is_said() -> None:
     twice = quantized(copy.deepcopy(tiny.model("llama")), "int8")
     with pytest.raises(ModelError, match="expected floating weights"):
         quantized(twice, "int4")
-    with pytest.raises(ModelError, match="got dtype='int4'"):
-        by_torchao(twice, "int4")
+    with pytest.raises(ModelError, match="got dtype='int8' on meta"):
+        quantized(copy.deepcopy(tiny.model("llama")).to("meta"), "int8")
