@@ -55,12 +55,11 @@ class Conditions:
             embedded = model.condition(self.condition)
             nothing = model.unconditional(1)[0]
             if self.negative is None:
-                return ConditionTable.of_rows(embedded, nothing, self.padding)
+                return ConditionTable.of(embedded, nothing, self.padding, self.padding)
             beside = model.condition(self.negative)
             if self.learned is not None:
                 beside[self.learned] = nothing.to(beside)
-        padding = self.padding or (0,) * len(embedded)
-        return ConditionTable.of_pairs(embedded, beside, padding, self.negative_padding)
+        return ConditionTable.of(embedded, beside, self.padding, self.negative_padding)
 
 
 class LlamaGen(Family):
@@ -166,7 +165,7 @@ class LlamaGen(Family):
         learned = torch.tensor([not text.strip() for text in negatives])
         pairs = zip(negatives, texts, strict=True)
         beside, other = self._features([text if text.strip() else prompt for text, prompt in pairs])
-        return Conditions(features, padding, beside, other or (0,) * len(texts), learned)
+        return Conditions(features, padding, beside, other, learned)
 
     def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
         """Return an `ImageTarget`."""

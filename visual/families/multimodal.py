@@ -365,7 +365,7 @@ def prompt_table(
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
     conditional, none = embedded.split(count)
-    return ConditionTable.of_pairs(conditional, none, padding[:count], padding[count:])
+    return ConditionTable.of(conditional, none, padding[:count], padding[count:])
 
 
 def _partners(unconditional: Any, count: int) -> list[list[int]]:

@@ -32,70 +32,53 @@ class ConditionTable:
         embeddings: One per id, [M, hidden].
         partners: Number (0 .. M - 1) of each id's unconditional partner, i64 [M].
         length: L, the condition ids that a prompt begins with.
-        padding: How many ids are padding in each condition's prompt; the last id stands for it.
         hides: Which ids stand for padding, bool [M], or None. Padding comes first and is masked.
     """
 
     embeddings: Tensor
     partners: Tensor
     length: int
-    padding: tuple[int, ...] = ()
     hides: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
     @classmethod
-    def of_rows(
-        cls, conditions: Tensor, unconditional: Tensor, padding: Sequence[int] = ()
-    ) -> ConditionTable:
-        """Return the table of R conditions [R, L, hidden] and the unconditional one [L, hidden].
-
-        Condition r has the ids from r * L on, in order; the unconditional one is condition R.
-
-        Args:
-            padding: How many of each condition's first embeddings are masked. The partners of the
-                others are the last unconditional ones, as in LlamaGen.
-        """
-        rows, length, hidden = conditions.shape
-        embeddings = torch.cat([conditions, unconditional[None].to(conditions)])
-        partners = torch.arange(length, device=conditions.device) + rows * length
-        embeddings, partners = embeddings.reshape(-1, hidden), partners.repeat(rows + 1)
-        if any(padding):
-            embeddings = torch.cat([embeddings, torch.zeros_like(embeddings[:1])])
-            partners = torch.cat([partners, partners.new_tensor([len(partners)])])
-            hides = torch.arange(len(partners), device=partners.device) == len(partners) - 1
-            return cls(embeddings, partners, length, (*padding,), hides)
-        return cls(embeddings, partners, length)
-
-    @classmethod
-    def of_pairs(
+    def of(
         cls,
         conditions: Tensor,
         unconditional: Tensor,
-        padding: Sequence[int],
-        unconditional_padding: Sequence[int],
+        padding: Sequence[int] = (),
+        unconditional_padding: Sequence[int] = (),
     ) -> ConditionTable:
-        """Return the table of R conditions [R, L, hidden], each with a partner [R, L, hidden].
+        """Return the table of R conditions [R, L, hidden], each with an unconditional partner.
 
         Condition r has the ids from r * L on, its partner those from (R + r) * L on.
 
         Args:
-            padding, unconditional_padding: How many of each row's first embeddings are masked.
+            unconditional: The partners [R, L, hidden], or one for all [L, hidden].
+            padding, unconditional_padding: How many of each row's first embeddings are masked;
+                none of them if empty.
         """
         rows, length, hidden = conditions.shape
-        embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
+        partners = unconditional.to(conditions).expand_as(conditions)
+        embeddings = torch.cat([conditions, partners]).reshape(-1, hidden)
         first_half = torch.arange(rows * length, device=conditions.device)
-        partners = torch.cat([first_half + rows * length] * 2)
-        counts = torch.tensor([*padding, *unconditional_padding], device=conditions.device)
-        hides = torch.arange(length, device=conditions.device) < counts[:, None]
-        return cls(embeddings, partners, length, (), hides.reshape(-1) if any(counts) else None)
+        counts = torch.tensor(
+            [*(padding or [0] * rows), *(unconditional_padding or [0] * rows)],
+            device=conditions.device,
+        )
+        hides = (torch.arange(length, device=conditions.device) < counts[:, None]).reshape(-1)
+        return cls(
+            embeddings,
+            torch.cat([first_half + rows * length] * 2),
+            length,
+            hides if any(counts) else None,
+        )
 
     def ids(self, row: int) -> list[int]:
         """Return the numbers (0 .. M - 1) of the L ids of condition `row`."""
-        padded = self.padding[row] if row < len(self.padding) else 0
-        end = (row + 1) * self.length
-        return [len(self) - 1] * padded + [*range(end - self.length + padded, end)]
+        return [*range(row * self.length, (row + 1) * self.length)]
 
 
 class ImageTarget(CausalTarget):

@@ -273,8 +273,8 @@ def test_prompts_without_their_condition_are_refused(prompt: list[int]) -> None:
     engine = Engine(image_models.target(image_models.model()), None, drafter=None)
     with pytest.raises(InputError, match="condition ids"):
         engine.generate(prompt, max_new_tokens=2)
-    with pytest.raises(InputError, match="expected 0 to 27"):
-        engine.generate([28], max_new_tokens=2)
+    with pytest.raises(InputError, match="expected 0 to 29"):
+        engine.generate([30], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}])
