@@ -51,10 +51,8 @@ class PlaceOptions:
 
     device: Annotated[str, Setting("Device: auto, cpu, or an accelerator such as cuda.")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64", "int8", "int4"],
-        Setting(
-            "Data type: auto, float32, bfloat16, float16, float64; or weights of int8 or int4."
-        ),
+        Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"],
+        Setting("Data type: auto, float32, bfloat16, float16, float64; or int8 weights."),
     ] = "auto"
 
 

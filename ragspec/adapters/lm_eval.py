@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.models.load import load_model
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.registry import for_extra, unknown
 from ragspec.sampling.settings import Sampling
@@ -73,7 +74,10 @@ class RagspecLM(HFLM):  # type: ignore[misc]
             raise InputError(f"batch_size is {batch_size!r}; expected a number from 1, or auto.")
         named = (drafter, draft_model, budget, _device(device), dtype)
         if not isinstance(model, Engine):
-            model = Engine.from_pretrained(str(model), *named, max_batch_size=size)
+            loaded, tokenizer = load_model(
+                str(model), named[3], dtype
+            )  # its own weights, if "auto"
+            model = Engine(loaded, tokenizer, *named[:3], max_batch_size=size)
         elif named != ("auto", None, "auto", "auto", "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
         if model.tokenizer is None:

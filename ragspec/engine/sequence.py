@@ -15,6 +15,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
+from ragspec.models.quantized import weights_of
 from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under
@@ -231,7 +232,7 @@ class Sequence:
             drift=None if self.transform is None else self.transform.drift,
             static=parts.target.static,
             runtime=parts.target.runtime,
-            weights=parts.target.weights,
+            weights=weights_of(parts.target.model),
         )
         return Generation(
             text=self.stop.text,

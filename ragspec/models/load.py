@@ -13,7 +13,7 @@ import torch
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
-from ragspec.models.quantized import BITS, expect_package, quantized, stored_small
+from ragspec.models.quantized import INT8, expect_package, quantized, stored_small
 from ragspec.models.resolve import is_model, resolve_model
 from ragspec.models.supported import check_config
 
@@ -70,7 +70,7 @@ def load_model(
     Args:
         device_map: Distributes the layers over devices, as in accelerate: "auto", "balanced", or
             by module. Excludes `device`.
-        dtype: "auto", a floating dtype, or "int8" or "int4" for weights in blocks; see `pick_dtype`
+        dtype: "auto", a floating dtype, or "int8" for weights in blocks; see `pick_dtype`
             and `quantized`.
         adapter: See `with_adapter`.
         small: For "auto" also store the weights of large models in 8 bits; see `stored_small`.
@@ -90,8 +90,9 @@ def load_model(
     if isinstance(device_map, str) and device_map not in MAPS:
         pick_device(device_map)  # a device is a valid map too; raises for other words
     place = pick_device(device)
-    blocks = dtype if isinstance(dtype, str) and dtype in BITS else ""
-    weights: dict[str, Any] = {"dtype": pick_dtype("auto" if blocks else dtype, place, BITS)}
+    weights: dict[str, Any] = {
+        "dtype": pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
+    }
     if device_map is not None:
         weights["device_map"] = device_map
     folder, file = source.folder, None if source.file is None else source.folder / source.file
@@ -108,8 +109,8 @@ def load_model(
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
-    if blocks:
-        model = quantized(model, blocks)
+    if dtype == INT8:
+        model = quantized(model)
     return stored_small(model) if small and dtype == "auto" else model, tokenizer
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
-from ragspec.models.quantized import weights_of
 from ragspec.models.supported import WeightKinds, unwrapped
 from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
@@ -159,11 +158,6 @@ class CausalTarget:
     def runtime(self) -> str:
         """What runs forwards of one sequence: "torch" or "onnx"."""
         return "torch"
-
-    @property
-    def weights(self) -> str:
-        """What the weights are stored in: "int8" or "int4" in blocks, else the model's dtype."""
-        return weights_of(self.model)
 
     @property
     def widths(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda
-from ragspec.models.quantized import forget_sessions
+from ragspec.models.quantized import SESSIONS
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped, weight_kinds
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -95,7 +95,7 @@ def _on_onnx(model: Any) -> CausalTarget | str:
     except Exception as error:  # the runtime has no tree of errors
         return f"{type(error).__name__}: {error}"[:200]
     verdict = probe(target)
-    forget_sessions()  # those of the reference
+    SESSIONS.clear()  # those of the reference
     return target if verdict.mode == "tree" else verdict.reason
 
 

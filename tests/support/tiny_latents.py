@@ -63,7 +63,7 @@ def target(
 ) -> LatentTarget:
     """Return the target of some rows, their classes one after the other; table: it draws into."""
     labels = torch.arange(rows) % CLASSES
-    conditions = ConditionTable.of_rows(
+    conditions = ConditionTable.of(
         instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()
     )
     return built_by(instance, conditions, scale, NoiseSchedule(steps, 0.1), table)

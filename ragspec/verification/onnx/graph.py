@@ -56,7 +56,7 @@ class Graph:
         return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
 
     def operands(self, name: str, module: BlockLinear) -> list[str]:
-        """Add codes, scales and any zeros of a layer in blocks."""
+        """Add codes and scales of a layer in blocks."""
         return [self.weight(f"{name}.{part}", each) for part, each in module.operands.items()]
 
     def embedding(self, module: nn.Embedding, head: nn.Module) -> str:
@@ -65,9 +65,9 @@ class Graph:
             weight = self.weight("embedding", module.weight)
             return self.add("Gather", [weight, "ids"], "x")
         codes = self.weight("embedding.codes", head.codes.flatten(1))
-        _, scales, *zeros = self.operands("logits", head)
-        how = {"bits": head.bits, "block_size": BLOCK, "quantize_axis": 1, "gather_axis": 0}
-        inputs = [codes, "ids", scales, *zeros]
+        _, scales = self.operands("logits", head)
+        how = {"bits": 8, "block_size": BLOCK, "quantize_axis": 1, "gather_axis": 0}
+        inputs = [codes, "ids", scales]
         return self.add("GatherBlockQuantized", inputs, "x", domain=MICROSOFT, **how)
 
     def norm(self, name: str, x: str, norm: LlamaRMSNorm) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_packages
+from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_package
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
@@ -41,8 +41,8 @@ def hindrance(target: CausalTarget) -> str:
         return f"no graph is known for {type(model).__name__}"
     if type(target) is not CausalTarget or target.border is not None or asks_for_length(model):
         return "its forwards depend on more than tokens and positions"
-    if missing := missing_packages():
-        return missing
+    if missing := missing_package():
+        return f"{missing} is not installed (pip install 'ragspec[onnx]')"
     if any(
         p.device.type != "cpu" or p.dtype not in (torch.float32, torch.uint8)
         for p in model.parameters()
@@ -171,10 +171,10 @@ class OnnxTarget(CausalTarget):
 
     def _run(self, inputs: dict[str, Tensor], buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Run the session, which extends the buffers; return states and logits."""
-        binding = self._session.inner.io_binding()
-        values = {name: self._value(tensor.contiguous()) for name, tensor in inputs.items()}
+        value, binding = self._session.value, self._session.inner.io_binding()
+        values = {name: value(tensor.contiguous().numpy()) for name, tensor in inputs.items()}
         caches = {
-            f"{kind}{layer}": self._value(tensor)
+            f"{kind}{layer}": value(tensor.numpy())
             for kind, held in (("key", buffers.keys), ("value", buffers.values))
             for layer, tensor in held.items()
         }
@@ -187,10 +187,6 @@ class OnnxTarget(CausalTarget):
         self._session.inner.run_with_iobinding(binding)
         states, logits = binding.get_outputs()[-2:]
         return torch.from_numpy(states.numpy()), torch.from_numpy(logits.numpy())
-
-    def _value(self, tensor: Tensor) -> Any:
-        """Return a contiguous tensor as a value of ONNX Runtime in the same memory."""
-        return self._session.value(tensor.numpy())
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""

@@ -1,4 +1,4 @@
-"""Weights in blocks of 8 and 4 bits: what is stored, and texts that are exact for it."""
+"""Weights in blocks of 8 bits: what is stored, and texts that are exact for it."""
 
 from __future__ import annotations
 
@@ -34,42 +34,39 @@ def test_weights_of_q8_0_come_back_as_they_were_stored() -> None:
     scales = torch.rand(48, 3).half().float() + 0.01
     scales[7, 1] = 0.0
     layer.weight.data = (whole * scales[..., None]).flatten(1)
-    block = BlockLinear(layer, 8)
+    block = BlockLinear(layer)
     assert torch.equal(block.weight, layer.weight)
     kept = scales > 0
     assert torch.equal(block.codes[kept].long() - 128, whole[kept])
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(8, 0.5), (4, 1.0)])  # in units of a step
-def test_no_weight_is_off_by_more_than_a_rounded_step(bits: int, bound: float) -> None:
+def test_no_weight_is_off_by_more_than_half_a_step() -> None:
     for k in (32, 96):
         layer = linear(k=k)
         layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
-        block = BlockLinear(layer, bits).requires_grad_(False)
+        block = BlockLinear(layer).requires_grad_(False)
         steps = (block.weight - layer.weight.detach()).reshape(48, -1, BLOCK).abs().amax(
             -1
         ) / block.scales
-        assert float(steps.max()) <= bound + 1e-3
+        assert float(steps.max()) <= 0.5 + 1e-3
         rows = torch.tensor([[3, 0], [47, 3]])
         assert torch.equal(block.rows(rows), block.weight[rows])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_products_are_those_of_the_stored_weights(bits: int) -> None:
-    block, x = BlockLinear(linear(bias=True), bits).requires_grad_(False), torch.randn(2, 5, 96)
+def test_products_are_those_of_the_stored_weights() -> None:
+    block, x = BlockLinear(linear(bias=True)).requires_grad_(False), torch.randn(2, 5, 96)
     out = block(x)
     for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
         assert torch.equal(block(x[:, place]), out[:, place])
     for _ in range(2):
         expected = functional.linear(x, block.weight, block.bias)
         torch.testing.assert_close(block(x), expected, rtol=0, atol=0.03 * float(out.std()))
-        block.codes += 1  # the changed weights are seen
+        block.codes.add_(1)  # the changed weights are seen
 
 
-@pytest.mark.parametrize("how", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_drafted_texts_are_those_of_plain_decoding(family: str, how: str) -> None:
-    model = quantized(copy.deepcopy(tiny.model(family)), how)
+def test_drafted_texts_are_those_of_plain_decoding(family: str) -> None:
+    model = quantized(copy.deepcopy(tiny.model(family)))
     prompt = tiny.prompt(20)
     plain = Engine(model, None, None).generate(prompt, max_new_tokens=20)
     drafted = Engine(model, None, "lookup", budget=4).generate(prompt, max_new_tokens=20)
@@ -101,9 +98,9 @@ def test_auto_stores_large_models_in_eight_bits(
 
 def test_what_cannot_be_quantized_is_said() -> None:
     with pytest.raises(ModelError, match="a multiple of 32"):
-        quantized(copy.deepcopy(tiny.model("llama", hidden_size=24, intermediate_size=40)), "int8")
-    twice = quantized(copy.deepcopy(tiny.model("llama")), "int8")
+        quantized(copy.deepcopy(tiny.model("llama", hidden_size=24, intermediate_size=40)))
+    twice = quantized(copy.deepcopy(tiny.model("llama")))
     with pytest.raises(ModelError, match="expected floating weights"):
-        quantized(twice, "int4")
+        quantized(twice)
     with pytest.raises(ModelError, match="got dtype='int8' on meta"):
-        quantized(copy.deepcopy(tiny.model("llama")).to("meta"), "int8")
+        quantized(copy.deepcopy(tiny.model("llama")).to("meta"))
