@@ -68,7 +68,8 @@ class Scheduler:
         ):
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; expected a whole number, at least {least}.")
-        self.target = target
+        self.target, self._device = target, target.device
+        self._as_loaded = as_loaded(self._device)  # entered by one thread at a time
         self.max_batch_size = max_batch_size
         self.max_queue_size = max_queue_size
         self.chunk = chunk
@@ -202,8 +203,10 @@ class Scheduler:
             try:
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
-                loaded = as_loaded(self.target.device)
-                with torch.inference_mode(False), torch.no_grad(), loaded:
+                if self.target.device != self._device:
+                    self._device = self.target.device
+                    self._as_loaded = as_loaded(self._device)
+                with torch.inference_mode(False), torch.no_grad(), self._as_loaded:
                     handles = self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None
@@ -326,7 +329,8 @@ class Scheduler:
     def _open(self) -> Loop:
         """Return the loop over the open session; open one if there is none."""
         if self._loop is None:
-            probe_again(self.target)
+            if self.target.probed not in (None, self.target.kinds):
+                probe_again(self.target)
             session = self._stack.enter_context(
                 self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
             )

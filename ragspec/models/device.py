@@ -111,7 +111,7 @@ def input_device(embedding: Any) -> torch.device:
         place = getattr(each, "execution_device", None)
         if place is not None:
             return torch.device(place)
-    device: torch.device = (embedding if hasattr(embedding, "device") else embedding.weight).device
+    device: torch.device = next(embedding.parameters()).device
     return device
 
 

@@ -65,18 +65,12 @@ class BlockLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights as floats [N, K]."""
-        return self.rows(slice(None))
+        return _floats(self.codes, self.scales)
 
     @property
     def operands(self) -> dict[str, Tensor]:
         """The inputs of `node` beside x, by name."""
         return {"codes": self.codes.detach(), "scales": self.scales.detach()}
-
-    def rows(self, rows: Tensor | slice) -> Tensor:
-        """Return rows of the weights as floats [.., K]."""
-        scales = self.scales[rows]
-        whole = self.codes[rows].to(scales.dtype) - CENTRE
-        return (whole * scales[..., None]).flatten(-2)
 
     def node(self, x: str, operands: list[str], name: str) -> Any:
         """Return the node of a graph that multiplies by the weights, without the bias."""
@@ -108,21 +102,21 @@ class BlockEmbedding(nn.Module):
 
     def __init__(self, head: BlockLinear) -> None:
         super().__init__()
-        self._head = [head]  # in a list, so that its weights are counted once
+        self.codes, self.scales = head.codes, head.scales
 
     @property
     def weight(self) -> Tensor:
         """The weights as floats [V, H]."""
-        return self._head[0].weight
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self._head[0].codes.device
+        return _floats(self.codes, self.scales)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, [..] -> [.., H]."""
-        return self._head[0].rows(ids)
+        return _floats(self.codes[ids], self.scales[ids])
+
+
+def _floats(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return weights as floats: codes [.., K / 32, 32] and scales [.., K / 32] -> [.., K]."""
+    return ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
 
 
 def quantized(model: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
 
@@ -211,18 +211,6 @@ def scales_by_slot(config: Any) -> bool:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     without_rope = not all(getattr(text, "no_rope_layers", None) or [1])
     return bool(getattr(text, "attn_temperature_tuning", False) and without_rope)
-
-
-WeightKinds = frozenset[tuple[type, type, torch.dtype]]
-
-
-def weight_kinds(model: nn.Module) -> WeightKinds:
-    """Return the classes of modules with weights, and classes and dtypes of the weights."""
-    return frozenset(
-        (type(module), type(weight), weight.dtype)
-        for module in model.modules()
-        for weight in module.parameters(recurse=False)
-    )
 
 
 def unwrapped(model: Any) -> Any:

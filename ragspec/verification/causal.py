@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
-from ragspec.models.supported import WeightKinds, unwrapped
+from ragspec.models.supported import unwrapped
 from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
@@ -68,7 +68,7 @@ class CausalTarget:
     piece: int | None = None
     chains: bool = False
     packs: bool = True
-    probed: WeightKinds | None = None
+    probed: frozenset[tuple[type, type, torch.dtype]] | None = None
     selects_logits: bool = True
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
@@ -96,7 +96,19 @@ class CausalTarget:
     @property
     def device(self) -> torch.device:
         """The device of token ids, also if the model was moved after it was opened."""
-        return input_device(self._embedding)
+        if hasattr(self._embedding, "_hf_hook"):
+            return input_device(self._embedding)
+        device: torch.device = next(self._embedding.parameters()).device
+        return device
+
+    @property
+    def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:
+        """The classes of modules with weights, and classes and dtypes of the weights."""
+        return frozenset(
+            (type(module), type(weight), weight.dtype)
+            for module in self.model.modules()
+            for weight in module.parameters(recurse=False)
+        )
 
     @property
     def dtype(self) -> torch.dtype:

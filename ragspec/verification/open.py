@@ -13,7 +13,7 @@ import torch
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda
 from ragspec.models.quantized import SESSIONS
-from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped, weight_kinds
+from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import OnnxTarget, hindrance
@@ -52,7 +52,7 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
             with as_loaded(target.device):
                 opened = _on_onnx(model)
             if isinstance(opened, CausalTarget):
-                opened.probed = weight_kinds(model)
+                opened.probed = opened.kinds
                 return opened
             reason = opened
     elif runtime == "onnx":
@@ -63,19 +63,16 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
         )
     with as_loaded(target.device):
         target = open_static(probe_target(target), static)
-    target.detour, target.probed = reason, weight_kinds(model)
+    target.detour, target.probed = reason, target.kinds
     return target
 
 
 def probe_again(target: CausalTarget) -> None:
-    """Probe the model again if it was cast or quantised since the last probe.
+    """Probe a model again that was cast or quantised since the last probe.
 
     Raises:
         UnsupportedModelError: The probe refuses the model as it is now.
     """
-    kinds = weight_kinds(target.model)
-    if target.probed is None or target.probed == kinds:
-        return
     fresh = CausalTarget(target.model)
     with as_loaded(fresh.device):
         verdict = probe(fresh)
@@ -85,7 +82,7 @@ def probe_again(target: CausalTarget) -> None:
             f"and the probe refuses it as it is now: {verdict.reason}. Expected a model that is "
             "verified as before. Open another engine over it, or undo the change."
         )
-    target.packs, target.probed = fresh.packs, kinds
+    target.packs, target.probed = fresh.packs, fresh.kinds
 
 
 def _on_onnx(model: Any) -> CausalTarget | str:

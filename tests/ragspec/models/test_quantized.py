@@ -15,7 +15,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import MissingExtraError, ModelError
 from ragspec.models import quantized as module
 from ragspec.models.load import load_model
-from ragspec.models.quantized import BLOCK, BlockLinear, quantized
+from ragspec.models.quantized import BLOCK, BlockEmbedding, BlockLinear, quantized
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
@@ -50,7 +50,7 @@ def test_no_weight_is_off_by_more_than_half_a_step() -> None:
         ) / block.scales
         assert float(steps.max()) <= 0.5 + 1e-3
         rows = torch.tensor([[3, 0], [47, 3]])
-        assert torch.equal(block.rows(rows), block.weight[rows])
+        assert torch.equal(BlockEmbedding(block)(rows), block.weight[rows])
 
 
 def test_products_are_those_of_the_stored_weights() -> None:

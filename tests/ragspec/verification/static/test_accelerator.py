@@ -32,7 +32,7 @@ SETTINGS = {
     "greedy": Sampling(),
     "temperature": Sampling(temperature=0.3, seed=3),
     "top-p": Sampling(temperature=0.2, top_p=0.9, seed=3),
-    "all": replace(EVERY_SETTING, presence_penalty=0.2, min_new_tokens=40),
+    "all": replace(EVERY_SETTING, presence_penalty=0.2, min_new_tokens=6),
 }
 FLAT = Sampling(temperature=1.5, top_k=0, top_p=0.99, repetition_penalty=1.1, seed=3)
 MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
