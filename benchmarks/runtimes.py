@@ -21,6 +21,7 @@ from budget import items_of
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
+from ragspec.models.quantized import weights_of
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
@@ -88,7 +89,7 @@ def texts(engines: dict[str, Engine], prompts: int) -> tuple[dict[str, dict[str,
             )
             each = 1000.0 * (time.process_time() - start) / len(out.tokens)
             times[name].setdefault(item.category, []).append(each)
-            parted += out.tokens != expected.setdefault(engine.target.weights, out.tokens)
+            parted += out.tokens != expected.setdefault(weights_of(engine.model), out.tokens)
     table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
     return table, parted
 

@@ -1,8 +1,8 @@
 """How large the library is: each measure of HOUSE's table that can be counted.
 
 A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
-Library and tests rose once, by 850 and 400 lines: the faults that hostile looks had found were
-mended, each with a test, and forwards run on ONNX Runtime.
+The library rose once, by 850 lines: the faults that hostile looks had found were mended, and
+forwards run on ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def share_of_any() -> float:
 
 LIMITS: dict[Callable[[], float], Limit] = {
     lambda: lines(LIBRARY): Limit(51_350, 40_000),
-    lines_of_tests: Limit(50_720, 42_000),
-    files_of_a_folder: Limit(17, 15),
+    lines_of_tests: Limit(49_290, 42_000),
+    files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
-    long_argument_lists: Limit(10, 0),
-    share_of_any: Limit(0.202, 0.05),
+    long_argument_lists: Limit(6, 0),
+    share_of_any: Limit(0.199, 0.05),
     lambda: lines([ROOT / "README.md"]): Limit(195, 200),
     lambda: lines([ROOT / "CONTRIBUTING.md"]): Limit(150, 150),
 }
