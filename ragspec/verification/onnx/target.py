@@ -104,6 +104,10 @@ class OnnxTarget(CausalTarget):
             self.chains, self.packs = True, False
             self._same_bits = self._has_same_bits()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the model; the copy opens a session of its own."""
+        return type(self), (self.model,), {"probed": self.probed}
+
     @property
     def runtime(self) -> str:
         """What runs forwards of one sequence: "onnx", or "torch" if weights have changed."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,16 @@ def test_a_longer_rotary_table_keeps_the_bits_of_the_first(monkeypatch: pytest.M
     monkeypatch.setattr(module, "POSITIONS", 7)
     for chunk in (3, 33):
         assert write(Engine(model, None, None, chunk=chunk), prompt).tokens == expected
+
+
+@pytest.mark.parametrize("stored", [copy.deepcopy, small], ids=["float32", "int8"])
+def test_copies_open_sessions_of_their_own(stored: Callable[[Any], Any]) -> None:
+    engine, prompt = Engine(stored(tiny.model("qwen2", seed=5)), None, "lookup"), tiny.prompt()
+    expected = write(engine, prompt)
+    for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
+        result = write(other, prompt)
+        assert result.tokens == expected.tokens and other.model is not engine.model
+        assert (result.report.runtime, result.label) == ("onnx", expected.label)
 
 
 def test_quantized_states_labels_and_changes() -> None:
