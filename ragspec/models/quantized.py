@@ -169,13 +169,13 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # with a graph in 
 def stored_small(model: Any) -> Any:
     """Return a model in 8 bits if it is large, in float32 on a CPU and of a family with a graph."""
     weights = [*model.parameters()]
-    small = (
+    unfit = (
         model.config.model_type not in FAMILIES
         or sum(each.numel() for each in weights) < LEAST
         or any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights)
         or missing_package()
     )
-    return model if small else quantized(model)
+    return model if unfit else quantized(model)
 
 
 def expect_package(package: str) -> None:
