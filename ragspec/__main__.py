@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -22,5 +23,15 @@ def main() -> int:
     return code if isinstance(code, int) else 0
 
 
+def run() -> None:
+    """Run the command line and exit; after Ctrl-C at once, as a thread that loads would abort."""
+    code = main()
+    if code == 130:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -18,6 +18,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.generate import GenerateOptions
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
+from ragspec.reports import trace
 from tests.support import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -192,7 +193,7 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
     assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "there is no folder" in err  # said before any work
-    monkeypatch.setattr(show, "_write_trace", refuse_to_write)
+    monkeypatch.setattr(trace, "write_trace", refuse_to_write)
     assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
     assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
 
@@ -211,7 +212,7 @@ def test_what_the_system_refuses_is_one_line(
         main(["--debug", *arguments])
 
 
-def refuse_to_write(*arguments: Any) -> None:
+def refuse_to_write(*arguments: Any, **options: Any) -> None:
     raise InputError("the disk is full")
 
 

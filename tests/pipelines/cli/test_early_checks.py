@@ -72,7 +72,7 @@ CASES = [
     ("serve --docs none", 7, "none is missing"),
     ("serve --store answers", 2, "expected NAME=FOLDER"),
     ("serve --store answers=empty", 8, "holds no store"),
-    ("index none --out i.idx", 7, "none is missing"),
+    ("index build none --out i.idx", 7, "none is missing"),
     ("store build none.txt --out s.store", 7, "none.txt is missing"),
     ("store from-answers none.jsonl --out s.store", 7, "none.jsonl is missing"),
     ("datastore build none.txt --out d.knn", 7, "none.txt is missing"),
