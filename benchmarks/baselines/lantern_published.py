@@ -49,9 +49,9 @@ from ragspec.visual.rules.relation import (
     Relation,
     check_size,
     related,
-    relaxed_distribution,
 )
 from ragspec.visual.rules.tv_budget import APPROXIMATE
+from tests.support.codes import relaxed_distribution
 
 Residual = Literal["optimal", "paper"]
 

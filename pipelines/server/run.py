@@ -88,11 +88,9 @@ class Server(uvicorn.Server):
         self._stop = app.state.routes.stop
         self._drain = settings.drain
         self._signals = 0
-        logging.getLogger("uvicorn.error").addFilter(self._is_wanted)
-
-    def _is_wanted(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record is more than the traceback of an interrupt."""
-        return self._signals < 2 or "Traceback" not in record.getMessage()
+        logging.getLogger("uvicorn.error").addFilter(  # the traceback of an interrupt
+            lambda record: self._signals < 2 or "Traceback" not in record.getMessage()
+        )
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to stop, or stop sooner."""

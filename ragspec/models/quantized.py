@@ -31,12 +31,6 @@ PACKAGES = ("onnxruntime", "onnx")
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # releases from 1.29 on upload figures of use by default
 
 
-def onnx_runtime() -> Any:
-    """Return the module of ONNX Runtime, which sends nothing."""
-    os.environ.setdefault(NO_TELEMETRY, "1")
-    return importlib.import_module("onnxruntime")
-
-
 def missing_package() -> str:
     """Return a package of ONNX Runtime that is not installed, "" for none."""
     return next((name for name in PACKAGES if find_spec(name) is None), "")
@@ -193,7 +187,8 @@ class Session:
     """
 
     def __init__(self, proto: bytes, weights: Mapping[str, Tensor]) -> None:
-        runtime = onnx_runtime()
+        os.environ.setdefault(NO_TELEMETRY, "1")
+        runtime = importlib.import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_cpu_mem_arena = False

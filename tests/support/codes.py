@@ -16,10 +16,19 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.relation import Related
 from tests.support.distributions import Distributions, Grow, Place, generate, grow, judged
 from tests.support.enumeration import enumerate_outcomes
 
 Distribution = NDArray[np.float64]
+
+
+def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribution:
+    """Return p [V] with the mass of the related codes moved to `code`."""
+    distribution = p.copy()
+    distribution[among.codes] = 0.0
+    distribution[code] = p[code] + among.mass
+    return distribution
 
 
 def codebook(codes: int, width: int = 3, seed: int = 0) -> torch.Tensor:

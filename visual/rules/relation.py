@@ -176,14 +176,6 @@ def related(relation: Relation, code: int, p: Distribution) -> Related:
     return Related(codes[:count], float(masses[count - 1]) if count else 0.0)
 
 
-def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribution:
-    """Return p [V] with the mass of the related codes moved to `code`."""
-    distribution = p.copy()
-    distribution[among.codes] = 0.0
-    distribution[code] = p[code] + among.mass
-    return distribution
-
-
 def check_size(relation: Relation, size: int) -> None:
     """Raise RuleError unless the target's distribution is over the codes of the relation."""
     if size != relation.size:

@@ -12,7 +12,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.rules.relation import related, relaxed_distribution
+from ragspec.visual.rules.relation import related
 from tests.ragspec.rules.test_walk import plain
 from tests.support.codes import (
     chi_square,
@@ -21,6 +21,7 @@ from tests.support.codes import (
     first_distribution,
     first_excess,
     fixed,
+    relaxed_distribution,
     sampled,
     variation,
 )

@@ -19,9 +19,15 @@ from ragspec.visual.rules.relation import (
     SameCluster,
     check_size,
     related,
-    relaxed_distribution,
 )
-from tests.support.codes import Distribution, broken, codebook, neighbours, variation
+from tests.support.codes import (
+    Distribution,
+    broken,
+    codebook,
+    neighbours,
+    relaxed_distribution,
+    variation,
+)
 
 CODES = 32
 TABLE = neighbours(CODES, 20)
