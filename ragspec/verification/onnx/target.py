@@ -218,12 +218,9 @@ class OnnxTarget(CausalTarget):
         }
 
     def _rotary_to(self, positions: int) -> dict[str, Tensor]:
-        """Return rotary tables of at least so many positions; the first rows keep their bits."""
+        """Return rotary tables of at least so many positions."""
         if positions > len(self._tables["cosines"]):
-            longer = self._rotary(2 * positions)
-            for name, table in self._tables.items():
-                longer[name][: len(table)] = table
-            self._tables = longer
+            self._tables = self._rotary(2 * positions)
         return self._tables
 
     def _has_same_bits(self) -> bool:

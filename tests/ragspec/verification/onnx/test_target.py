@@ -229,7 +229,7 @@ def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: 
     ]
 
 
-def test_a_longer_rotary_table_keeps_the_bits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_rotary_table_has_the_bits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = small(tiny.model()), tiny.prompt(70)
     expected = write(Engine(model, None, None), prompt).tokens
     monkeypatch.setattr(module, "POSITIONS", 7)
