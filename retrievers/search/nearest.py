@@ -33,7 +33,6 @@ HNSW_LINKS, HNSW_BUILT = 32, 200
 IVF_SHARE = 16  # one list in so many is searched
 IVF_TRAINED = 64  # training vectors for each list
 SEED = 1234
-MOST_ON_GPU = 2048  # most lists or vectors that faiss's GPU kernels choose at once
 
 
 class Exact:
@@ -142,15 +141,13 @@ def rounding(queries: Floats) -> NDArray[np.float64]:
 class Approximate:
     """An index of faiss over the same vectors: HNSW (a graph) or IVF (lists around centres).
 
-    It examines the same vectors for every k up to SEARCHED, so a larger k changes no result. IVF
-    is searched by a copy on the first GPU, if faiss supports GPUs and the vectors fit.
+    It examines the same vectors for every k up to SEARCHED, so a larger k changes no result.
     """
 
     def __init__(self, kind: str, index: Any, parameters: Mapping[str, int]) -> None:
         self.kind = kind
         self.parameters = MappingProxyType(dict(parameters))
         self._index = index
-        self._gpu: tuple[Any, Any] | None = None  # the copy, and faiss's GPU memory
 
     @classmethod
     def build(cls, vectors: Floats, kind: str) -> Self:
@@ -181,31 +178,10 @@ class Approximate:
         count = min(most, self._index.ntotal)
         if self.kind == "hnsw":
             options = faiss.SearchParametersHNSW(efSearch=most)
-        elif (copy := self._on_gpu(most)) is not None:
-            # One by one: kernels depend on the size of the batch, but results must not.
-            numbers = np.concatenate([copy.search(query[None], count)[1] for query in queries])
-            return [row[row >= 0] for row in numbers]
         else:
             options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
         _, numbers = self._index.search(queries, count, params=options)
         return [row[row >= 0] for row in numbers]
-
-    def _on_gpu(self, most: int) -> Any | None:
-        """Return a copy on the first GPU, made at the first call; None if it cannot be used."""
-        faiss = _faiss()
-        if max(most, self.parameters["searched"]) > MOST_ON_GPU or not (
-            hasattr(faiss, "index_cpu_to_gpu") and faiss.get_num_gpus()
-        ):
-            return None
-        if self._gpu is None:
-            memory = faiss.StandardGpuResources()
-            try:
-                copy = faiss.index_cpu_to_gpu(memory, 0, self._index)
-                copy.nprobe = self.parameters["searched"]
-            except RuntimeError:  # too little memory there
-                copy = None
-            self._gpu = copy, memory
-        return self._gpu[0]
 
     def save(self, path: Path) -> None:
         """Write the index to a file."""

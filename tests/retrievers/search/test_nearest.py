@@ -183,59 +183,6 @@ def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(
         Approximate.load(tmp_path / "n", kind, instance.parameters, vectors)
 
 
-class OneGpu:
-    """Stands for a build of faiss that has a GPU; what is copied there stays where it was."""
-
-    def __init__(self, faiss: Any, *, fails: bool = False) -> None:
-        self.faiss, self.fails, self.searched = faiss, fails, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.faiss, name)
-
-    def get_num_gpus(self) -> int:
-        return 1
-
-    def StandardGpuResources(self) -> str:
-        return "memory"
-
-    def index_cpu_to_gpu(self, memory: str, device: int, index: Any) -> OneGpu.Copy:
-        assert (memory, device) == ("memory", 0)
-        if self.fails:
-            raise RuntimeError("out of memory")
-        return OneGpu.Copy(index, self.searched)
-
-    class Copy:
-        def __init__(self, index: Any, searched: list[int]) -> None:
-            self.index, self.nprobe, self.searched = index, 1, searched
-
-        def search(self, queries: Floats, k: int) -> Any:
-            self.searched.append(len(queries))
-            self.index.nprobe = self.nprobe
-            return self.index.search(queries, k)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_lists_are_searched_on_a_gpu_where_they_fit(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = pytest.importorskip("faiss")
-    vectors, queries = unit(3000, 1), unit(6, 2)
-    instance = {kind: build_nearest(vectors, kind) for kind in ("ivf", "hnsw")}
-    expected = {
-        kind: index(vectors, current).search_vectors(queries, 10)
-        for kind, current in instance.items()
-    }
-    faiss = OneGpu(real, fails=fails)
-    monkeypatch.setattr(nearest, "_faiss", lambda: faiss)
-    assert index(vectors, instance["hnsw"]).search_vectors(queries, 10) == expected["hnsw"]
-    assert not faiss.searched  # faiss has no graphs there
-    assert index(vectors, instance["ivf"]).search_vectors(queries, 10) == expected["ivf"]
-    assert faiss.searched == ([] if fails else [1] * 6)
-    before = len(faiss.searched)
-    assert len(instance["ivf"].candidates(queries, nearest.MOST_ON_GPU + 1)) == 6
-    assert len(faiss.searched) == before  # more than its kernels choose from
-
-
 def test_unknown_kinds_and_a_missing_faiss_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="dense is 'flat'; expected one of exact, hnsw, ivf"):
         build_nearest(unit(5, 1), "flat")
