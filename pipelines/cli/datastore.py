@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
-
-if TYPE_CHECKING:
-    from ragspec.retrievers.knn.datastore import DatastoreInfo
 
 MOST_LISTED = 12  # characters of a fingerprint
 
@@ -84,20 +81,16 @@ def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
     _show(Datastore.open(path, verify="size").info(), Terminal(quiet=json), json)
 
 
-def _show(info: DatastoreInfo, terminal: Terminal, json: bool) -> None:
+def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
     if json:
-        terminal.json(info.to_dict())
+        terminal.json(info)
         return
     terminal.line(
-        f"{info.path}: {info.keys:,} keys of {info.width} numbers out of {info.documents:,} "
-        f"documents, {info.bytes:,} bytes"
+        "{path}: {keys:,} keys of {width} numbers out of {documents:,} documents, "
+        "{bytes:,} bytes".format(**info)
     )
-    tokenizer = (info.tokenizer or "none")[:MOST_LISTED]
-    terminal.line(f"model {info.model[:MOST_LISTED]}, tokenizer {tokenizer}, {info.layer}")
-    terminal.line(
-        f"temperature {info.fit.temperature:.3g} of {info.fit.k} neighbours: {info.fit.mixed:.2f} "
-        f"bits a token at weight 0.25, {info.fit.alone:.2f} of the model alone"
-    )
+    tokenizer = (info["tokenizer"] or "none")[:MOST_LISTED]
+    terminal.line(f"model {info['model'][:MOST_LISTED]}, tokenizer {tokenizer}")
 
 
 add_command(app, build)

@@ -8,7 +8,7 @@ Speculation hides the time of these searches (RaLMSpec, arXiv 2401.14021; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,17 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.strides import FinalText
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.distributions import Guessing, Knn
-from ragspec.retrievers.knn.neighbours import Mixture
+from ragspec.retrievers.knn.distributions import Knn
 from ragspec.retrievers.knn.text import KnnText
 from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.sampling.settings import Sampling, seeded
 from ragspec.sampling.text_output import TextOutput
-from ragspec.sampling.transform import Transform
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
+SPREAD = 15.0  # the best quotient was 10 for 60,000 and 18 for a million keys (starter model)
 FURTHER = 0.1  # cost of each further query of a search, about, as a share of a single query
 # Options that `KnnLM` sets itself.
 OF_MODEL = ("stop_after", "transform", "resume_from")
@@ -44,8 +43,8 @@ class KnnLM:
     Args:
         k: Number of neighbours.
         weight: Their weight in the mixture, 0 to 1.
-        temperature: Temperature of squared distances; None for the one fitted at the build of the
-            datastore.
+        temperature: Temperature of squared distances; None for a 15th of the variance of the keys.
+            At the paper's 1 the nearest neighbour often gets the whole weight.
         speculate: "auto", "off", or the number of tokens written on guesses before they are
             checked. It never changes the text, whose label is `exact-for(knn)`.
 
@@ -76,11 +75,10 @@ class KnnLM:
         if temperature is not None and not temperature > 0.0:
             raise InputError(f"temperature is {temperature}; expected above 0, or None.")
         store.check(engine)
-        store.near.open()
+        if temperature is None:  # three digits, so that the rounding of a machine does not matter
+            temperature = float(f"{store.near.variance / SPREAD:.3g}") or 1.0
         self.engine = engine
-        self.store = store
-        fitted = store.fit.temperature if temperature is None else temperature
-        self.knn = Knn(store, k, Mixture(weight, fitted))
+        self.knn = Knn(store, k, weight, temperature)
         self.speculate = speculate
         self.schedule = StrideSchedule.named(speculate, overlap=False)
         self.schedule.search.further = FURTHER
@@ -114,7 +112,13 @@ class KnnLM:
             raise InputError(f"got {len(encoded.ids)} prompts; expected one text at a time.")
         if stream is not None and self.engine.tokenizer is None:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
-        text = self._text(encoded.ids[0], sampling, options, stream)
+        prompt, stops = encoded.ids[0], stop_strings(options.get("stop"), self.engine.tokenizer)
+        final = FinalText(stream, self.engine.tokenizer, stops)
+        text = KnnText(
+            self.engine.without_callbacks(), self.knn, prompt, sampling, options, self.schedule,
+            lambda tokens, ended: final.push(prompt, tokens, ends=ended),
+            waits=self.speculate == "off", whole=stream is None,
+        )  # fmt: skip
         try:
             with self.engine.hold():
                 generation = text.run()
@@ -130,39 +134,3 @@ class KnnLM:
             )
         self.engine.notify(generation)
         return generation
-
-    def _text(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        options: dict[str, Any],
-        stream: Callable[[str], None] | None,
-    ) -> KnnText:
-        engine = self.engine.without_callbacks()
-        request = options.get("logprobs", False)
-        top = None if request is None or request is False else int(request)
-        text = FinalText(
-            stream, engine.tokenizer, stop_strings(options.get("stop"), engine.tokenizer)
-        )
-
-        def write(
-            written: Sequence[int], stop_after: int | None, distribution: Transform
-        ) -> Generation:
-            every = {
-                **options,
-                "resume_from": written,
-                "stop_after": stop_after,
-                "transform": distribution,
-            }
-            if isinstance(distribution, Guessing):
-                every["logprobs"] = None  # they come from the checked distribution
-            generation: Generation = engine.generate(prompt, sampling, **every)
-            return generation
-
-        def show(tokens: Sequence[int], ended: bool) -> None:
-            text.push(prompt, tokens, ends=ended)
-
-        return KnnText(
-            write, self.knn, prompt, self.schedule, top=top, on_accept=show,
-            waits=self.speculate == "off", whole=stream is None,
-        )  # fmt: skip

@@ -9,52 +9,34 @@ whole or absent.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.knn.keys import KEYS, STARTS, VALUES, KeyReader, KeysWritten, write_keys
-from ragspec.retrievers.knn.neighbours import Fit, NearestKeys, Neighbours, fit_temperature
-from ragspec.retrievers.search.nearest import Floats, Numbers
+from ragspec.retrievers.indexes.suffix_array import check_ids
+from ragspec.retrievers.knn.neighbours import NearestKeys
+from ragspec.retrievers.search.nearest import Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.verification.causal import CausalTarget
 
 KIND = "datastore"
-LAYER = "input of the output head"
 MOST_KEYS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class DatastoreInfo:
-    """The contents of a datastore, with the fitted temperature of its distances."""
-
-    path: str
-    keys: int
-    width: int
-    documents: int
-    vocab_size: int
-    layer: str
-    bytes: int
-    model: str
-    tokenizer: str | None
-    fit: Fit
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return asdict(self)
+KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
+WINDOW = 512  # tokens that are read at once
+SHARE_KNOWN = 8  # 1/8 of a window repeats the end of the window before
+TOGETHER = 64  # windows that are collected, then read in batches of similar length
 
 
 class Datastore:
@@ -63,21 +45,14 @@ class Datastore:
     def __init__(self, store: OpenStore) -> None:
         facts = store.manifest.parameters
         self._store = store
-        self.width = int(facts["width"])
-        self.vocab_size = int(facts["vocab_size"])
-        self.layer = str(facts["layer"])
-        self.fit = Fit(**facts["fit"])
+        self.width, self.vocab_size = int(facts["width"]), int(facts["vocab_size"])
         count, documents = int(facts["keys"]), int(facts["documents"])
         self.keys: NDArray[np.float16] = _mapped(store.file(KEYS), "<f2", (count, self.width))
         values = _mapped(store.file(VALUES), "<i4", (count,))
         self.values: Numbers = np.asarray(values, np.int64)
         self.starts: Numbers = np.asarray(_mapped(store.file(STARTS), "<i8", (documents + 1,)))
-        if self.layer != LAYER or (self.values >= self.vocab_size).any() or (self.values < 0).any():
-            raise StoreError(
-                f"{self.path} holds keys of the {self.layer!r} and tokens up to "
-                f"{self.values.max(initial=0)}; expected the {LAYER!r} and {self.vocab_size} "
-                "tokens: build it again."
-            )
+        if not 0 <= self.values.min(initial=0) <= self.values.max(initial=0) < self.vocab_size:
+            raise ValueError(f"its tokens are not in 0 to {self.vocab_size - 1}")
 
     @classmethod
     def build(
@@ -105,18 +80,15 @@ class Datastore:
         """
         if max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens}; expected at least 1.")
-        reader = KeyReader(engine.target, _beginning(engine.tokenizer))
         rows = tokenized(texts, engine.tokenizer)
 
         def fill(folder: Path) -> Contents:
-            written = write_keys(folder, rows, reader, max_tokens, progress)
-            if not written.keys:
+            facts = _write_keys(folder, rows, engine, max_tokens, progress)
+            if not facts["keys"]:
                 raise DocumentError(
                     "the texts hold no two tokens in a row; no datastore was written. Name texts."
                 )
-            return Contents(
-                _facts(engine, folder, written), prints_of(engine.model, engine.tokenizer)
-            )
+            return Contents(facts, prints_of(engine.model, engine.tokenizer))
 
         publish(Path(out), KIND, fill)
         return cls.open(out, verify="size")
@@ -150,21 +122,8 @@ class Datastore:
 
     @cached_property
     def near(self) -> NearestKeys:
-        """The search among the keys."""
+        """The search among the keys, which takes seconds to prepare for a million."""
         return NearestKeys(self.keys)
-
-    def search(self, states: Floats, k: int) -> list[Neighbours]:
-        """Return the k nearest keys of each state f32 [Q, H].
-
-        Raises:
-            InputError: The states have another width than the keys.
-        """
-        if states.shape[1] != self.width:
-            raise InputError(
-                f"got states of {states.shape[1]} numbers, the datastore has {self.width}; "
-                "expected those of the model that it was built with."
-            )
-        return self.near.search(states, k)
 
     def following(self, numbers: Numbers, count: int) -> Numbers:
         """Return each key and the `count` next ones of its text: [k] -> [k * (count + 1)] or fewer.
@@ -180,41 +139,117 @@ class Datastore:
         expected = prints_of(engine.model, engine.tokenizer)
         check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
 
-    def info(self) -> DatastoreInfo:
-        """Return the contents of the datastore."""
-        prints, files = self._store.manifest.fingerprints, self._store.manifest.files
-        return DatastoreInfo(
-            path=str(self.path),
-            keys=len(self),
-            width=self.width,
-            documents=len(self.starts) - 1,
-            vocab_size=self.vocab_size,
-            layer=self.layer,
-            bytes=sum(record.size for record in files.values()),
-            model=prints["model"],
-            tokenizer=prints.get("tokenizer"),
-            fit=self.fit,
+    def info(self) -> dict[str, Any]:
+        """Return sizes and fingerprints as JSON types."""
+        manifest = self._store.manifest
+        size = sum(record.size for record in manifest.files.values())
+        facts = {"path": str(self.path), "bytes": size, "tokenizer": None}
+        return {**facts, **manifest.parameters, **manifest.fingerprints}
+
+
+class TokenWindow(NamedTuple):
+    """Tokens to read together.
+
+    Attributes:
+        values: Tokens that follow the last `len(values)` tokens, which get keys.
+        ends: Whether it is the last window of its document.
+    """
+
+    tokens: list[int]
+    values: list[int]
+    ends: bool
+
+
+def _write_keys(
+    folder: Path,
+    documents: Iterable[NDArray[Any]],
+    engine: Engine,
+    most: int,
+    on_progress: ProgressCallback,
+) -> dict[str, int]:
+    """Write keys f16 [N, H], values i32 [N] and starts i64 [D + 1]; return their sizes."""
+    from ragspec.verification.tree_session import MOST_LOGITS
+
+    target, before = engine.target, _beginning(engine.tokenizer)
+    room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
+    size = min(WINDOW, room, target.max_length or WINDOW)
+    stream = _windows(_limited(documents, target.vocab_size, most), size, before)
+    keys, starts, width = 0, [0], 0
+    try:
+        with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
+            while windows := list(islice(stream, TOGETHER)):
+                for window, rows in zip(windows, _states(target, windows, room), strict=True):
+                    states.write(rows.tobytes())
+                    values.write(np.asarray(window.values, "<i4").tobytes())
+                    keys, width = keys + len(rows), rows.shape[1]
+                    if window.ends:
+                        starts.append(keys)
+                on_progress(len(starts) - 1, keys)
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot take the keys ({error.strerror}) after {keys:,} of them; expected "
+            "about 2 bytes a number. Free some room, or ask for fewer with max_tokens."
+        ) from error
+    np.asarray(starts, "<i8").tofile(folder / STARTS)
+    sizes = {"keys": keys, "width": width, "documents": len(starts) - 1}
+    return {**sizes, "vocab_size": target.vocab_size}
+
+
+def _limited(
+    documents: Iterable[NDArray[Any]], vocab_size: int, most: int
+) -> Iterator[NDArray[Any]]:
+    """Yield documents that have `most` keys in total, one for every token but the last."""
+    for number, document in enumerate(documents):
+        check_ids(document, vocab_size, f"document {number}")
+        yield document[: most + 1]
+        most -= max(len(document) - 1, 0)
+        if most <= 0:
+            return
+
+
+def _windows(
+    documents: Iterable[NDArray[Any]], size: int, before: Sequence[int]
+) -> Iterator[TokenWindow]:
+    """Yield windows of at most `size` tokens; each has `before` in front."""
+    size -= len(before)
+    for document in documents:
+        row = document.tolist()
+        last, start, end, repeated = len(row) - 1, 0, 0, 0
+        while end < last:
+            end = min(start + size, last)
+            values = row[start + repeated + 1 : end + 1]
+            yield TokenWindow([*before, *row[start:end]], values, end == last)
+            repeated = size // SHARE_KNOWN
+            start = end - repeated
+
+
+def _states(
+    target: CausalTarget, windows: Sequence[TokenWindow], room: int
+) -> list[NDArray[np.float16]]:
+    """Return the keys f16 [n, H] of windows, in their order."""
+    from ragspec.verification.causal import read_states
+
+    keys: dict[int, NDArray[np.float16]] = {}
+    order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
+    while order:  # longest first, so that little is padded
+        most = max(1, room // len(windows[order[0]].tokens))
+        part, order = order[:most], order[most:]
+        states = read_states(target, [windows[i].tokens for i in part])
+        for i, state in zip(part, states, strict=True):
+            keys[i] = _halved(state[0, -len(windows[i].values) :].float().cpu().numpy())
+    return [keys[i] for i in range(len(windows))]
+
+
+def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Round states to float16; raise InputError if any is not finite then."""
+    with np.errstate(over="ignore"):  # checked below
+        halved = states.astype("<f2")
+    if not np.isfinite(halved).all():
+        raise InputError(
+            "the model's hidden states are not finite in float16; expected numbers below 65,504. "
+            "A model that overflows there cannot have a datastore."
         )
-
-
-def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, Any]:
-    """Fit the temperature and return the parameters of the manifest."""
-    keys = _mapped(folder / KEYS, "<f2", (written.keys, written.width))
-    values = np.asarray(_mapped(folder / VALUES, "<i4", (written.keys,)), np.int64)
-    target = engine.target
-
-    def head(states: Tensor) -> Tensor:
-        with torch.no_grad():
-            rows = states[None].to(target.device, target.dtype)
-            return target.head_logits(rows, torch.arange(len(states))[None])[0]
-
-    return {
-        **asdict(written),
-        "vocab_size": target.vocab_size,
-        "layer": LAYER,
-        "dtype": str(target.dtype),
-        "fit": asdict(fit_temperature(keys, values, head)),
-    }
+    return halved
 
 
 def _beginning(tokenizer: Any) -> Sequence[int]:

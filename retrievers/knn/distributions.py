@@ -1,4 +1,4 @@
-"""The transforms of a kNN text, and the cache of keys that guesses are looked up in.
+"""The mixture of a kNN language model, its transforms, and the cache that guesses are looked up in.
 
 The keys behind the neighbours of one token are likely neighbours of the next tokens (RaLMSpec,
 Zhang et al. 2024, arXiv 2401.14021, section 3: the next n = 10 positions are cached).
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.needs import Needs
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
+from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
@@ -28,6 +29,8 @@ TOGETHER = 16  # nodes of a draft that are searched with the root, in one pass o
 AHEAD = 10  # keys behind a neighbour that are cached with it
 CACHED = 1 << 14  # most keys of a cache, by default
 ADDED = 1 << 11  # most keys added after one search
+# Below 1: if processors forbid all tokens of the neighbours, those of the target remain.
+MOST_WEIGHT = 1.0 - 1.0 / (1 << 40)
 
 
 class NeighbourCache:
@@ -75,31 +78,48 @@ class NeighbourCache:
 
 @dataclass(frozen=True, slots=True)
 class Knn:
-    """A datastore, the number of neighbours, and their mixture with the target."""
+    """The mixture of a target's distribution with that of the neighbours in a datastore.
+
+    p = (1 - weight) p_target + weight p_near. p_near gives the token of each neighbour its share of
+    softmax(-distance / temperature), with squared distances (Khandelwal et al. 2020, arXiv
+    1911.00172, section 2).
+
+    Attributes:
+        k: Number of neighbours.
+        weight: Weight of the neighbours, 0 to 1.
+        temperature: Temperature of squared distances, above 0.
+    """
 
     store: Datastore
     k: int
-    mixture: Mixture
+    weight: float
+    temperature: float
 
     def search(self, states: Floats) -> list[Neighbours]:
         """Return the neighbours of states f32 [Q, H]."""
-        return self.store.search(states, self.k)
+        return self.store.near.search(states, self.k)
+
+    def shares(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the share of each neighbour, nearest first: [k] -> [k], with a sum of 1."""
+        scaled = np.exp((distances[0] - distances) / self.temperature)
+        shares: NDArray[np.float64] = scaled / scaled.sum()
+        return shares
 
     def logits(self, logits: Tensor, neighbours: Neighbours) -> Tensor:
         """Return the log of the mixed distribution f64 [1, V] from the target's logits [1, V]."""
-        tokens = self.store.values[neighbours.numbers]
-        return self.mixture.logits(logits, tokens, neighbours.distances)
+        distribution, weight = logits.double().softmax(-1), min(self.weight, MOST_WEIGHT)
+        distribution *= 1.0 - weight
+        tokens = torch.from_numpy(self.store.values[neighbours.numbers])
+        added = torch.from_numpy(weight * self.shares(neighbours.distances))
+        # In float64 the order of these few additions does not matter: all devices agree.
+        device = distribution.device
+        distribution[0].index_add_(0, tokens.to(device), added.to(device))
+        return distribution.log()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnnQuery:
-    """A guessed position of the text.
-
-    Attributes:
-        state: Hidden state f32 [H].
-        logits: The target's logits [1, V].
-        index: Generated index of the token that follows.
-    """
+    """A guessed position: hidden state f32 [H], logits [1, V], index of the token that follows."""
 
     state: Floats
     logits: Tensor

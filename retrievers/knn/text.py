@@ -15,23 +15,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
-from ragspec.retrievers.knn.distributions import Guessing, Knn, NeighbourCache, Searching
+from ragspec.retrievers.knn.distributions import (
+    Guessing,
+    Knn,
+    KnnTransform,
+    NeighbourCache,
+    Searching,
+)
 from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import logprob_of
-from ragspec.sampling.settings import TokenLogprob
-from ragspec.sampling.transform import Transform
+from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
 
-WAITED = 32  # tokens of a call in which each waits for its search; a call costs 5 % of 16
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
 
-# Continues the text after its tokens, to the end or for a number of further tokens.
-Write = Callable[[Sequence[int], int | None, Transform], Generation]
+WAITED = 32  # tokens of a call in which each waits for its search; a call costs 5 % of 16
 
 
 @dataclass(slots=True)
@@ -39,19 +45,21 @@ class KnnText:
     """One text in progress.
 
     Attributes:
+        engine: An engine without callbacks.
         prompt: Token ids.
-        top: Alternatives to record with each logprob, None to record no logprobs.
+        options: Arguments of `Engine.generate`.
         on_accept: Called with tokens that are final, and whether the text has ended.
         waits: Every token waits for its search.
         whole: Waiting may take a single call, since the text is not streamed.
     """
 
-    write: Write
+    engine: Engine
     knn: Knn
-    prompt: Sequence[int]
+    prompt: list[int]
+    sampling: Sampling
+    options: dict[str, Any]
     schedule: StrideSchedule
-    top: int | None = None
-    on_accept: Callable[[Sequence[int], bool], None] = lambda tokens, ended: None
+    on_accept: Callable[[Sequence[int], bool], None]
     waits: bool = False
     whole: bool = False
     report: Retrieval = field(default_factory=Retrieval)
@@ -76,6 +84,12 @@ class KnnText:
             self.on_accept(known[accepted:], ended)
             accepted = len(known)
         return self.result()
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives to record with each logprob, None to record no logprobs."""
+        request = self.options.get("logprobs", False)
+        return None if request is None or request is False else int(request)
 
     @property
     def known(self) -> list[int]:
@@ -112,15 +126,22 @@ class KnnText:
         scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
+    def _write(self, stop_after: int | None, transform: KnnTransform) -> Generation:
+        """Continue the text to the end or for some further tokens."""
+        pause = {"resume_from": self.tokens, "stop_after": stop_after, "transform": transform}
+        options = {**self.options, **pause}
+        if isinstance(transform, Guessing):
+            options["logprobs"] = None  # they come from the checked distribution
+        generation: Generation = self.engine.generate(self.prompt, self.sampling, **options)
+        return generation
+
     def _wait(self) -> bool:
         """Write some tokens, each after a search; return whether the text has ended."""
         transform = Searching(self.knn, None if self.waits else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, so its time says nothing of the others.
-        stop_after: int | None = WAITED if self.tokens else 1
-        if self.whole and self.waits:
-            stop_after = None
-        call = self.write(self.tokens, stop_after, transform)
+        stop_after = None if self.whole and self.waits else WAITED if self.tokens else 1
+        call = self._write(stop_after, transform)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
         for start, queries, milliseconds in transform.times:
@@ -132,7 +153,8 @@ class KnnText:
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
         if transform.distribution is not None and transform.distribution.lazy:
             self.waits = True
-        self._take(call, new, call.steps, call.logprobs or ())
+        self._scored += call.logprobs or ()
+        self._take(call, new, call.steps)
         self.report.gated += 1
         self.report.rounds += 1
         return call.finish_reason != "paused"
@@ -141,11 +163,11 @@ class KnnText:
         """Write some tokens with guesses and check them; return whether the text has ended."""
         transform = Guessing(self.knn, self._open_cache())
         began = time.perf_counter()
-        call = self.write(self.tokens, plan.strides, transform)
+        call = self._write(plan.strides, transform)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
         if not new:  # the text ended with the token that replaced a wrong one
-            self._take(call, (), (), ())
+            self._take(call, (), ())
             return True
         self.schedule.strides.append(took / len(new))
         right, truth = self._check(transform, new)
@@ -157,7 +179,7 @@ class KnnText:
             self.report.wasted += len(new) - right
             if not right:
                 self.report.events[-2] = replace(self.report.events[-2], accepted=False)
-        self._take(call, accepted, steps, ())
+        self._take(call, accepted, steps)
         self._replaced = int(truth is not None)
         self.schedule.learn_guesses(right, truth is not None)
         self.report.hits += right
@@ -193,19 +215,12 @@ class KnnText:
         self.schedule.search.learn(len(new), took)
         return right, truth
 
-    def _take(
-        self,
-        call: Generation,
-        tokens: Sequence[int],
-        steps: Sequence[Step],
-        scored: Sequence[TokenLogprob],
-    ) -> None:
-        """Append tokens to the text, with their steps and logprobs."""
+    def _take(self, call: Generation, tokens: Sequence[int], steps: Sequence[Step]) -> None:
+        """Append tokens to the text, with their steps."""
         self.calls.append(call)
         self._replaced = 0
         self.tokens += tokens
         self._steps += steps
-        self._scored += scored
 
     def _open_cache(self) -> NeighbourCache:
         if self._cache is None:

@@ -26,7 +26,7 @@ def store(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
     result = run(capsys, "datastore", "info", store)
     assert result["documents"] == 3 and result["width"] == 64
-    assert result["keys"] > 100 and result["fit"]["k"] > 0
+    assert result["keys"] > 100 and result["model"]
     assert main(["datastore", "info", store]) == 0
     assert f"{result['keys']:,} keys of 64 numbers" in capsys.readouterr().out.replace("\n", " ")
 

@@ -14,10 +14,10 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import DocumentError, InputError, StoreError
-from ragspec.retrievers.knn import keys as keys_file
+from ragspec.retrievers.knn import datastore
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.distributions import AHEAD, NeighbourCache
-from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
+from ragspec.retrievers.knn.distributions import AHEAD, Knn, NeighbourCache
+from ragspec.retrievers.knn.neighbours import Neighbours
 from tests.support import tiny
 from tests.support.damage import check_damage
 
@@ -57,7 +57,7 @@ def test_every_token_but_the_last_has_a_key_and_what_followed_it(store: Datastor
 def test_long_texts_are_read_in_windows_that_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_file, "WINDOW", 16)
+    monkeypatch.setattr(datastore, "WINDOW", 16)
     text = [4 + i % 50 for i in range(75)]
     result = Datastore.build([text, [5, 6, 7]], engine(), tmp_path / "store")
     assert result.values.tolist() == [*text[1:], 6, 7]
@@ -87,31 +87,31 @@ def test_opened_again_it_is_the_same(store: Datastore) -> None:
     again = Datastore.open(store.path)
     assert again.info() == store.info()
     request = np.asarray(store.keys[5:9], np.float32)
-    for one, other in zip(store.search(request, 7), again.search(request, 7), strict=True):
+    for one, other in zip(
+        store.near.search(request, 7), again.near.search(request, 7), strict=True
+    ):
         assert np.array_equal(one.numbers, other.numbers)
         assert one.distances[0] == 0.0
 
 
-def test_temperatures_are_fitted_where_neighbours_know_what_comes_next(tmp_path: Path) -> None:
-    phrase = [4 + (7 * i) % 40 for i in range(40)]
-    known = Datastore.build([phrase] * 40, engine(), tmp_path / "known")
-    assert known.fit.mixed < known.fit.alone and known.fit.temperature > 0
-
-
-def test_a_mixture_is_what_its_equation_says() -> None:
+def test_a_mixture_is_what_its_equation_says(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(0))
-    tokens, distances = np.asarray([3, 5, 3]), np.asarray([1.0, 2.0, 4.0])
-    mixed = Mixture(0.4, 2.0).logits(logits, tokens, distances)[0].exp()
-    near = np.exp(-distances / 2.0)
-    near /= near.sum()
+    monkeypatch.setattr(store, "values", np.asarray([3, 5]))
+    distances = np.asarray([1.0, 2.0, 4.0])
+    near = Neighbours(np.asarray([0, 1, 0]), distances)
+    mixed = Knn(store, 3, 0.4, 2.0).logits(logits, near)[0].exp()
+    shares = np.exp(-distances / 2.0)
+    shares /= shares.sum()
     expected = 0.6 * logits[0].double().softmax(-1)
-    expected[3] += 0.4 * (near[0] + near[2])
-    expected[5] += 0.4 * near[1]
+    expected[3] += 0.4 * (shares[0] + shares[2])
+    expected[5] += 0.4 * shares[1]
     assert torch.allclose(mixed, expected, atol=1e-12)
     # Alone they leave the target's tokens a chance where theirs are forbidden.
-    alone = Mixture(1.0, 2.0).logits(logits, tokens, distances)[0]
+    alone = Knn(store, 3, 1.0, 2.0).logits(logits, near)[0]
     assert alone.isfinite().all() and alone.exp()[[3, 5]].sum() > 1 - 1e-9
-    far = Mixture(0.4, 2.0).shares(np.asarray([1e9, 1e9 + 2.0]))
+    far = Knn(store, 2, 0.4, 2.0).shares(np.asarray([1e9, 1e9 + 2.0]))
     assert np.allclose(far, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)])
 
 
@@ -159,8 +159,6 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
     store.check(engine())
     with pytest.raises(StoreError, match="another model"):
         store.check(engine(seed=4))
-    with pytest.raises(InputError, match="states of 3 numbers, the datastore has 64"):
-        store.search(np.zeros((1, 3), np.float32), 1)
     with pytest.raises(StoreError, match="holds no store"):
         Datastore.open(tmp_path)
     from ragspec.retrievers.corpus.index import CorpusIndex
@@ -173,14 +171,14 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
 def test_a_model_that_overflows_has_no_datastore(tmp_path: Path) -> None:
     large = np.asarray([[1.0, 1e6]], np.float32)
     with pytest.raises(InputError, match="not finite in float16"):
-        keys_file._halved(large)
+        datastore._halved(large)
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keys_file.KeyReader, "states", full)
+    monkeypatch.setattr(datastore, "_states", full)
     with pytest.raises(StoreError, match="cannot take the keys"):
         Datastore.build(texts(), engine(), tmp_path / "store")
     assert not (tmp_path / "store").exists()

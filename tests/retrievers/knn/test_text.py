@@ -59,17 +59,16 @@ def naive(
     noise = NoiseStream(sampling.seed_of(0) or 0, 0)
     processors = build_processors(sampling, len(prompt), [tiny.VOCAB - 1])
     distribution = TokenDistribution(sampling, noise, len(prompt), processors)
-    mixture = lm.knn.mixture
     for index in range(new):
         with torch.no_grad():
             result = model(torch.tensor([tokens]), output_hidden_states=True)
         state = result.hidden_states[-1][0, -1].float().double().numpy()
         distances = ((keys - state) ** 2).sum(axis=1)
         order = np.lexsort((np.arange(len(keys)), distances))[: lm.knn.k]
-        weights = np.exp(-(distances[order] - distances[order[0]]) / mixture.temperature)
+        weights = np.exp(-(distances[order] - distances[order[0]]) / lm.knn.temperature)
         near = np.bincount(store.values[order], weights / weights.sum(), tiny.VOCAB)
         current = result.logits[0, -1].double().softmax(-1)
-        mixed = (1 - mixture.weight) * current + mixture.weight * torch.from_numpy(near)
+        mixed = (1 - lm.knn.weight) * current + lm.knn.weight * torch.from_numpy(near)
         scores = distribution.process(mixed.log()[None], tokens, [[]])
         tokens.append(int(distribution.select(scores, [index])))
         if tokens[-1] == tiny.VOCAB - 1:
@@ -135,7 +134,7 @@ class Oracle(NeighbourCache):
     knows = True
 
     def nearest(self, state: Any, k: int) -> Neighbours:
-        result = self._store.search(state[None], k)[0]
+        result = self._store.near.search(state[None], k)[0]
         return result if self.knows else Neighbours(np.asarray([0]), np.zeros(1))
 
 
