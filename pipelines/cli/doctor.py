@@ -47,6 +47,7 @@ def _device() -> dict[str, Any]:
     import torch
 
     from ragspec.models.device import pick_device, pick_dtype
+    from ragspec.models.quantized import LEAST, missing_package
     from ragspec.verification.cpu_weights import available
 
     device = pick_device("auto")
@@ -56,13 +57,18 @@ def _device() -> dict[str, Any]:
         name = module.get_device_name(device)
         memory = round(module.get_device_properties(device).total_memory / 2**30, 1)
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+    runtime, cpu = "torch", device.type == "cpu"
+    if cpu and not missing_package():
+        runtime = f"ONNX Runtime, from {LEAST // 10**6} million weights on in 8 bits"
     return {
         "type": device.type,
         "name": name,
         "memory_gib": memory,
         "threads": torch.get_num_threads(),
         "dtype": "the checkpoint's own" if dtype == "auto" else dtype,
-        "packed_weights": device.type == "cpu" and available(),
+        "instructions": torch.backends.cpu.get_cpu_capability() if cpu else None,
+        "runtime": runtime,
+        "packed_weights": cpu and available(),
     }
 
 
@@ -80,7 +86,9 @@ def show(findings: dict[str, Any], terminal: Terminal) -> None:
             ("device", f"{device['type']} ({device['name']}{memory})"),
             ("threads", str(device["threads"])),
             ("dtype by default", device["dtype"]),
-            ("packed weights", "oneDNN's" if device["packed_weights"] else "no"),
+            ("instructions", device["instructions"] or "the accelerator's"),
+            ("Llama-like models run on", device["runtime"]),
+            ("packed weights of others", "oneDNN's" if device["packed_weights"] else "no"),
             ("cache", findings["cache"]),
         ],
     )

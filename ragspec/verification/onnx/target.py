@@ -196,7 +196,8 @@ class OnnxTarget(CausalTarget):
         """Return what shows changes: modules, their hooks, and their weights."""
         head, state = self.output_head, list[object]()  # hooks of the head read hidden states
         for module in self.model.modules():
-            state.append((id(module), _is_hooked(module) and module is not head))
+            hooked = _is_hooked(module) and module is not head
+            state.append((id(module), type(module), hooked))
             state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
             state += map(weight_state, module.parameters(recurse=False))
         return state

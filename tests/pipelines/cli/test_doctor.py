@@ -29,7 +29,9 @@ def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[
     assert result["ragspec"] == ragspec.__version__
     assert result["packages"]["torch"] and not result["missing"]
     assert result["packages"].keys() >= {"transformers", "accelerate", "faiss-cpu"}
-    assert result["device"]["type"] and result["device"]["threads"] >= 1
+    device = result["device"]
+    assert device["type"] and device["threads"] >= 1 and device["instructions"]
+    assert "million weights on in 8 bits" in device["runtime"]
 
 
 def test_a_package_of_an_extra_may_be_missing(

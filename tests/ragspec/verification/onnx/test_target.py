@@ -259,6 +259,12 @@ def test_quantized_states_labels_and_changes() -> None:
     assert result.report.runtime == "torch" and result.label == "exact up to rounding"
     hook.remove()
     assert write(Engine(target, None, "lookup", budget=4), text).label == "exact"
+    linear = type(model.lm_head)
+    model.lm_head.__class__ = type(
+        "Turned", (linear,), {"forward": lambda m, x: -linear.forward(m, x)}
+    )
+    other = write(Engine(target, None, None), text)
+    assert other.report.runtime == "torch" and other.tokens != result.tokens
 
 
 SILENT = """
