@@ -53,17 +53,22 @@ def write_q8_0(model: Any, tokenizer: Any, path: Path) -> None:
     add_llama(writer, model, GGMLQuantizationType.Q8_0)
 
 
-def llama_cpp(model: Any, tokenizer: Any, threads: int, folder: Path) -> Write:
-    """Return a function by which llama.cpp writes so many tokens after a prompt."""
+def served(file: Path, threads: int) -> Any:
+    """Return llama.cpp's server over a GGUF file, in this process."""
     import xllamacpp
 
-    file = folder / "q8_0.gguf"
-    write_q8_0(model, tokenizer, file)
     settings = xllamacpp.CommonParams()
     settings.model.path = str(file)
     settings.n_ctx, settings.n_parallel, settings.verbosity = 2048, 1, -1
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
-    server = xllamacpp.Server(settings)
+    return xllamacpp.Server(settings)
+
+
+def llama_cpp(model: Any, tokenizer: Any, threads: int, folder: Path) -> Write:
+    """Return a function by which llama.cpp writes so many tokens after a prompt."""
+    file = folder / "q8_0.gguf"
+    write_q8_0(model, tokenizer, file)
+    server = served(file, threads)
 
     def write(item: BenchItem, count: int) -> int:
         body = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -116,6 +118,13 @@ def input_device(embedding: Any) -> torch.device:
 
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+def release_memory() -> None:
+    """Return freed memory to the system, as C's library on Linux does only when it is asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def out_of_memory(error: BaseException) -> bool:

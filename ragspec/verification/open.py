@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.models.device import as_loaded, is_cuda
+from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.quantized import SESSIONS
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
@@ -93,6 +93,7 @@ def _on_onnx(model: Any) -> CausalTarget | str:
         return f"{type(error).__name__}: {error}"[:200]
     verdict = probe(target)
     SESSIONS.clear()  # those of the reference
+    release_memory()
     return target if verdict.mode == "tree" else verdict.reason
 
 
