@@ -45,7 +45,6 @@ LATENT_RULES: dict[str, dict[str, Any]] = {
     "aligned": {},
     "horizon": {"s": 2},
     "path": {},
-    "cspd-paper": {},
 }
 CALLS: list[dict[str, Any]] = [
     {"guidance_scale": 1.0},

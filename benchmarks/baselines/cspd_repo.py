@@ -20,12 +20,13 @@ import math
 
 import torch
 
+from baselines.cspd_paper import log_factor
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.cspd import KINDS, expect_latents, left_of_paths, log_factor
+from ragspec.visual.latents.rules.cspd import KINDS, expect_latents, left_of_paths
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from baselines.cspd_paper import CspdPaper
 from baselines.cspd_repo import CspdRepo
 
 from harness.image_variants import FORM, PLAIN, Variant
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ragspec.visual.families.base import Family
 
 FEWER = "fewer"
+PUBLISHED = MappingProxyType({rule.name: rule for rule in (CspdPaper, CspdRepo)})
 USUAL = ("near@0.02", "near@0.1", "aligned", "horizon@2", "horizon@4", "path", "fewer@8", "fewer@4")
 _VALUES: Mapping[str, tuple[str, type]] = MappingProxyType(
     {"near": ("r", float), "horizon": ("s", int), FEWER: ("steps", int)}
@@ -50,7 +52,7 @@ def parse_latent_variant(text: str, fewer: str = "steps") -> Variant:
             "path:jacobi or fewer@8."
         )
     rule = match["rule"]
-    if rule not in (FEWER, CspdRepo.name):
+    if rule not in (FEWER, *PUBLISHED):
         make_latent_rule(rule)  # raises its errors, here and below
     settings = _settings(name, rule, match["setting"], fewer)
     if rule == FEWER:
@@ -59,7 +61,7 @@ def parse_latent_variant(text: str, fewer: str = "steps") -> Variant:
                 f"Expected fewer@N with N {fewer} of the target alone, got {name!r}. Mend the name."
             )
         return Variant(name, FEWER, None, settings)
-    if rule != CspdRepo.name:
+    if rule not in PUBLISHED:
         make_latent_rule(rule, **settings)
     return Variant(name, rule, match["drafter"] or "auto", settings)
 
@@ -112,7 +114,7 @@ def build_latent_variant(
         base.model,
         base.tokenizer,
         variant.drafter,
-        CspdRepo() if rule == CspdRepo.name else rule,
+        PUBLISHED[rule]() if rule in PUBLISHED else rule,
         steps=steps,
         floor=schedule.floor,
         budget=budget,

@@ -49,7 +49,7 @@ class DrawOptions:
         str | None,
         typer.Option(
             help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
-            "aligned, horizon, path, cspd-paper. Default: exact, of latents aligned."
+            "aligned, horizon, path. Default: exact, of latents aligned."
         ),
     ] = None
     setting: Annotated[

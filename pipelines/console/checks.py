@@ -17,7 +17,7 @@ from ragspec.errors import (
 
 GGUF_MAGIC = b"GGUF"
 # Beside those of texts; "plain" is that of masked models without drafts.
-IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path", "cspd-paper")
+IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path")
 
 
 def checked_text(text: str, what: str = "text") -> str:

@@ -115,7 +115,7 @@ def test_a_transform_is_refused_when_a_text_begins() -> None:
         engine.generate([3, 4, 5], max_new_tokens=4, transform=Tilt())
 
 
-@pytest.mark.parametrize("rule", ["near", "aligned", "horizon", "path", "cspd-paper"])
+@pytest.mark.parametrize("rule", ["near", "aligned", "horizon", "path"])
 @pytest.mark.parametrize("drafter", [None, "context"])
 def test_a_rule_over_latents_is_refused_for_tokens(rule: str, drafter: str | None) -> None:
     with pytest.raises(RuleError, match=f"rule '{rule}' needs .*latents; got a model of tokens"):

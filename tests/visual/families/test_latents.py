@@ -27,7 +27,7 @@ from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_images
 from tests.support import tiny_latents as models
 
-RULES = ("near", "aligned", "horizon", "path", "cspd-paper")
+RULES = ("near", "aligned", "horizon", "path")
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_distributions import differs
 from tests.support.masked_distributions import OTHER_SEEDS, accepted, plain, sampled
-from tests.visual.latents.rules.test_distributions import OTHER, SAME, FreshDraw, Mirrored
+from tests.visual.latents.rules.test_distributions import OTHER, SAME, FreshDraw, Mirrored, Weighted
 
 SAMPLES = 240
 
@@ -62,7 +62,7 @@ class Unmasked(MaskedTarget):
     [
         (FreshDraw(1), "model", {"difference": 0.3}),
         (Mirrored(), "model", {"spread": 2.0}),
-        (CspdPaper(), "model", {}),  # keeps the factor of the deviations
+        (Weighted(1), "model", {}),  # keeps the factor of the deviations
         (Aligned(), None, {"built_by": TwiceUsed}),
         (Aligned(), "jacobi", {"built_by": Unmasked}),
     ],

@@ -11,14 +11,14 @@ from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
 from tests.support.masked_distributions import FLOOR, SCALE, STEPS, accepted, model, plain, sampled
 
-RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
+RULES = (Near(0.3), Aligned(), Horizon(2), Path())
 
 
 @torch.no_grad()

@@ -18,15 +18,7 @@ from ragspec.registry import unknown
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.checks import check_settings, is_number
-from ragspec.visual.latents.rules.cspd import (
-    KINDS,
-    Aligned,
-    CspdPaper,
-    Horizon,
-    Path,
-    expect_latents,
-    walk,
-)
+from ragspec.visual.latents.rules.cspd import KINDS, Aligned, Horizon, Path, expect_latents, walk
 from ragspec.visual.latents.target import LatentView
 
 
@@ -72,7 +64,6 @@ RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
     "aligned": (Aligned, frozenset()),
     "horizon": (Horizon, frozenset({"s"})),
     "path": (Path, frozenset()),
-    "cspd-paper": (CspdPaper, frozenset()),
 }
 
 

@@ -5,7 +5,7 @@ distributions of paths with densities. The draft's path is kept with probability
 a path is drawn from the residual of p and q. The latents then follow the target's distribution for
 any draft, as no index is judged twice. Densities are compared in log space, in float64.
 
-`Aligned` judges one step, `Horizon` s, `Path` all; `CspdPaper` is the criterion as published.
+`Aligned` judges one step, `Horizon` s, `Path` all.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ Propose = Callable[[range], tuple[Tensor, Tensor]]
 
 
 class Coupled(Rule):
-    """A base of rules that keep a draft with probability min(1, f p / q) of its last steps.
+    """A base of rules that keep a draft with probability min(1, p / q) of its last steps.
 
-    A rule defines `s`. It may override `log_weight`, f being 1 here, and `left`.
+    A rule defines `s`. It may override `left`.
     """
 
     s: float  # the number of judged denoising steps, where there are as many
@@ -85,23 +85,17 @@ class Coupled(Rule):
         """Return the number of judged denoising steps, at most T."""
         return int(min(self.s, most))
 
-    def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
-        """Return log f, the weight of p: 0."""
-        return 0.0
-
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
-        """Return log f p / q of a draft, by its number and that of the target's sample."""
-        ratio = log_ratio(view.target.table, drafted, sampled, self.steps(view.target.steps))
-        return self.log_weight(view, drafted, sampled) + ratio
+        """Return log p / q of a draft, by its number and that of the target's sample."""
+        return log_ratio(view.target.table, drafted, sampled, self.steps(view.target.steps))
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
-        """Return a latent [D] from the residual max(0, f p - q).
+        """Return a latent [D] from the residual max(0, p - q).
 
         The target's sample stands in after 16,384 tries. That only happens to nearly equal
         distributions, which hardly ever reject.
         """
-        factor, s = self.log_weight(view, drafted, sampled), self.steps(view.target.steps)
-        latent = left_of_paths(view, index, drafted, sampled, s, factor)
+        latent = left_of_paths(view, index, drafted, sampled, self.steps(view.target.steps))
         return view.target.table.latents[sampled] if latent is None else latent
 
     def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
@@ -282,22 +276,3 @@ class Path(Coupled):
 
     name = "path"
     s = math.inf
-
-
-class CspdPaper(Coupled):
-    """Keeps a draft with probability min(1, f p / q), else samples max(0, f p - q); biased by f."""
-
-    name = "cspd-paper"
-    label = "approximate"
-    s = 1
-
-    def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
-        """Return log f, see `log_factor`."""
-        return log_factor(view.target.table, drafted, sampled)
-
-
-def log_factor(table: LatentTable, drafted: int, sampled: int) -> float:
-    """Return log f, the summed log ratio of draft to target deviations before the last step."""
-    both = (table.deviations[each][1:].double() for each in (drafted, sampled))
-    by_draft, by_target = (each.expand_as(table.means[sampled][1:]).log() for each in both)
-    return float((by_draft - by_target).sum())

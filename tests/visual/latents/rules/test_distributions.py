@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path as Folder
 from typing import Any
 
 import pytest
@@ -10,12 +12,13 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
-from tests.support.latent_distributions import differs, emitted, pair, plain
+from tests.support.latent_distributions import differs, emitted, pair, plain, view_of
 
 SAMPLES = 600
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
@@ -34,6 +37,15 @@ class Lenient(Horizon):
 
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
         return super().log_ratio(view, drafted, sampled) + 2.0
+
+
+class Weighted(Horizon):
+    """A mutant: weighs the target by the deviations before the last step."""
+
+    def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
+        table = view.target.table
+        logs = [float(table.deviations[each][1:].log().sum()) for each in (drafted, sampled)]
+        return super().log_ratio(view, drafted, sampled) + models.WIDTH * (logs[0] - logs[1])
 
 
 class Mirrored(Aligned):
@@ -69,7 +81,7 @@ def test_deviations_of_the_drafts_its_are_judged_too(rule: Any) -> None:
         (FreshDraw(1), "model", 1.0),
         (FreshDraw(3), "jacobi", 1.0),
         (Lenient(2), "jacobi", 1.0),
-        (CspdPaper(), "model", 1.2),  # keeps the factor of the deviations
+        (Weighted(1), "model", 1.2),  # keeps the factor of the deviations
         (Mirrored(), "model", 1.5),
     ],
     ids=["fresh-1", "fresh-3", "lenient", "sigma", "mirrored"],
@@ -80,6 +92,24 @@ def test_a_rule_that_breaks_the_coupling_is_detected(
     inputs = pair("linear", drafter, spread=spread)
     result, _ = emitted(mutant, inputs, SAMPLES)
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) < OTHER
+
+
+def test_the_papers_rule_weighs_the_earlier_deviations(
+    root: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    published = importlib.import_module("baselines.cspd_paper")
+    inputs = pair("linear", "model", spread=1.2)
+    noise = inputs.target.noise(NoiseStream(0), [0])
+    (number,) = inputs.draft.add(inputs.q[None], noise, [0])
+    sampled = view_of(inputs.target, inputs.p, DraftTree.empty(), 0).token(-1)
+    factor = published.log_factor(inputs.target.table, number, sampled)
+    wide, narrow = inputs.draft.sampler.deviations[1:], inputs.target.sampler.deviations[1:]
+    assert factor == pytest.approx(4 * float((wide / narrow).log().sum())) and factor > 0.0
+    equal, rule = pair("linear", "model"), published.CspdPaper()
+    result, accepted = emitted(rule, equal, SAMPLES)
+    assert differs(result, plain(equal.target, equal.p, 4 * SAMPLES)) > SAME
+    assert accepted == emitted(Aligned(), equal, SAMPLES)[1] and rule.label == "approximate"
 
 
 class TwiceUsed(LatentTarget):

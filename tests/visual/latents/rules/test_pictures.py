@@ -14,14 +14,14 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
-from ragspec.visual.latents.rules.cspd import Aligned, CspdPaper, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import view_of
 from tests.visual.drafting import test_latent_model
 
 CODES = models.SIDE**2
-RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
+RULES = (Near(0.3), Aligned(), Horizon(3), Path())
 
 
 def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **inputs: Any) -> Any:
