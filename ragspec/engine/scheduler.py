@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ class Scheduler:
         self._forward = SharedForward()
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
-        self._waiting: list[tuple[int, int, RequestHandle]] = []  # by priority and arrival
+        self._waiting: list[tuple[int, int, int, RequestHandle]] = []  # by priority, turn, arrival
+        self._turns: dict[object, int] = {}  # the last turn of each priority and tenant; see `add`
         self._numbers = itertools.count()
         self._owners: Counter[object | None] = Counter()  # of requests that have not ended
         self._closed = False
@@ -129,13 +130,20 @@ class Scheduler:
     def add(self, handle: RequestHandle) -> None:
         """Add a request; its owner's thread, or that of the scheduler, takes its steps.
 
+        Tenants take turns: of each, one waiting request of a priority starts in every round.
+
         Raises:
             QueueFullError: Too many submitted requests wait.
             EngineClosedError: The engine was closed.
         """
         with self._changed:
             self.expect_room(1 if handle.owner is None else -self.open_requests)
-            heappush(self._waiting, (-handle.request.priority, next(self._numbers), handle))
+            if not self._waiting:
+                self._turns.clear()
+            priority = -handle.request.priority
+            key, begun = (priority, handle.request.tenant), self._turns.get(priority, 0)
+            turn = self._turns[key] = max(self._turns.get(key, 0), begun) + 1
+            heappush(self._waiting, (priority, turn, next(self._numbers), handle))
             self._owners[handle.owner] += 1
         self.wake()
 
@@ -254,7 +262,7 @@ class Scheduler:
             if not cancel:
                 self._changed.wait_for(lambda: not self._owners, timeout)
         with self._driving:
-            handles = [*(handle for _, _, handle in self._waiting), *self._live.values()]
+            handles = [*(entry[-1] for entry in self._waiting), *self._live.values()]
         for handle in handles:
             self.remove(handle)
 
@@ -286,10 +294,11 @@ class Scheduler:
     def _sweep(self) -> list[RequestHandle]:
         """End the requests that were cancelled."""
         with self._changed:
-            cancelled = [entry for entry in self._waiting if entry[2].cancelled]
+            cancelled = [entry for entry in self._waiting if entry[-1].cancelled]
             for entry in cancelled:
                 self._waiting.remove(entry)
-        ended = [self._end(handle, handle.callback_error) for _, _, handle in cancelled]
+            heapify(self._waiting)
+        ended = [self._end(handle, handle.callback_error) for *_, handle in cancelled]
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:
                 self._loop.leave(handle.sequence)
@@ -301,9 +310,9 @@ class Scheduler:
         ended = []
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
             with self._changed:
-                if not self._waiting or not self._fits(self._waiting[0][2].sequence):
+                if not self._waiting or not self._fits(self._waiting[0][-1].sequence):
                     break
-                handle = heappop(self._waiting)[2]
+                priority, self._turns[priority], _, handle = heappop(self._waiting)
             handle.joined = time.perf_counter()
             try:
                 loop = self._open()
@@ -356,7 +365,7 @@ class Scheduler:
         handles = list(self._live.values())
         if not handles:
             with self._changed:
-                handles = [handle for _, _, handle in self._waiting]
+                handles = [handle for *_, handle in self._waiting]
                 self._waiting.clear()
         ended = [self._end(handle, error) for handle in handles]
         self._loop = None

@@ -155,6 +155,24 @@ def test_cancelled_texts_end_and_change_no_other(
         )
 
 
+def test_tenants_take_turns_and_cancelling_keeps_the_order(plain: Engine) -> None:
+    with serving(plain, max_batch_size=1) as pool:
+        call: dict[str, Any] = {"max_new_tokens": 1, "ignore_eos": True}
+        with pool.scheduler.hold():
+            with pool.scheduler._driving:  # nothing starts before all wait
+                one = [pool.submit([1, 2], tenant="one", **call) for _ in range(12)]
+                two = [pool.submit([1, 3], tenant="two", **call) for _ in range(3)]
+                first = pool.submit([1, 4], tenant="one", priority=1, **call)
+                one.pop(2).cancel()
+            for handle in [*one, *two, first]:
+                handle.result()
+    names = {id(first): "first"} | {id(h): "one" for h in one} | {id(h): "two" for h in two}
+    order = [names[id(h)] for h in sorted([*one, *two, first], key=lambda each: each.joined)]
+    assert order[:6] == ["first", "one", "two", "one", "two", "two"] and order[6:] == ["one"] * 9
+    joined = [handle.joined for handle in one]
+    assert joined == sorted(joined)
+
+
 def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     sampling = Sampling(temperature=1.0, seed=4, n=3)
     whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
