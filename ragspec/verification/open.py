@@ -82,7 +82,7 @@ def probe_again(target: CausalTarget) -> None:
             f"and the probe refuses it as it is now: {verdict.reason}. Expected a model that is "
             "verified as before. Open another engine over it, or undo the change."
         )
-    target.packs, target.probed = fresh.packs, fresh.kinds
+    target.packs, target.probed = target.packs and fresh.packs, fresh.kinds
 
 
 def _on_onnx(model: Any) -> CausalTarget | str:

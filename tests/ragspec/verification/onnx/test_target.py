@@ -265,6 +265,7 @@ def test_quantized_states_labels_and_changes() -> None:
     )
     other = write(Engine(target, None, None), text)
     assert other.report.runtime == "torch" and other.tokens != result.tokens
+    assert not target.packs, "the probe after a change lets several sequences share a forward"
 
 
 SILENT = """
