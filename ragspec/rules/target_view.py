@@ -94,8 +94,6 @@ class RowView:
             SamplingError: Processors, biases or penalties leave no token there.
         """
         if self._chosen and (token := self._chosen[node + 1]) >= 0:
-            if self._logits.device.type == "cpu" and not isfinite(self._logits[node + 1, token]):
-                self._refuse(node)
             return token
         scores = self.scores(node)
         token = int(self._distribution.select(scores, [self.index(node)]))

@@ -149,8 +149,10 @@ class BatchDistribution:
 
     def choose(
         self, logits: Tensor, indices: Tensor, tokens: Tensor, see: Tensor, *, whole: bool = False
-    ) -> Tensor:
-        """Return the tokens after all nodes i64 [B, n], -1 for an uncertain one.
+    ) -> tuple[Tensor, Tensor]:
+        """Return the token after each node i64 [B, n], -1 for an uncertain one, and its top score.
+
+        Where the top score is not finite, the token is invalid.
 
         Args:
             logits: The target's logits [B, n, V].
@@ -165,9 +167,9 @@ class BatchDistribution:
             shape = replace(shape, candidates=self.size, unfiltered=False, total=False)
         if self._penalties is not None and any(shape.penalties):
             logits = self._penalties.apply(logits, shape.penalties, indices, tokens, see)
-        best: Tensor = logits.argmax(-1)
+        top, best = logits.max(-1)
         if shape.greedy:
-            return best
+            return best, top
         keys = self._keys.gather(1, indices)[..., None]
         noise = None
         scaled = filters.scale(logits) if shape.unfiltered or shape.total else None
@@ -183,7 +185,7 @@ class BatchDistribution:
             settled = settled if certain is None else settled & certain
             sample = torch.where(settled, few.gather(-1, place), self._uncertain)
             best = torch.where(self._filtered, sample.squeeze(-1), best)
-        return best
+        return best, top
 
 
 def _penalties(distribution: TokenDistribution) -> list[Penalties]:

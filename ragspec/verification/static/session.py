@@ -45,11 +45,13 @@ class Launched(NamedTuple):
         logits: [n, V] of each selected row.
         packet: The packet of a step that chooses tokens; see `step`.
         again: Returns the packet with uncertain tokens resolved.
+        infinity: The bits of scores that are not finite, whose tokens are left to the host.
     """
 
     logits: list[Tensor]
     packet: Tensor | None = None
     again: Callable[[], Tensor] | None = None
+    infinity: int = 0
 
 
 class StaticSession(TreeSession):
@@ -125,16 +127,19 @@ class StaticSession(TreeSession):
     def settle(self) -> list[Tensor]:
         """Wait for the packet of the launched step; see `TargetSession`."""
         assert self._launched is not None
-        (logits, packet, again), self._launched = self._launched, None
+        (logits, packet, again, infinity), self._launched = self._launched, None
         if packet is not None and again is not None:
             read = packet.tolist()
             if any(_ends_unknown(read[at]) for at in self._at):
                 read = again().tolist()
             self.chosen = []
             for at, (_, tree) in zip(self._at, self._inputs, strict=True):
-                n = len(read[at]) // 2
-                flags, tokens = read[at][:n], read[at][n:]
-                self.chosen.append(tokens[: 1 + len(tree)])
+                n = len(read[at]) // 3
+                flags, tokens, bits = (read[at][i * n :][:n] for i in range(3))
+                pairs = zip(tokens[: 1 + len(tree)], bits, strict=False)
+                self.chosen.append(
+                    [-1 if b & infinity == infinity else token for token, b in pairs]
+                )
                 order = sorted(range(n), key=flags.__getitem__, reverse=True)
                 accepted = [int(tree.tokens[query - 1]) for query in order[1 : sum(flags)]]
                 self._selection.append((order, accepted))
@@ -231,7 +236,8 @@ class StaticSession(TreeSession):
         if message is None:
             return Launched(parts)
         assert isinstance(step, StaticStep)
-        return Launched(parts, packet, partial(step.again, packet, logits))
+        infinity = shape.infinity(logits.dtype)
+        return Launched(parts, packet, partial(step.again, packet, logits), infinity)
 
     def _packet(
         self, shape: StepShape, lengths: Sequence[int], distributions: RequestDistribution | None
@@ -285,5 +291,5 @@ class StaticSession(TreeSession):
 
 def _ends_unknown(packet: Sequence[int]) -> bool:
     """Return whether the token after a row's accepted path is uncertain. Parents come first."""
-    n = len(packet) // 2
+    n = len(packet) // 3
     return packet[n + max(query for query in range(n) if packet[query])] < 0

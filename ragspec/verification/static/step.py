@@ -3,8 +3,8 @@
     inputs i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
         generated index of the root; FRESH more columns if the distributions depend on the text,
         see `RequestDistributions`
-    packet i64 [B, 2 n]: whether each query was accepted, and the target's own token after it, below
-        0 if it is uncertain: see `again`
+    packet i64 [B, 3 n]: whether each query was accepted, the target's own token after it, below 0
+        if it is uncertain (see `again`), and the bits of the largest score there
 
 The slots of accepted queries move to the front, in order; those of other queries follow.
 
@@ -38,6 +38,14 @@ from ragspec.verification.static.layout import (
     windowed,
 )
 
+# Integers as wide as a score, and the bits that are set in NaN and infinity alone.
+BITS = {
+    torch.float64: (torch.int64, 0x7FF << 52),
+    torch.float32: (torch.int32, 0xFF << 23),
+    torch.bfloat16: (torch.int16, 0xFF << 7),
+    torch.float16: (torch.int16, 0x1F << 10),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -57,6 +65,12 @@ class StepShape:
     def reads_texts(self) -> bool:
         """Whether the distributions need the new tokens of the texts."""
         return self.distribution is not None and self.distribution.penalties.reads_texts
+
+    def infinity(self, dtype: torch.dtype) -> int:
+        """Return the bits that mark scores which are not finite, for logits of this dtype."""
+        if self.distribution is not None and any(self.distribution.penalties):
+            dtype = torch.promote_types(dtype, torch.float32)
+        return BITS[dtype][1]
 
     @property
     def width(self) -> int:
@@ -225,12 +239,13 @@ class StaticStep(FixedStep):
             self._distributions.grow(fresh)
             fresh.fill_(self._distributions.size)  # a repeated step does not count them twice
         indices = generated[:, None] + layout.level
-        chosen = self._distributions.choose(logits, indices, tokens, layout.see)
-        if n == 1:
-            return torch.cat([torch.ones_like(chosen), chosen], -1), logits
+        chosen, top = self._distributions.choose(logits, indices, tokens, layout.see)
+        bits = top.view(BITS[top.dtype][0])
+        if n == 1:  # the root alone, which is accepted
+            return torch.cat([self._counters.steps.expand_as(chosen), chosen, bits], -1), logits
         accepted = walk(layout, tokens, parents, chosen)
         compact(self._buffers, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
-        return torch.cat([accepted, chosen], -1), logits
+        return torch.cat([accepted, chosen, bits], -1), logits
 
     @torch.no_grad()
     def again(self, packet: Tensor, logits: Tensor) -> Tensor:
@@ -259,14 +274,14 @@ class StaticStep(FixedStep):
             self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
         )
         tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
-        before, chosen = packet[:, :n], packet[:, n:]
+        before, chosen, bits = (packet[:, i * n :][:, :n] for i in range(3))
         indices = self.packet[:, 3 * n + 1, None] + layout.level
-        resolved = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
+        resolved, _ = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
         chosen = torch.where(chosen < 0, resolved, chosen)
         if n == 1:
-            return torch.cat([before, chosen], -1)
+            return torch.cat([before, chosen, bits], -1)
         accepted = walk(layout, tokens, parents, chosen)
         places = accepted_first(before).argsort(-1)  # the current slot of each query
         source = places.gather(1, accepted_first(accepted))
         compact(self._buffers, layout.columns.gather(1, source), layout.columns)
-        return torch.cat([accepted, chosen], -1)
+        return torch.cat([accepted, chosen, bits], -1)

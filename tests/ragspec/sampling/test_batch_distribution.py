@@ -109,7 +109,7 @@ class Batch:
         self, distributions: BatchDistribution, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens, and the rows some of whose tokens are left to the host."""
-        tokens = distributions.choose(logits, self.indices, self.tokens, self.see)
+        tokens, _ = distributions.choose(logits, self.indices, self.tokens, self.see)
         return tokens, (tokens < 0).any(-1)
 
     def selection(self, logits: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ class Batch:
         assert tokens.dtype == torch.int64
         assert torch.equal(tokens[known], selection[known])
         if not known.all():
-            whole = distributions.choose(logits, self.indices, self.tokens, self.see, whole=True)
+            whole, _ = distributions.choose(logits, self.indices, self.tokens, self.see, whole=True)
             unfit = known | ((logits.isnan() | (logits == torch.inf)).any(-1) & (whole < 0))
             unfit |= (logits == -torch.inf).all(-1)
             assert torch.equal(whole[~unfit], selection[~unfit])
@@ -292,7 +292,7 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     counter = CompileCounter()
 
     def step(dists: BatchDistribution, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
-        chosen = dists.choose(logits, batch.indices, batch.tokens, batch.see)
+        chosen, _ = dists.choose(logits, batch.indices, batch.tokens, batch.see)
         dists.grow(batch.tokens)
         return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,6 +13,8 @@ from transformers import DynamicCache
 
 from ragspec.drafters.base import DraftContext
 from ragspec.engine.engine import Engine
+from ragspec.engine.request import Options
+from ragspec.errors import ModelError
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -117,10 +120,11 @@ def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyP
 
     def partly(self: Any, logits: Any, *rest: Any, whole: bool = False) -> Any:
         looks.append(whole)
-        tokens = choose(self, logits, *rest).clone()
+        tokens, top = choose(self, logits, *rest)
+        tokens = tokens.clone()
         if not whole and tokens.shape[1] > 13:
             tokens[:, 13] = -1
-        return tokens
+        return tokens, top
 
     call: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
     plain = Engine(model(), drafter=None).generate(prompts(2), **call)
@@ -129,6 +133,41 @@ def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyP
     engine = Engine(model(), drafter=ProgressCallback(texts), budget=15, static="eager")
     results = engine.generate(prompts(2), **call)
     assert [text.tokens for text in results] == [text.tokens for text in plain] and any(looks)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(seed=3), SETTINGS["temperature"], SETTINGS["all"]])
+@pytest.mark.parametrize(
+    ("dtype", "place", "value"),
+    [
+        (torch.float32, ..., math.nan),
+        (torch.bfloat16, 5, math.nan),
+        (torch.float16, ..., -math.inf),
+    ],
+)
+def test_logits_that_are_no_numbers_end_their_row_alone(
+    dtype: torch.dtype, sampling: Sampling, place: Any, value: float
+) -> None:
+    with Pretend():
+        broken = pretend(model()).to(dtype)
+        engine = Engine(broken, drafter="context", budget=6, static="eager")
+        call = Options(max_new_tokens=12, ignore_eos=True)
+        expected = engine.generate(prompts(3), sampling, **call)
+        bad = expected[1].tokens[4]
+        assert bad not in [*expected[0].tokens, *expected[2].tokens, *expected[1].tokens[:4]]
+
+        def damage(module: Any, args: Any, inputs: Any, output: Any) -> None:
+            for row, column in (inputs["input_ids"].cpu() == bad).nonzero().tolist():
+                output.logits[row, column, place] = value
+
+        broken.register_forward_hook(damage, with_kwargs=True)
+        owner, requests = object(), engine.prepare(prompts(3), sampling, call)[0]
+        handles = [engine.add(request, owner) for request in requests]
+        while engine.step():
+            pass
+        with pytest.raises(ModelError, match="logits are not finite numbers at generated token 6;"):
+            handles[1].result()
+        for row in (0, 2):
+            assert handles[row].result().tokens == expected[row].tokens
 
 
 def test_a_second_look_leaves_the_others_their_tokens() -> None:

@@ -329,8 +329,9 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
     tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
     selection = torch.zeros(1, 8, dtype=torch.int64)
 
-    def partly(distributions: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
-        return selection.where(torch.arange(8) < max(known, again if whole else 0), -1)
+    def partly(distributions: Any, logits: Any, *rest: Any, whole: bool = False) -> Any:
+        tokens = selection.where(torch.arange(8) < max(known, again if whole else 0), -1)
+        return tokens, tokens.double()
 
     monkeypatch.setattr(BatchDistribution, "choose", partly)
     with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
@@ -344,7 +345,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             other.follow([distribution(0)], texts)
             other.verify([[1]], [tree])
             looked = known <= max((-1, *path)) + 1
-            assert other.chosen == partly(None, None, whole=looked)[:, :7].tolist()
+            assert other.chosen == partly(None, None, whole=looked)[0][:, :7].tolist()
             one.commit([path])
             other.commit([path])
             for expected, result in zip(slots(one), slots(other), strict=True):
@@ -355,8 +356,9 @@ def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch
     """Also where the target's own token is the one that stands in it."""
     _, static = targets()
 
-    def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return torch.zeros(logits.shape[:2], dtype=torch.int64)
+    def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> Any:
+        tokens = torch.zeros(logits.shape[:2], dtype=torch.int64)
+        return tokens, tokens.double()
 
     monkeypatch.setattr(BatchDistribution, "choose", nought)
     with static.open(1, 64) as session, torch.no_grad():

@@ -145,7 +145,7 @@ def chosen(
     roots = torch.tensor([[text[-1]] for text in texts])
     indices = torch.tensor([[len(text) - 2] for text in texts])
     see = torch.ones(len(texts), 1, 1, dtype=torch.bool)
-    tokens = distributions.choose(logits, indices, roots, see)
+    tokens, _ = distributions.choose(logits, indices, roots, see)
     return [int(token) for token in tokens[:, 0]]
 
 
