@@ -12,7 +12,6 @@ the scheduler takes the steps of all.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
@@ -20,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from heapq import heapify, heappop, heappush
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -78,9 +78,8 @@ class Scheduler:
         self._forward = SharedForward()
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
-        self._waiting: list[tuple[int, int, int, RequestHandle]] = []  # by priority, turn, arrival
-        self._turns: dict[object, int] = {}  # the last turn of each priority and tenant; see `add`
-        self._numbers = itertools.count()
+        # The queues of each priority and tenant; of a priority, the first queue has the next turn.
+        self._waiting: dict[tuple[int, str], list[RequestHandle]] = {}
         self._owners: Counter[object | None] = Counter()  # of requests that have not ended
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -103,7 +102,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that wait for room in the batch."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def open_requests(self) -> int:
@@ -113,7 +112,7 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests in the batch."""
-        return self.open_requests - len(self._waiting)
+        return self.open_requests - self.waiting
 
     def expect_room(self, requests: int = 1) -> None:
         """Raise QueueFullError if there is no room for them, EngineClosedError if closed."""
@@ -123,14 +122,14 @@ class Scheduler:
         if room is None or self.open_requests + requests <= self.max_batch_size + room:
             return
         raise QueueFullError(
-            f"{len(self._waiting)} requests wait; expected room for {requests} more of {room} at "
+            f"{self.waiting} requests wait; expected room for {requests} more of {room} at "
             "most. Try again later."
         )
 
     def add(self, handle: RequestHandle) -> None:
         """Add a request; its owner's thread, or that of the scheduler, takes its steps.
 
-        Tenants take turns: of each, one waiting request of a priority starts in every round.
+        Tenants take turns among the waiting requests of one priority.
 
         Raises:
             QueueFullError: Too many submitted requests wait.
@@ -138,12 +137,8 @@ class Scheduler:
         """
         with self._changed:
             self.expect_room(1 if handle.owner is None else -self.open_requests)
-            if not self._waiting:
-                self._turns.clear()
-            priority = -handle.request.priority
-            key, begun = (priority, handle.request.tenant), self._turns.get(priority, 0)
-            turn = self._turns[key] = max(self._turns.get(key, 0), begun) + 1
-            heappush(self._waiting, (priority, turn, next(self._numbers), handle))
+            key = -handle.request.priority, handle.request.tenant
+            self._waiting.setdefault(key, []).append(handle)
             self._owners[handle.owner] += 1
         self.wake()
 
@@ -262,7 +257,7 @@ class Scheduler:
             if not cancel:
                 self._changed.wait_for(lambda: not self._owners, timeout)
         with self._driving:
-            handles = [*(entry[-1] for entry in self._waiting), *self._live.values()]
+            handles = [*chain(*self._waiting.values()), *self._live.values()]
         for handle in handles:
             self.remove(handle)
 
@@ -294,11 +289,12 @@ class Scheduler:
     def _sweep(self) -> list[RequestHandle]:
         """End the requests that were cancelled."""
         with self._changed:
-            cancelled = [entry for entry in self._waiting if entry[-1].cancelled]
-            for entry in cancelled:
-                self._waiting.remove(entry)
-            heapify(self._waiting)
-        ended = [self._end(handle, handle.callback_error) for *_, handle in cancelled]
+            cancelled = [each for each in chain(*self._waiting.values()) if each.cancelled]
+            for key, queue in [*self._waiting.items()] if cancelled else ():
+                queue[:] = [each for each in queue if each not in cancelled]
+                if not queue:
+                    del self._waiting[key]
+        ended = [self._end(handle, handle.callback_error) for handle in cancelled]
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:
                 self._loop.leave(handle.sequence)
@@ -310,9 +306,12 @@ class Scheduler:
         ended = []
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
             with self._changed:
-                if not self._waiting or not self._fits(self._waiting[0][-1].sequence):
+                key = min(self._waiting, key=itemgetter(0), default=None)
+                if key is None or not self._fits(self._waiting[key][0].sequence):
                     break
-                priority, self._turns[priority], _, handle = heappop(self._waiting)
+                handle, *others = self._waiting.pop(key)
+                if others:
+                    self._waiting[key] = others
             handle.joined = time.perf_counter()
             try:
                 loop = self._open()
@@ -365,7 +364,7 @@ class Scheduler:
         handles = list(self._live.values())
         if not handles:
             with self._changed:
-                handles = [handle for *_, handle in self._waiting]
+                handles = [*chain(*self._waiting.values())]
                 self._waiting.clear()
         ended = [self._end(handle, error) for handle in handles]
         self._loop = None
