@@ -12,7 +12,6 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.verification.static.layout import MOST_QUERIES
 
 FRESH = MOST_QUERIES  # new tokens that a step can pass to the distributions of a row
-_UNKNOWN = object()
 
 
 class RequestDistributions:
@@ -50,4 +49,4 @@ class RequestDistributions:
 
     def forget(self) -> None:
         """Pass all tokens again before the next step, because the last one may not have run."""
-        self._held = [_UNKNOWN] * len(self._held)
+        self._held = [self] * len(self._held)  # which is no distribution

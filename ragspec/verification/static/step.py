@@ -38,13 +38,7 @@ from ragspec.verification.static.layout import (
     windowed,
 )
 
-# Integers as wide as a score, and the bits that are set in NaN and infinity alone.
-BITS = {
-    torch.float64: (torch.int64, 0x7FF << 52),
-    torch.float32: (torch.int32, 0xFF << 23),
-    torch.bfloat16: (torch.int16, 0xFF << 7),
-    torch.float16: (torch.int16, 0x1F << 10),
-}
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, as wide as a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,8 @@ class StepShape:
         """Return the bits that mark scores which are not finite, for logits of this dtype."""
         if self.distribution is not None and any(self.distribution.penalties):
             dtype = torch.promote_types(dtype, torch.float32)
-        return BITS[dtype][1]
+        bits = torch.tensor(torch.inf, dtype=dtype, device="cpu").view(INTEGERS[dtype.itemsize])
+        return int(bits)  # which NaN has, too
 
     @property
     def width(self) -> int:
@@ -240,7 +235,7 @@ class StaticStep(FixedStep):
             fresh.fill_(self._distributions.size)  # a repeated step does not count them twice
         indices = generated[:, None] + layout.level
         chosen, top = self._distributions.choose(logits, indices, tokens, layout.see)
-        bits = top.view(BITS[top.dtype][0])
+        bits = top.view(INTEGERS[top.dtype.itemsize])
         if n == 1:  # the root alone, which is accepted
             return torch.cat([self._counters.steps.expand_as(chosen), chosen, bits], -1), logits
         accepted = walk(layout, tokens, parents, chosen)
