@@ -30,7 +30,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
+from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import DraftTree
 
 VOCABULARY = 32_000
@@ -75,7 +75,7 @@ def walk() -> dict[str, float]:
         Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4
     )
     context = list(range(500))
-    stop = StopRule(frozenset(), 10_000).open(None)
+    stop = StopState(StopRule(frozenset(), 10_000))
 
     def judge_chain(accepted: int) -> Callable[[], Verdict]:
         tree = DraftTree.chain(chain_tokens(accepted), "benchmark")

@@ -10,7 +10,7 @@ from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.stopping import StopRule
+from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.open import open_target
 
@@ -21,7 +21,7 @@ prompt = tokenizer("A draft tree is checked in one pass. A draft tree is")["inpu
 distribution = TokenDistribution(
     ragspec.Sampling(temperature=0.7), NoiseStream(seed=7), len(prompt)
 )
-stop = StopRule(ends=frozenset(), max_new_tokens=24).open(tokenizer)
+stop = StopState(StopRule(ends=frozenset(), max_new_tokens=24), tokenizer)
 drafter = ContextDrafter().open(DraftRequest(tuple(prompt), target.vocab_size))
 context = DraftContext(tokens=list(prompt), prompt_length=len(prompt), remaining=24)
 

@@ -25,6 +25,7 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
 from ragspec.sampling.settings import TokenLogprob, fresh_seed
+from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.verification.causal import CausalTarget
 
@@ -85,7 +86,7 @@ class Sequence:
         self.parts = parts
         self.seed = fresh_seed() if request.seed is None else request.seed
         self.context = DraftContext(tokens, len(request.prompt), room)
-        self.stop = request.stop.open(parts.tokenizer, request.prompt, request.resume_from)
+        self.stop = StopState(request.stop, parts.tokenizer, request.prompt, request.resume_from)
         self.rule = parts.rule
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None

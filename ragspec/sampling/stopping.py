@@ -33,25 +33,6 @@ class StopRule:
     criteria: tuple[Criterion, ...] = ()
     stop_after: int | None = None
 
-    def open(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt: Sequence[int] = (),
-        resume_from: Sequence[int] = (),
-    ) -> StopState:
-        """Return the state of one row.
-
-        Args:
-            tokenizer: Decodes tokens, for the text and its stop strings; None for token ids alone.
-            prompt: Tokens before the text.
-            resume_from: Tokens of the text from earlier calls.
-
-        Raises:
-            InputError: The text ended before the last token of `resume_from`.
-        """
-        output = None if tokenizer is None else TextOutput(tokenizer, prompt, self.strings)
-        return StopState(self, output, prompt, resume_from)
-
     def room(self, resume_from: int = 0) -> int:
         """Return how many tokens may follow the first `resume_from`, until an end or a pause."""
         left = self.max_new_tokens - resume_from
@@ -61,15 +42,23 @@ class StopRule:
 class StopState:
     """Follows the tokens of one row and finds its end.
 
+    Args:
+        tokenizer: Decodes tokens, for the text and its stop strings; None for token ids alone.
+        prompt: Tokens before the text.
+        resume_from: Tokens of the text from earlier calls.
+
     Attributes:
         count: Tokens of the text, those of earlier calls included.
         reason: "stop", "length" or "paused" once the text has ended, else None.
+
+    Raises:
+        InputError: The text ended before the last token of `resume_from`.
     """
 
     def __init__(
         self,
         rule: StopRule,
-        output: TextOutput | None,
+        tokenizer: Tokenizer | None = None,
         prompt: Sequence[int] = (),
         resume_from: Sequence[int] = (),
     ) -> None:
@@ -78,7 +67,7 @@ class StopState:
         self.last = self.count + rule.room(self.count)
         self._tokens = [*prompt, *resume_from[:-1]] if rule.criteria else []
         self.reason: str | None = None
-        self._output = output
+        self._output = None if tokenizer is None else TextOutput(tokenizer, prompt, rule.strings)
         if any(self._completes_string(token) or token in rule.ends for token in resume_from[:-1]):
             raise InputError(
                 "the tokens in resume_from= go on after an end token or a stop string; expected a "

@@ -11,7 +11,7 @@ import torch
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
+from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
@@ -81,7 +81,7 @@ def view_of(target: LatentTarget, state: torch.Tensor, tree: DraftTree, seed: in
     """Return the view of a root in that state [C * H], with the tree below an empty text."""
     distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(seed), 1)
     states = state.expand(len(tree) + 1, -1)
-    stop = StopRule(frozenset(), models.SIDE**2).open(None)
+    stop = StopState(StopRule(frozenset(), models.SIDE**2))
     return target.open_view(states, tree, distribution, stop, [7])
 
 

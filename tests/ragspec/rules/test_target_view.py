@@ -21,7 +21,7 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFProcessor
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
+from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
 from tests.support.distributions import Distributions, judged
@@ -44,7 +44,7 @@ def distribution(**chosen: Any) -> TokenDistribution:
 
 
 def view(mine: TokenDistribution, chosen: Sequence[int] | None = None, new: int = 100) -> RowView:
-    stop = StopRule(frozenset({9}), new).open(None)
+    stop = StopState(StopRule(frozenset({9}), new))
     return RowView(logits(), TREE, mine, stop, CONTEXT, chosen)
 
 
@@ -81,7 +81,7 @@ def test_a_shifted_index_would_give_other_tokens() -> None:
 
 def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
     def chosen(mine: TokenDistribution) -> list[Sequence[int] | None]:
-        stop = StopRule(frozenset(), 100).open(None)
+        stop = StopState(StopRule(frozenset(), 100))
         small = RowView(logits()[1:2], DraftTree.empty(), mine, stop, CONTEXT)
         views = [view(mine), small]
         small.prepare_batch(views)
@@ -138,7 +138,7 @@ def test_a_view_that_is_requested_late_answers_as_before(chosen: dict[str, Any])
     """Committed tokens are added to the very list that the view was given."""
     mine, context = distribution(**chosen), list(CONTEXT)
     early = view(mine)
-    late = RowView(logits(), TREE, mine, StopRule(frozenset({9}), 100).open(None), context)
+    late = RowView(logits(), TREE, mine, StopState(StopRule(frozenset({9}), 100)), context)
     context.extend([7, 9, 5])
     for node in range(-1, 4):
         assert torch.equal(late.scores(node), early.scores(node))

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
+from ragspec.sampling import stopping
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import LEAST, LONGEST, ROUNDS, EndRepetition, StopRule, repeats
+from ragspec.sampling.stopping import EndRepetition, StopRule, StopState, repeats
 from tests.support import tiny
 
 TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
@@ -32,7 +33,7 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
     start = data.draw(st.integers(0, len(text) - 1))
     stop = text[start : start + data.draw(st.integers(1, 5))]
     bpe, tokens = tiny.bpe_tokenizer(), encode(text)
-    state = StopRule(frozenset(), 1000, (stop, "\x00never")).open(bpe)
+    state = StopState(StopRule(frozenset(), 1000, (stop, "\x00never")), bpe)
     for count, token in enumerate(tokens, start=1):
         display = bpe.decode(tokens[:count]).rstrip("�")
         ended = state.push(token)
@@ -45,7 +46,7 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
 
 def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) -> None:
     tokens = encode("the draft. € then more")
-    state = StopRule(frozenset(), 1000, ("€ t",)).open(bpe)
+    state = StopState(StopRule(frozenset(), 1000, ("€ t",)), bpe)
     state.push(tokens[0])
     expected = ["€ t" in bpe.decode(tokens[: count + 1]) for count in range(1, len(tokens))]
     assert [state.peek(tokens[1 : count + 1]) for count in range(1, len(tokens))] == expected
@@ -57,14 +58,14 @@ def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) ->
 
 
 def test_ends_and_lengths() -> None:
-    state = StopRule(frozenset({7}), 3).open(None)
+    state = StopState(StopRule(frozenset({7}), 3))
     assert not state.peek([])
     assert state.peek([1, 7])
     assert not state.peek([1, 2])
     assert state.peek([1, 2, 3])
     assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
     assert state.reason == "length"
-    both = StopRule(frozenset({7}), 1).open(None)
+    both = StopState(StopRule(frozenset({7}), 1))
     assert both.push(7)
     assert both.reason == "stop"
 
@@ -76,9 +77,8 @@ def test_criteria_see_prompt_and_text_after_every_token() -> None:
         known.append(ids[0].tolist())
         return torch.tensor([ids.shape[1] >= 5])
 
-    state = StopRule(frozenset(), 100, criteria=(three, lambda ids, scores: False)).open(
-        None, [8, 9]
-    )
+    rule = StopRule(frozenset(), 100, criteria=(three, lambda ids, scores: False))
+    state = StopState(rule, None, [8, 9])
     assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
     assert known == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
     assert state.reason == "stop"
@@ -93,7 +93,7 @@ def test_a_cycle_counts_from_its_third_round_and_some_tokens_on(
 ) -> None:
     doubled = cycle * 2
     period = next(n for n in range(1, len(cycle) + 1) if doubled[n : n + len(cycle)] == cycle)
-    enough = len(cycle) * times >= max(LEAST, period * ROUNDS)
+    enough = len(cycle) * times >= max(stopping.LEAST, period * stopping.ROUNDS)
     assert repeats([*before, *cycle * times]) is enough
 
 
@@ -103,8 +103,8 @@ def test_what_never_comes_back_is_no_repetition(tokens: list[int]) -> None:
 
 
 def test_the_longest_cycle() -> None:
-    assert repeats(list(range(LONGEST)) * ROUNDS)
-    assert not repeats(list(range(LONGEST + 1)) * ROUNDS)
+    assert repeats(list(range(stopping.LONGEST)) * stopping.ROUNDS)
+    assert not repeats(list(range(stopping.LONGEST + 1)) * stopping.ROUNDS)
 
 
 def test_the_prompt_is_not_looked_at() -> None:

@@ -104,9 +104,9 @@ def _distribution(noise: NoiseStream) -> Any:
 
 
 def _stop() -> Any:
-    from ragspec.sampling.stopping import StopRule
+    from ragspec.sampling.stopping import StopRule, StopState
 
-    return StopRule(frozenset(), 9).open(None)
+    return StopState(StopRule(frozenset(), 9))
 
 
 def test_bad_input_is_refused() -> None:
