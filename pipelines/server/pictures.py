@@ -26,7 +26,7 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
         ApiError: There is no such image model; also the errors of the pipeline.
     """
     pipe = _pipeline(body.model, serving.images)
-    options: dict[str, Any] = {"callback_on_step_end": _ends(gone)}
+    options: dict[str, Any] = {"callback_on_step_end": lambda *_: gone()}
     if body.size not in (None, "auto"):
         options["width"], options["height"] = map(int, str(body.size).split("x"))
     if body.guidance_scale is not None:
@@ -51,11 +51,6 @@ def _pipeline(model: str | None, images: Mapping[str, Any]) -> Any:
         message = f"got the model {name!r}; expected one of {', '.join(images)}."
         raise ApiError(404, message, "model_not_found", "model")
     return images[name]
-
-
-def _ends(gone: Callable[[], bool]) -> Callable[..., bool]:
-    """Return a pipeline callback that stops the image once the client has disconnected."""
-    return lambda *message: gone()
 
 
 def _png(image: Any) -> str:

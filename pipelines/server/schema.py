@@ -177,11 +177,6 @@ class TextRequest(Body):
         """The number of texts to write."""
         return 1 if self.n is None else self.n
 
-    @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with a chunk of its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class ChatRequest(TextRequest):
     """A request for the next turn of a conversation."""

@@ -146,12 +146,6 @@ class Serving:
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 
-    @property
-    def most(self) -> float:
-        """The most texts of one request: all that the batch and the queue hold."""
-        queue = self.scheduler.max_queue_size
-        return math.inf if queue is None else self.scheduler.max_batch_size + queue
-
     def expect(self, model: str, texts: int) -> None:
         """Raise an error unless a request for some texts of a model can be served now.
 
@@ -163,10 +157,12 @@ class Serving:
         if model != self.name:
             message = f"got the model {model!r}; expected {self.name!r}, which is served here."
             raise ApiError(404, message, "model_not_found", "model")
-        if texts > self.most:
+        queue = self.scheduler.max_queue_size
+        most = math.inf if queue is None else self.scheduler.max_batch_size + queue
+        if texts > most:
             raise InputError(
-                f"got {texts} texts in one request; expected {self.most} at most, which is all "
-                "that this server holds. Ask in several requests."
+                f"got {texts} texts in one request; expected {most} at most, which is all that "
+                "this server holds. Ask in several requests."
             )
         self.scheduler.expect_room(texts)
 

@@ -105,7 +105,9 @@ async def answer(
 ) -> Response:
     """Return the response to a request whose texts are running."""
     if body.stream:
-        return EventStream(_encode(running, reply, body.with_usage), release=running.cancel)
+        options = body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        return EventStream(_encode(running, reply, with_usage), release=running.cancel)
     try:
         texts = await until_disconnected(request, running.finished())
     finally:

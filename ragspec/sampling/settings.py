@@ -137,11 +137,6 @@ class Sampling:
         """Return the seed of prompt number `row`, None if it has none."""
         seed: Any = self.seed
         if seed is not None and not isinstance(seed, Integral):
-            if row >= len(seed):
-                raise SamplingError(
-                    f"{len(seed)} seeds for at least {row + 1} prompts: give one seed, or one "
-                    "for each prompt"
-                )
             seed = seed[row]
         return None if seed is None else int(seed)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import QueueFullError
-from ragspec.pipelines.server import pictures
+from ragspec.pipelines.server import app, pictures
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
@@ -67,24 +67,22 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
 ) -> None:
     client, serving = pair
     passes, first, on, outs = [0], threading.Event(), threading.Event(), []
-    ends, metrics = pictures._ends, pictures._metrics
+    metrics = pictures._metrics
 
-    def slow(gone: Any) -> Any:
-        after = ends(gone)
-
-        def after_pass(*message: Any) -> bool:
+    def slow(body: Any, serving: Serving, gone: Any) -> Any:
+        def after_pass() -> bool:
             passes[0] += 1
             first.set()
             assert on.wait(20)
-            return bool(after(*message))
+            return bool(gone())
 
-        return after_pass
+        return pictures.draw(body, serving, after_pass)
 
     def noted(out: Any) -> Any:
         outs.append(out)
         return metrics(out)
 
-    monkeypatch.setattr(pictures, "_ends", slow)
+    monkeypatch.setattr(app, "draw", slow)
     monkeypatch.setattr(pictures, "_metrics", noted)
     raw = json.dumps({"prompt": "red heart", "seed": 5}).encode()
     head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\n"
