@@ -2,34 +2,56 @@
 
 Khandelwal et al. 2020 (arXiv 1911.00172): the distribution of the next token is a mixture of the
 target's distribution and of the tokens that followed the most similar contexts in the datastore.
-Speculation hides the time of these searches (RaLMSpec, arXiv 2401.14021; see
-`retrievers.knn.text`). The text is the same as that of searching for every token.
+
+Speculation hides the time of these searches. RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, section
+3 and figure 3): tokens are chosen with the neighbours in a cache, then one search of all their
+contexts finds the true neighbours. A token stays if the search gives the same one. The first wrong
+token is replaced, and the tokens behind it are discarded. Neighbours never change the context, so
+the target's state at the wrong token serves for its replacement. The text is that of a search
+before every token.
+
+Deviations: drafts continue below guesses, so one forward may give several of them; if guessing does
+not pay by `StrideSchedule`, tokens wait for their searches within one call of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import refuse_unknown, stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.strides import FinalText
 from ragspec.reports.generation import Generation
+from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.distributions import Knn
-from ragspec.retrievers.knn.text import KnnText
-from ragspec.retrievers.speculation.os3 import StrideSchedule
-from ragspec.sampling.settings import Sampling, seeded
+from ragspec.retrievers.knn.distributions import (
+    Guessing,
+    Knn,
+    KnnTransform,
+    NeighbourCache,
+    Searching,
+)
+from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
+from ragspec.rules.base import Step
+from ragspec.sampling.distribution import logprob_of
+from ragspec.sampling.settings import Sampling, TokenLogprob, seeded
 from ragspec.sampling.text_output import TextOutput
+from ragspec.trees.draft_tree import DraftTree
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
-SPREAD = 15.0  # the best quotient was 10 for 60,000 and 18 for a million keys (starter model)
+# On the starter model 10 was best for 60,000 keys; if variances are equal, 18 for a million.
+SPREAD = 15.0
 FURTHER = 0.1  # cost of each further query of a search, about, as a share of a single query
+WAITED = 32  # tokens of a call in which each waits for its search; a call costs 5 % of 16
 # Options that `KnnLM` sets itself.
 OF_MODEL = ("stop_after", "transform", "resume_from")
 
@@ -112,25 +134,224 @@ class KnnLM:
             raise InputError(f"got {len(encoded.ids)} prompts; expected one text at a time.")
         if stream is not None and self.engine.tokenizer is None:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
-        prompt, stops = encoded.ids[0], stop_strings(options.get("stop"), self.engine.tokenizer)
+        stops = stop_strings(options.get("stop"), self.engine.tokenizer)
         final = FinalText(stream, self.engine.tokenizer, stops)
-        text = KnnText(
-            self.engine.without_callbacks(), self.knn, prompt, sampling, options, self.schedule,
-            lambda tokens, ended: final.push(prompt, tokens, ends=ended),
-            waits=self.speculate == "off", whole=stream is None,
-        )  # fmt: skip
+        text = KnnText(self, encoded.ids[0], sampling, options, final)
         try:
             with self.engine.hold():
                 generation = text.run()
         except KeyboardInterrupt:
-            if stream is None or not text.cut():
+            if stream is None or not text.known:
                 raise
-            partial = text.result()
-            report = replace(partial.report, finish_reason="cancelled")
-            output = TextOutput(self.engine.tokenizer, partial.prompt_tokens)
-            output.push(partial.tokens)
-            generation = replace(
-                partial, text=output.text, finish_reason="cancelled", report=report
-            )
+            generation = text.cancelled()
         self.engine.notify(generation)
         return generation
+
+
+class KnnText:
+    """One text in progress; `final` may stream it."""
+
+    def __init__(
+        self,
+        lm: KnnLM,
+        prompt: list[int],
+        sampling: Sampling,
+        options: dict[str, Any],
+        final: FinalText,
+    ) -> None:
+        self.engine, self.knn, self.schedule = lm.engine.without_callbacks(), lm.knn, lm.schedule
+        self.prompt, self.sampling, self.options, self.final = prompt, sampling, options, final
+        self.waits = lm.speculate == "off"  # every token waits for its search
+        self.report = Retrieval()
+        self.tokens: list[int] = []
+        self.calls: list[Generation] = []
+        self._steps: list[Step] = []
+        self._scored: list[TokenLogprob] = []
+        self._cache: NeighbourCache | None = None
+        self._waited = 0.0
+        self._replaced = 0  # tokens at the end that the engine has not read yet
+        self._began = time.perf_counter()
+
+    def run(self) -> Generation:
+        """Write the text to its end. Errors of the engine pass through."""
+        ended, accepted = False, 0
+        while not ended:
+            plan = self.schedule.next()
+            # The first token always waits: it shows whether a processor has a memory (`lazy`).
+            waits = self.waits or not self.calls or not plan.guesses
+            ended = self._wait() if waits else self._guess(plan)
+            known = self.known
+            self.final.push(self.prompt, known[accepted:], ends=ended)
+            accepted = len(known)
+        return self.result()
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives to record with each logprob, None to record no logprobs."""
+        request = self.options.get("logprobs", False)
+        return None if request is None or request is False else int(request)
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens up to the last one that the engine has read: the text may end with it."""
+        return self.tokens[: len(self.tokens) - self._replaced]
+
+    def cancelled(self) -> Generation:
+        """Return the text up to the last token that the engine has read, after an interrupt."""
+        self.tokens = self.known
+        self._steps = _first(self._steps, len(self.tokens))
+        partial = self.result()
+        output = TextOutput(self.engine.tokenizer, partial.prompt_tokens)
+        output.push(partial.tokens)
+        report = replace(partial.report, finish_reason="cancelled")
+        return replace(partial, text=output.text, finish_reason="cancelled", report=report)
+
+    def result(self) -> Generation:
+        """Return the final text so far, once the engine was called."""
+        last, tokens = self.calls[-1], list(self.tokens)
+        report, schedule = self.report, self.schedule
+        report.strides = len(tokens)
+        report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
+        report.search_ms = schedule.search.to_dict()
+        seconds = time.perf_counter() - self._began
+        whole = joined([call.report for call in self.calls], tokens, seconds)
+        spent = dict(whole.milliseconds)
+        searched = sum(e.milliseconds for e in report.events if e.what == "search")
+        spent["retrieve"] = searched
+        spent["verify"] = max(0.0, spent.get("verify", 0.0) - self._waited)
+        decoding = seconds - spent.get("prefill", 0.0) / 1000.0
+        whole = replace(
+            whole,
+            tokens=len(tokens),
+            milliseconds=spent,
+            decode_seconds=max(0.0, decoding),
+            retrieval=report,
+        )
+        scored = self._scored[: len(tokens)] if self.top is not None else None
+        return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
+
+    def _write(self, stop_after: int | None, transform: KnnTransform) -> Generation:
+        """Continue the text to the end or for some further tokens."""
+        pause = {"resume_from": self.tokens, "stop_after": stop_after, "transform": transform}
+        options = {**self.options, **pause}
+        if isinstance(transform, Guessing):
+            options["logprobs"] = None  # they come from the checked distribution
+        generation: Generation = self.engine.generate(self.prompt, self.sampling, **options)
+        return generation
+
+    def _wait(self) -> bool:
+        """Write some tokens, each after a search; return whether the text has ended."""
+        transform = Searching(self.knn, None if self.waits else self._open_cache())
+        began = time.perf_counter()
+        # The first token alone: its call reads the prompt, so its time says nothing of the others.
+        whole = self.waits and self.final.stream is None
+        stop_after = None if whole else WAITED if self.tokens else 1
+        call = self._write(stop_after, transform)
+        took = self._note("write", began)
+        new = call.tokens[len(self.tokens) :]
+        for start, queries, milliseconds in transform.times:
+            self._count_search(queries, start, milliseconds)
+            self._waited += milliseconds
+            self.schedule.search.learn(queries, milliseconds)
+        if self.tokens and new:
+            searching = sum(milliseconds for *_, milliseconds in transform.times)
+            self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
+        if transform.distribution is not None and transform.distribution.lazy:
+            self.waits = True
+        self._scored += call.logprobs or ()
+        self._take(call, new, call.steps)
+        self.report.gated += 1
+        self.report.rounds += 1
+        return call.finish_reason != "paused"
+
+    def _guess(self, plan: StridePlan) -> bool:
+        """Write some tokens with guesses and check them; return whether the text has ended."""
+        transform = Guessing(self.knn, self._open_cache())
+        began = time.perf_counter()
+        call = self._write(plan.strides, transform)
+        took = self._note("write", began)
+        new = call.tokens[len(self.tokens) :]
+        if not new:  # the text ended with the token that replaced a wrong one
+            self._take(call, (), ())
+            return True
+        self.schedule.strides.append(took / len(new))
+        right, truth = self._check(transform, new)
+        ended = call.finish_reason != "paused" and truth is None
+        accepted = new if truth is None else [*new[:right], truth]
+        steps = _first(call.steps, right)
+        if truth is not None:
+            steps.append(Step(DraftTree.empty(), (), (truth,)))
+            self.report.wasted += len(new) - right
+            if not right:
+                self.report.events[-2] = replace(self.report.events[-2], accepted=False)
+        self._take(call, accepted, steps)
+        self._replaced = int(truth is not None)
+        self.schedule.learn_guesses(right, truth is not None)
+        self.report.hits += right
+        self.report.rollbacks += truth is not None
+        self.report.rounds += 1
+        return ended
+
+    def _check(self, transform: Guessing, new: Sequence[int]) -> tuple[int, int | None]:
+        """Search for the contexts of new tokens; return how many are right, and the next token.
+
+        The next token replaces the first wrong one; it is None if all are right.
+        """
+        began = time.perf_counter()
+        queries = transform.queries[: len(new)]
+        searched = self.knn.search(np.stack([query.state for query in queries]))
+        distribution = transform.distribution
+        assert distribution is not None
+        right, truth = 0, None
+        for query, near, token in zip(queries, searched, new, strict=True):
+            logits = self.knn.logits(query.logits, near)
+            before = [*self.prompt, *self.tokens, *new[:right]]
+            scores = distribution.process(logits, before, [[]])
+            true = int(distribution.select(scores, [query.index]))
+            if self.top is not None:
+                self._scored.append(logprob_of(scores[0], true, self.top))
+            transform.cache.add(near)
+            if true != token:
+                truth = true
+                break
+            right += 1
+        took = 1000.0 * (time.perf_counter() - began)
+        self._count_search(len(new), began, took)
+        self.schedule.search.learn(len(new), took)
+        return right, truth
+
+    def _take(self, call: Generation, tokens: Sequence[int], steps: Sequence[Step]) -> None:
+        """Append tokens to the text, with their steps."""
+        self.calls.append(call)
+        self._replaced = 0
+        self.tokens += tokens
+        self._steps += steps
+
+    def _open_cache(self) -> NeighbourCache:
+        if self._cache is None:
+            self._cache = NeighbourCache(self.knn.store)
+        return self._cache
+
+    def _count_search(self, queries: int, began: float, milliseconds: float) -> None:
+        start = 1000.0 * (began - self._began)
+        self.report.events.append(Event("search", start, milliseconds, queries))
+        self.report.calls += 1
+        self.report.queries += queries
+
+    def _note(self, what: str, began: float) -> float:
+        """Record an event that lasted from `began` until now; return its milliseconds."""
+        milliseconds = 1000.0 * (time.perf_counter() - began)
+        self.report.events.append(Event(what, 1000.0 * (began - self._began), milliseconds))
+        return milliseconds
+
+
+def _first(steps: Sequence[Step], count: int) -> list[Step]:
+    """Return the steps of the first tokens, the last one cut short."""
+    first: list[Step] = []
+    for step in steps:
+        if count <= 0:
+            break
+        some = step.tokens[:count]
+        first.append(replace(step, tokens=some, path=step.path[: len(some)]))
+        count -= len(some)
+    return first

@@ -1,1 +1,1 @@
-"""kNN language models: a datastore of hidden states with their next tokens, and texts over it."""
+"""kNN language models: a datastore of hidden states with their next tokens, and its mixtures."""

@@ -1,7 +1,8 @@
-"""What a user of `KnnLM` sees: streaming, interrupts, listeners, and what is refused."""
+"""A text on guesses is that of every search and of the equation; and what a user sees of it."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
-from ragspec.pipelines import KnnLM
+from ragspec.pipelines.knn import knn_lm
+from ragspec.pipelines.knn.knn_lm import KnnLM
 from ragspec.reports.generation import Generation
-from ragspec.retrievers import Datastore
+from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.knn.neighbours import Neighbours
+from ragspec.retrievers.speculation.os3 import StrideSchedule
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.processors import build_processors
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -25,19 +31,220 @@ TEXTS = [
     "so it goes",
 ]
 
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=3),
+    Sampling(temperature=1.2, top_k=20, min_p=0.01, min_new_tokens=9, seed=2),
+    Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=8),
+    Sampling(presence_penalty=0.6, no_repeat_ngram_size=3),
+]
+
 
 def engine(drafter: Any = None, **options: Any) -> Engine:
-    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, **options)
+    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, budget=8, **options)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
+    """Return what the model saw in its own texts, so that neighbours are close, and some twice."""
+    request = engine()
+    results = [
+        request.generate(
+            tiny.prompt(9, seed=i), Sampling(temperature=0.8, seed=i), max_new_tokens=60,
+            ignore_eos=True,
+        ).tokens
+        for i in range(10)
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("knn") / "store"
+    return Datastore.build([*results, results[2], results[5]], request, path)
+
+
+def naive(
+    store: Datastore, lm: KnnLM, prompt: list[int], sampling: Sampling, new: int
+) -> list[int]:
+    """Return the text of the equation: whole forwards of transformers, all distances, one token."""
+    model, tokens = tiny.model(dtype=torch.float64), list(prompt)
+    keys = np.asarray(store.keys, np.float64)
+    noise = NoiseStream(sampling.seed_of(0) or 0, 0)
+    processors = build_processors(sampling, len(prompt), [tiny.VOCAB - 1])
+    distribution = TokenDistribution(sampling, noise, len(prompt), processors)
+    for index in range(new):
+        with torch.no_grad():
+            result = model(torch.tensor([tokens]), output_hidden_states=True)
+        state = result.hidden_states[-1][0, -1].float().double().numpy()
+        distances = ((keys - state) ** 2).sum(axis=1)
+        order = np.lexsort((np.arange(len(keys)), distances))[: lm.knn.k]
+        weights = np.exp(-(distances[order] - distances[order[0]]) / lm.knn.temperature)
+        near = np.bincount(store.values[order], weights / weights.sum(), tiny.VOCAB)
+        current = result.logits[0, -1].double().softmax(-1)
+        mixed = (1 - lm.knn.weight) * current + lm.knn.weight * torch.from_numpy(near)
+        scores = distribution.process(mixed.log()[None], tokens, [[]])
+        tokens.append(int(distribution.select(scores, [index])))
+        if tokens[-1] == tiny.VOCAB - 1:
+            break
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling: Sampling) -> None:
+    for k, weight in ((1, 0.3), (8, 0.5), (40, 0.9)):
+        prompt = tiny.prompt(7, seed=k)
+        for speculate in ("off", "auto", 4):
+            lm = KnnLM(engine(drafter), store, k=k, weight=weight, speculate=speculate)
+            result = lm.generate(prompt, sampling, max_new_tokens=20)
+            assert result.tokens == naive(store, lm, prompt, sampling, 20)
+            assert result.label == result.report.label == "exact-for(knn)"
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(1500, marks=pytest.mark.slow)])
+def test_random_cases_are_the_text_of_waiting(store: Datastore, cases: int) -> None:
+    sample, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
+    hits = wasted = 0
+    for case in range(cases):
+        sampling = sample.choice(SAMPLINGS)
+        prompt = tiny.prompt(sample.randint(1, 24), seed=case)
+        request = engines[sample.choice((None, "context", "auto"))]
+        settings: dict[str, Any] = {
+            "k": sample.choice((1, 2, 16, 64, len(store))),
+            "weight": sample.choice((0.0, 0.25, 0.6, 1.0)),
+            "temperature": sample.choice((None, 1.0, 50.0)),
+        }
+        options: dict[str, Any] = {
+            "max_new_tokens": sample.randint(1, 40),
+            "ignore_eos": sample.random() < 0.5,
+            "logprobs": sample.choice((None, 0, 3)),
+        }
+        off = KnnLM(request, store, speculate="off", **settings)
+        whole = off.generate(prompt, sampling, **options)
+        if case % 3 == 0 and len(whole.tokens) > 6:
+            options["stop"] = request.tokenizer.decode(whole.tokens[4:6]) or None
+            whole = off.generate(prompt, sampling, **options)
+        lm = KnnLM(request, store, speculate=sample.choice(("auto", 1, 2, 5, 16)), **settings)
+        for _ in range(2):  # the second time with what was learned
+            result = lm.generate(prompt, sampling, **options)
+            assert result.tokens == whole.tokens and result.text == whole.text
+            assert result.finish_reason == whole.finish_reason
+            assert [t for step in result.steps for t in step.tokens] == whole.tokens
+            assert (result.logprobs is None) == (whole.logprobs is None)
+            for one, other in zip(result.logprobs or (), whole.logprobs or (), strict=True):
+                assert one.token == other.token and abs(one.logprob - other.logprob) < 1e-9
+                assert [t for t, _ in one.top] == [t for t, _ in other.top]
+            message = result.report.retrieval
+            assert message is not None and message.strides == len(whole.tokens)
+            assert result.report.tokens == len(whole.tokens)
+            hits, wasted = hits + message.hits, wasted + message.wasted
+    assert hits > 2 * cases and wasted > 2 * cases  # right and wrong guesses, plenty of both
+
+
+class Oracle(NeighbourCache):
+    """A cache that always knows, or never does."""
+
+    knows = True
+
+    def nearest(self, state: Any, k: int) -> Neighbours:
+        result = self._store.near.search(state[None], k)[0]
+        return result if self.knows else Neighbours(np.asarray([0]), np.zeros(1))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
+    store: Datastore, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Oracle, "knows", knows)
+    monkeypatch.setattr(knn_lm, "NeighbourCache", Oracle)
+    guessed = 0
+    for sampling in SAMPLINGS:
+        settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
+        off = KnnLM(engine(), store, speculate="off", **settings)
+        whole = off.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        lm = KnnLM(engine(), store, speculate=5, **settings)
+        result = lm.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        assert result.tokens == whole.tokens
+        message = result.report.retrieval
+        assert message is not None
+        if message.gated == message.rounds:  # a processor that must not be asked twice
+            continue
+        guessed += 1
+        if knows:
+            assert message.rollbacks == 0 and message.hits == 29 and message.calls == 1 + 6
+        else:
+            assert message.rollbacks > 10
+    assert guessed >= 3
+
+
+def test_a_guess_that_is_preserved_would_be_noticed(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
+    lm = KnnLM(engine(), store, speculate=4, **settings)
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    right = lm.generate(tiny.prompt(), **options).tokens
+    monkeypatch.setattr(knn_lm.KnnText, "_check", lambda self, distribution, new: (len(new), None))
+    assert lm.generate(tiny.prompt(), **options).tokens != right
+
+
+def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datastore) -> None:
+    class Counts:
+        """Forbids a token after it was asked so often: what it says depends on being asked."""
+
+        def __init__(self) -> None:
+            self.queries: list[int] = []
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.queries.append(ids.shape[1])
+            scores = scores.clone()
+            scores[:, len(self.queries) % tiny.VOCAB] = -torch.inf
+            return scores
+
+    instance = []
+    inputs: tuple[Any, ...] = ("off", "auto", 4)
+    for speculate in inputs:
+        counts = Counts()
+        lm = KnnLM(engine("auto"), store, speculate=speculate)
+        result = lm.generate(
+            tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
+        )
+        instance.append(result.tokens)
+        assert counts.queries == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
+    assert instance[0] == instance[1] == instance[2]
+
+
+def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
+    lm = KnnLM(engine(), store)
+    for _ in range(2):
+        result = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
+    message = result.report.retrieval
+    assert message is not None and message.gated > 0
+    assert message.queries < 80
+
+
+def test_what_is_waited_for_learns_whether_guesses_would_be_right(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "WAITED", 2)
+    lm = KnnLM(engine(), store)
+    monkeypatch.setattr(StrideSchedule, "gain", lambda self, plan: 1.0)
+    lm.generate(tiny.prompt(), max_new_tokens=60, ignore_eos=True)
+    assert lm.schedule.guesses > 0
+
+
+def test_it_is_drafted_for_as_any_text(store: Datastore) -> None:
+    lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
+    plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
+    result = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
+    assert result.tokens == plain.tokens
+    assert result.report.accepted_prediction_tokens > 15
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
     return Datastore.build(TEXTS * 3, engine(), tmp_path_factory.mktemp("knn") / "store")
 
 
 @pytest.mark.parametrize("speculate", ["off", "auto", 3])
-def test_chunks_are_the_text(store: Datastore, speculate: Any) -> None:
-    lm = KnnLM(engine(), store, k=8, speculate=speculate)
+def test_chunks_are_the_text(small: Datastore, speculate: Any) -> None:
+    lm = KnnLM(engine(), small, k=8, speculate=speculate)
     inputs: list[dict[str, Any]] = [{}, {"stop": ["e"]}]
     for options in inputs:
         chunks: list[str] = []
@@ -51,11 +258,11 @@ def test_chunks_are_the_text(store: Datastore, speculate: Any) -> None:
     ("speculate", "after"), [("auto", 1), ("auto", 2), (4, 1), (4, 2), (4, 5), (4, 9)]
 )
 def test_an_interrupt_keeps_what_was_displayed(
-    store: Datastore, speculate: Any, after: int, monkeypatch: pytest.MonkeyPatch
+    small: Datastore, speculate: Any, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
     monkeypatch.setattr(NeighbourCache, "nearest", lambda self, state, k: blind)
-    lm, chunks = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
+    lm, chunks = KnnLM(engine(), small, k=8, weight=0.95, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:
         chunks.append(piece)
@@ -71,16 +278,16 @@ def test_an_interrupt_keeps_what_was_displayed(
     assert whole.text.startswith(result.text[:-1])
 
 
-def test_listeners_receive_the_text_that_stays(store: Datastore) -> None:
+def test_listeners_receive_the_text_that_stays(small: Datastore) -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
-    lm = KnnLM(request, store, k=8, speculate=6)
+    lm = KnnLM(request, small, k=8, speculate=6)
     result = lm.generate("the tree", Sampling(temperature=1.5, seed=2), max_new_tokens=50)
     assert [each.tokens for each in heard] == [result.tokens]
 
 
-def test_chat_messages_and_ids_are_prompts_too(store: Datastore) -> None:
-    lm = KnnLM(engine(), store, k=8)
+def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
+    lm = KnnLM(engine(), small, k=8)
     ids = tiny.tokenizer()("the tree")["input_ids"]
     assert (
         lm.generate(ids, max_new_tokens=9).tokens
@@ -88,8 +295,8 @@ def test_chat_messages_and_ids_are_prompts_too(store: Datastore) -> None:
     )
 
 
-def test_no_seed_draws_one_and_says_it(store: Datastore) -> None:
-    lm = KnnLM(engine(), store, k=8)
+def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:
+    lm = KnnLM(engine(), small, k=8)
     first = lm.generate("the tree", Sampling(temperature=1.0), max_new_tokens=20)
     again = lm.generate(
         "the tree", Sampling(temperature=1.0, seed=first.report.seed), max_new_tokens=20
@@ -109,14 +316,24 @@ def test_no_seed_draws_one_and_says_it(store: Datastore) -> None:
     ],
 )
 def test_settings_outside_their_range_are_refused(
-    store: Datastore, options: dict[str, Any], message: str
+    small: Datastore, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        KnnLM(engine(), store, **options)
+        KnnLM(engine(), small, **options)
 
 
-def test_what_it_cannot_serve_is_refused(store: Datastore) -> None:
-    lm = KnnLM(engine(), store, k=8)
+def test_the_default_temperature_is_a_share_of_the_variance(
+    small: Datastore, tmp_path: Path
+) -> None:
+    keys = np.asarray(small.keys, np.float64)
+    expected = np.square(keys - keys.mean(0)).sum(1).mean() / 15
+    assert KnnLM(engine(), small, k=8).knn.temperature == float(f"{expected:.3g}")
+    single = Datastore.build([[4, 5]], engine(), tmp_path / "single")  # a variance of 0
+    assert KnnLM(engine(), single, k=1).knn.temperature == 1.0
+
+
+def test_what_it_cannot_serve_is_refused(small: Datastore) -> None:
+    lm = KnnLM(engine(), small, k=8)
     with pytest.raises(InputError, match="got resume_from="):
         lm.generate("the tree", resume_from=[4])
     with pytest.raises(InputError, match="unknown option 'max_tokens'"):
@@ -126,17 +343,17 @@ def test_what_it_cannot_serve_is_refused(store: Datastore) -> None:
     with pytest.raises(InputError, match="gives one text, got n=2"):
         lm.generate("the tree", Sampling(temperature=1.0, n=2))
     with pytest.raises(InputError, match="rule is 'typical'"):
-        KnnLM(engine(rule="typical"), store)
-    bare = KnnLM(Engine(tiny.model(dtype=torch.float64), None, None), store, k=8)
+        KnnLM(engine(rule="typical"), small)
+    bare = KnnLM(Engine(tiny.model(dtype=torch.float64), None, None), small, k=8)
     with pytest.raises(InputError, match="no tokenizer"):
         bare.generate([4, 5], stream=print)
 
 
-def test_a_datastore_of_another_model_is_refused(store: Datastore) -> None:
+def test_a_datastore_of_another_model_is_refused(small: Datastore) -> None:
     with pytest.raises(StoreError, match="another model"):
-        KnnLM(Engine(tiny.model(seed=5), tiny.tokenizer(), None), store)
+        KnnLM(Engine(tiny.model(seed=5), tiny.tokenizer(), None), small)
 
 
-def test_a_file_that_is_gone_is_said(store: Datastore, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_said(small: Datastore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no store"):
         Datastore.open(tmp_path / "nothing")
