@@ -24,7 +24,9 @@ EXTRAS = MappingProxyType(
     {
         "sentence_transformers": "rag",
         "bm25s": "rag",
-        "pypdf": "rag",
+        "lxml": "rag",
+        "pypdfium2": "rag",
+        "charset_normalizer": "rag",
         "faiss": "rag",
         "diffusers": "images",
         "PIL": "images",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LISTED = 8  # most names of a change to show
 IndexArgument = Annotated[Path, typer.Argument(help="Folder of the index.", file_okay=False)]
+ReportOption = Annotated[
+    bool, typer.Option("--report", help="Show what was guessed, repaired or left out in each file.")
+]
 
 
 app = typer.Typer(no_args_is_help=True, context_settings=o.HELP)
@@ -40,6 +43,7 @@ def build(
     replace: Annotated[
         bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
     ] = False,
+    report: ReportOption = False,
 ) -> None:
     """Read documents into a new index."""
     from ragspec.storage.store import is_store
@@ -63,6 +67,7 @@ def build(
         qa.save(out)
     for skipped in qa.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)
+    _note_repairs(terminal, {each.name: each.notes for each in qa.documents}, report)
     terminal.note(f"wrote {len(qa.documents)} documents to {out}")
 
 
@@ -99,7 +104,7 @@ def refresh(index: IndexArgument, embedder: o.EmbedderOption = None) -> None:
 
 
 @app.command()
-def info(index: IndexArgument, json: o.JsonOption = False) -> None:
+def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption = False) -> None:
     """Show the contents of an index."""
     from ragspec.retrievers.search.upkeep import described
 
@@ -120,6 +125,18 @@ def info(index: IndexArgument, json: o.JsonOption = False) -> None:
         terminal.line(f"{len(facts['removed'])} of its files were removed and stay out")
     rows = [[row["name"], row["title"], str(row["passages"])] for row in facts["documents"]]
     terminal.table("Documents", ["name", "title", ">passages"], rows)
+    _note_repairs(terminal, {row["name"]: row["notes"] for row in facts["documents"]}, report)
+
+
+def _note_repairs(terminal: Terminal, notes: Mapping[str, Sequence[str]], report: bool) -> None:
+    """Show what was guessed, repaired or left out in each document, or in how many."""
+    repaired = {name: each for name, each in notes.items() if each}
+    if report:
+        for name, each in repaired.items():
+            terminal.note(f"{name}: {'; '.join(each)}")
+    elif repaired:
+        count = f"{len(repaired)} document{'s' * (len(repaired) > 1)}"
+        terminal.note(f"{count} had text that was guessed or repaired; --report shows how")
 
 
 def _change(index: Path, embedder: str | None, change: Callable[..., Change]) -> None:

@@ -10,14 +10,14 @@ import hashlib
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.errors import DocumentError, StoreError
+from ragspec.retrievers.search.encodings import Extract, clean, decode
 from ragspec.storage.store import is_store, read_current
 
 MAX_BYTES = 64 * 2**20
@@ -26,7 +26,6 @@ RST = frozenset({".rst", ".rest"})
 HTML = frozenset({".html", ".htm", ".xhtml"})
 PDF = frozenset({".pdf"})
 PYTHON = frozenset({".py", ".pyi"})
-PAGE_BREAK = "\n\n"
 ProgressCallback = Callable[[str, int, int], None]  # the stage, items done, all items
 # Formats whose text is not extracted; refused by suffix, so that the reason is clear.
 UNREAD = {
@@ -40,11 +39,14 @@ UNREAD = {
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}
-CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-MARKDOWN_HEADING = re.compile(
-    r"^(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$|^(\S.*)\n(={3,}|-{3,})[ \t]*$", re.M
+MARKDOWN_PART = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
+    r"|^#{1,6}[ \t]+(?P<hashed>\S.*?)[ \t]*#*[ \t]*$"
+    r"|^(?P<underlined>\S.*)\n(?:={3,}|-{3,})[ \t]*$",
+    re.M,
 )
-MARKDOWN_FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.M)
 RST_HEADING = re.compile(r"^(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
@@ -61,6 +63,7 @@ class Document:
         path: Path of the file.
         pages: Offset of each page, if the file has pages.
         digest: SHA-256 of the file.
+        notes: Guesses and repairs that the text needed, and the parts that were left out.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Document:
     headings: tuple[tuple[int, str], ...] = ()
     pages: tuple[int, ...] = ()
     digest: str = ""
+    notes: tuple[str, ...] = ()
 
     def page_of(self, offset: int) -> int | None:
         """Return the page number of a character, from 1; None without pages."""
@@ -246,28 +250,45 @@ def load_document(
     before = known.get(clean(str(path)))
     if before is not None and before.digest == digest:
         return replace(before, name=clean(name or path.name))
-    suffix, pages = path.suffix.lower(), []
+    extract = extract_text(path, data)
+    if not extract.text.strip():
+        raise DocumentError(f"{path} holds no text.")
+    return Document(
+        clean(name or path.name),
+        extract.title or clean(path.name),
+        extract.text,
+        clean(str(path)),
+        extract.headings,
+        extract.pages,
+        digest,
+        extract.notes,
+    )
+
+
+def extract_text(path: Path, data: bytes) -> Extract:
+    """Return the text of a file by the format that its suffix names.
+
+    Raises:
+        DocumentError: The file holds no text of this format.
+        MissingExtraError: The format's package is missing.
+    """
+    suffix = path.suffix.lower()
     if suffix in PDF:
-        from ragspec.retrievers.search.formats import read_pdf
+        from ragspec.retrievers.search.pdf import read_pdf
 
-        title, texts = read_pdf(path, data)
-        text = PAGE_BREAK.join(map(clean, texts))
-        pages = [0, *accumulate(len(clean(each)) + len(PAGE_BREAK) for each in texts[:-1])]
-        named = title or path.name
-        headings = [(at, clean(f"{named}, page {n}")) for n, at in enumerate(pages, 1)]
-    elif suffix in HTML:
-        from ragspec.retrievers.search.formats import extract_html
+        return read_pdf(path, data)
+    extract = decode(path, data)
+    if suffix in HTML:
+        from ragspec.retrievers.search.html import read_html
 
-        title, text, headings = extract_html(decode(path, data))
-    else:
-        text = decode(path, data)
-        headings = find_headings(text, suffix)
-        title = headings[0][1] if headings and suffix in MARKDOWN | RST else ""
-    if not text.strip():
-        hint = " A scanned PDF needs text recognition first." if suffix in PDF else ""
-        raise DocumentError(f"{path} holds no text.{hint}")
-    name, title, place = clean(name or path.name), clean(title or path.name), clean(str(path))
-    return Document(name, title, text, place, tuple(headings), tuple(pages), digest)
+        page = read_html(extract.text)
+        return replace(page, notes=extract.notes + page.notes)
+    headings = find_headings(extract.text, suffix)
+    title = headings[0][1] if headings and suffix in MARKDOWN | RST else ""
+    if suffix in MARKDOWN and (front := FRONT_MATTER.match(extract.text)):
+        named = FRONT_TITLE.search(front[0])
+        title = named[1].strip("\"' ") if named else title
+    return replace(extract, title=title, headings=tuple(headings))
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -296,38 +317,26 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         raise DocumentError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def decode(path: Path, data: bytes) -> str:
-    """Decode UTF-8, UTF-16 with its mark, else Windows-1252; raise DocumentError if binary."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        text = data.decode("utf-16", errors="replace")
-    else:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = data.decode("cp1252", errors="replace")
-    sample = text[:65536]
-    strange = len(CONTROL.findall(sample)) + sample.count("�")
-    if "\x00" in text or strange > 0.02 * len(sample):
-        raise DocumentError(f"{path} is a binary file, expected text.")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def clean(text: str) -> str:
-    """Replace surrogates (of broken fonts and file names), which are not UTF-8, and NULs."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")
-
-
 def find_headings(text: str, suffix: str) -> list[tuple[int, str]]:
     """Return (offset, heading) for the headings of Markdown, reStructuredText and Python text."""
     if suffix in MARKDOWN:
-        fences = [match.span() for match in MARKDOWN_FENCE.finditer(text)]
-        return [
-            (match.start(), (match[2] or match[3]).strip())
-            for match in MARKDOWN_HEADING.finditer(text)
-            if not any(start <= match.start() < end for start, end in fences)
-        ]
+        front = FRONT_MATTER.match(text)
+        return list(_markdown_headings(text, front.end() if front else 0))
     if suffix in RST:
         return [(match.start(), match[1].strip()) for match in RST_HEADING.finditer(text)]
     if suffix in PYTHON:
         return [(match.start(), match[2]) for match in PYTHON_HEADING.finditer(text)]
     return []
+
+
+def _markdown_headings(text: str, start: int) -> Iterator[tuple[int, str]]:
+    """Yield the headings behind a start, without those in fenced code."""
+    fence = ""
+    for match in MARKDOWN_PART.finditer(text, start):
+        if mark := match["fence"]:
+            if not fence:
+                fence = mark
+            elif mark.startswith(fence) and not match["info"].strip():
+                fence = ""
+        elif not fence:
+            yield match.start(), (match["hashed"] or match["underlined"]).strip()

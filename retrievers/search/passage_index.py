@@ -402,7 +402,8 @@ def read_document(record: dict[str, Any]) -> Document:
     """Return the document of a JSON record."""
     headings = tuple((int(offset), str(title)) for offset, title in record.pop("headings"))
     pages = tuple(int(offset) for offset in record.pop("pages"))
-    return Document(**record, headings=headings, pages=pages)
+    notes = tuple(str(note) for note in record.pop("notes"))
+    return Document(**record, headings=headings, pages=pages, notes=notes)
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     records = read_lines(store.file("documents.jsonl"))
     return {
         "documents": [
-            {key: record[key] for key in ("name", "title", "path")} | {"passages": n}
+            {key: record[key] for key in ("name", "title", "path", "notes")} | {"passages": n}
             for record, n in zip(records, counts, strict=True)
         ],
         "passages": len(spans),
@@ -239,7 +240,8 @@ class _Unchanged(Exception):
 def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
     old, new = ({each.name: each for each in some} for some in (before, plan.documents))
     both = [name for name in new if name in old]
-    changed = [name for name in both if new[name].text != old[name].text]
+    searched = attrgetter("title", "text", "headings")
+    changed = [name for name in both if searched(new[name]) != searched(old[name])]
     return Change(
         added=tuple(name for name in new if name not in old),
         changed=tuple(changed),

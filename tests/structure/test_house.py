@@ -57,7 +57,8 @@ HEAVY = (
     "faiss",
     "diffusers",
     "bm25s",
-    "pypdf",
+    "lxml",
+    "pypdfium2",
 )
 
 

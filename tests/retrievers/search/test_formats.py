@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.retrievers.search.documents import load_document
-from ragspec.retrievers.search.formats import cleaned, extract_html, without_running_lines
+from ragspec.retrievers.search.html import read_html
 from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.pdf import cleaned, without_running_lines
 from tests.support.toy_pdf import pdf_of
 
 PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style></head><body>
@@ -21,13 +22,13 @@ word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</scrip
 
 
 def test_visible_text_with_title_and_headings() -> None:
-    title, text, headings = extract_html(PAGE)
-    assert title == "A page"
-    assert text == (
+    page = read_html(PAGE)
+    assert page.title == "A page"
+    assert page.text == (
         "Main & first\n\nOne bold word.\n\nalpha\nbeta\n\nSecond\n\n  keep\n    this\n\na\tb"
     )
-    assert [heading for _, heading in headings] == ["Main & first", "Second"]
-    assert all(text[start:].startswith(heading) for start, heading in headings)
+    assert [heading for _, heading in page.headings] == ["Main & first", "Second"]
+    assert all(page.text[start:].startswith(heading) for start, heading in page.headings)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +43,18 @@ def test_visible_text_with_title_and_headings() -> None:
     ],
 )
 def test_broken_or_sparse_markup(source: str, text: str) -> None:
-    assert extract_html(source)[1] == text
+    assert read_html(source).text == text
 
 
 def test_title_falls_back_to_the_first_heading() -> None:
-    assert extract_html("<h2>Only <i>this</i></h2>text")[0] == "Only this"
+    assert read_html("<h2>Only <i>this</i></h2>text").title == "Only this"
 
 
 @given(st.text(alphabet="<>/ab1 h&;!-\n\"'=") | st.text())
 def test_any_input_gives_text_and_headings_inside_it(source: str) -> None:
-    _, text, headings = extract_html(source)
-    assert all(text[start : start + len(heading)] == heading for start, heading in headings)
+    page = read_html(source)
+    text = page.text
+    assert all(text[start : start + len(heading)] == heading for start, heading in page.headings)
 
 
 def test_every_character_knows_its_page(tmp_path: Path) -> None:
@@ -82,30 +84,32 @@ def test_running_lines_leave_and_the_text_stays() -> None:
     pages = [
         f"The Handbook\nText of {word}.\nMore {word}.\n{n}" for n, word in enumerate("abcd", 7)
     ]
-    assert without_running_lines(pages) == [f"Text of {w}.\nMore {w}." for w in "abcd"]
+    assert without_running_lines(pages)[0] == [f"Text of {w}.\nMore {w}." for w in "abcd"]
     left = ["Part one | 2", "3 | Of apples", "Part one | 4", "5 | Of apples"] * 2
     facing = [
         f"{line}\nBody {word}\nend {word}" for line, word in zip(left, "abcdefgh", strict=True)
     ]
-    assert without_running_lines(facing) == [f"Body {w}\nend {w}" for w in "abcdefgh"]
+    assert without_running_lines(facing)[0] == [f"Body {w}\nend {w}" for w in "abcdefgh"]
     few = ["Same\nbody"] * 2
-    assert without_running_lines(few) == few, "two pages alike say nothing"
+    assert without_running_lines(few)[0] == few, "two pages alike say nothing"
 
 
 def test_a_line_of_the_body_that_comes_back_stays() -> None:
     pages = [f"Top {w}\nsecond {w}\nNote\nmiddle\nthird {w}\nlast {w}" for w in "abcde"]
-    assert without_running_lines(pages) == pages
+    assert without_running_lines(pages)[0] == pages
 
 
 def test_ligatures_pilcrows_and_cut_words_become_what_one_searches_for() -> None:
     page = (
-        "Eﬃcient oﬀices¶\nuse speci-\nfication files and well-\nknown names.\xad A specification."
+        "Eﬃcient oﬀices¶\nuse speci\ufffefication files, well\ufffeknown names, "
+        "a dis\ufffeh,\xad a specification. Known well."
     )
-    assert cleaned([page]) == [
-        "Efficient offices\nuse specification files and well-\nknown names. A specification."
+    assert cleaned([page])[0] == [
+        "Efficient offices\nuse specification files, well-known names, a dish, a specification. "
+        "Known well."
     ]
 
 
 @given(st.lists(st.text(max_size=60), max_size=6))
 def test_any_pages_can_be_cleaned_and_their_number_stays(pages: list[str]) -> None:
-    assert len(cleaned(pages)) == len(pages)
+    assert len(cleaned(pages)[0]) == len(pages)

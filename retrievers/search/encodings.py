@@ -1,0 +1,164 @@
+"""Decode the bytes of a file: marks and declarations first, then UTF-8, then a guess that is said.
+
+Control sequences of terminals are removed, and every repair leaves a note.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragspec.errors import DocumentError, MissingExtraError
+
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+DECLARED = re.compile(
+    rb"""<meta[^>]{,200}?charset\s*=\s*["']?\s*([\w.:-]+)|<\?xml[^>]{,80}encoding=["']([\w.:-]+)"""
+    rb"""|^(?:[^\n]*\n)?#[^\n]*coding[:=][ \t]*([\w.-]+)""",
+    re.I,
+)
+# Names that files use for a smaller set than they are written in, as in WHATWG's Encoding standard.
+WIDER = {
+    "iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "shift_jis": "cp932",
+    "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs",
+    "tis-620": "cp874",
+}  # fmt: skip
+GUESSED = [
+    "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
+    "cp1258", "cp874", "cp866", "cp932", "euc_jp", "gb18030", "big5", "cp949",
+]  # fmt: skip
+ENOUGH = 16  # fewest bytes above ASCII to guess from
+SAMPLE = 65536
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+TERMINAL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])|.\x08"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """The text of a file, its title ("" without one), and the offsets of headings and pages.
+
+    Attributes:
+        notes: Repairs and guesses, and the parts that were left out.
+    """
+
+    text: str
+    title: str = ""
+    headings: tuple[tuple[int, str], ...] = ()
+    pages: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decode(path: Path, data: bytes) -> Extract:
+    """Return the text of a file with line ends "\\n", and notes on what was guessed or repaired.
+
+    Raises:
+        DocumentError: The file is binary.
+        MissingExtraError: The encoding must be guessed and charset-normalizer is missing.
+    """
+    text, notes = _decoded(data)
+    text, sequences = TERMINAL.subn("", text)
+    if sequences:
+        notes.append(f"{sequences} control sequences of a terminal were removed")
+    sample = text[:SAMPLE]
+    if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
+        raise DocumentError(f"{path} is a binary file, expected text.")
+    text, controls = CONTROL.subn(" ", text)
+    if controls:
+        notes.append(f"{controls} control characters were read as spaces")
+    if "\ufffd" in text:
+        notes.append(f"{text.count(chr(0xFFFD))} bytes could not be decoded and are U+FFFD")
+    return Extract(text.replace("\r\n", "\n").replace("\r", "\n"), notes=tuple(notes))
+
+
+def clean(text: str) -> str:
+    """Replace surrogates (of broken fonts and file names), which are not UTF-8, and controls."""
+    return CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _decoded(data: bytes) -> tuple[str, list[str]]:
+    for mark, marked in MARKS:
+        if data.startswith(mark):
+            return data.decode(marked, "replace"), []
+    strict = _strict(data, "utf-8")
+    if (codec := _declared(data)) and (strict is None or codec.startswith("iso2022")):
+        if codec != "utf-8":
+            return data.decode(codec, "replace"), []
+    elif b"\x1b$" in data and (escaped := _strict(data, "iso2022_jp")) is not None:
+        return escaped, ["the encoding iso2022_jp was guessed"]
+    if (strict is None or _is_odd(strict)) and (wide := _utf16(data)):
+        return wide, ["the encoding UTF-16 was guessed"]
+    if strict is not None:
+        return strict, []
+    text = data.decode("utf-8", "replace")
+    good = sum(map(text.count, set(text) - {"\ufffd"} - set(map(chr, range(128)))))
+    if codec == "utf-8" or good > text.count("\ufffd"):
+        return text, []
+    guess = _guess(data)
+    return data.decode(guess, "replace"), [f"the encoding {guess} was guessed"]
+
+
+def _strict(data: bytes, codec: str) -> str | None:
+    try:
+        return data.decode(codec)
+    except UnicodeDecodeError:
+        return None
+
+
+def _declared(data: bytes) -> str | None:
+    """Return the codec that a page, an XML file or a source declares, if Python has it."""
+    match = DECLARED.search(data[:4096])
+    if match is None:
+        return None
+    try:
+        name = codecs.lookup((match[1] or match[2] or match[3]).decode()).name
+        "".encode(name)  # refuses codecs that are not of text
+    except (LookupError, UnicodeDecodeError):
+        return None
+    # ASCII can be read, so that it is not UTF-16, whatever it declares.
+    return "utf-8" if name.startswith("utf-") else WIDER.get(name, name)
+
+
+def _is_odd(text: str) -> bool:
+    """Return whether a text has control characters besides a few NULs."""
+    return bool(re.search(r"[\x01-\x08\x0e-\x1a]", text)) or 5 * text.count("\0") > len(text)
+
+
+def _utf16(data: bytes) -> str | None:
+    """Return the text of UTF-16 without a mark: the order that has spaces and no odd characters."""
+    if len(data) % 2 or b"\0" not in data[:SAMPLE]:
+        return None
+    texts = [_strict(data, codec) for codec in ("utf-16-le", "utf-16-be")]
+    plain = [text for text in texts if text and not CONTROL.search(text)]
+    plain = [
+        text
+        for text in plain
+        if all(
+            unicodedata.category(each) not in ("Cn", "Co", "Cc")
+            for each in set(text) - {*"\t\r\n\f"}
+        )
+    ]
+    return max(plain, key=lambda text: sum(map(text.count, " \n")), default=None)
+
+
+def _guess(data: bytes) -> str:
+    """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
+    if sum(byte > 127 for byte in data[:SAMPLE]) < ENOUGH:
+        return "cp1252"
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError as error:
+        raise MissingExtraError(
+            "Guessing an encoding needs charset-normalizer: pip install charset-normalizer"
+        ) from error
+    best = from_bytes(data[:SAMPLE], cp_isolation=GUESSED).best()
+    return best.encoding if best else "cp1252"

@@ -1,0 +1,141 @@
+"""The text of every page of a PDF file, without running lines, words rejoined across line ends."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+
+from ragspec.errors import DocumentError, MissingExtraError
+from ragspec.retrievers.search.encodings import Extract, clean
+
+PAGE_BREAK = "\n\n"
+LIGATURES = {
+    0xFB00: "ff",
+    0xFB01: "fi",
+    0xFB02: "fl",
+    0xFB03: "ffi",
+    0xFB04: "ffl",
+    0xFB05: "st",
+    0xFB06: "st",
+    0x00AD: None,  # a soft hyphen
+    0x00A0: " ",
+}
+PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
+CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
+DIGITS = re.compile(r"\d+")
+WORD = re.compile(r"\w+(?:-\w+)*")
+EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
+RUNNING, FEWEST = 0.6, 3  # least share and number of the pages, or of the left or the right ones
+# A line is numbered by pages if little else stands beside the number, or a separator between them.
+NUMBERED = re.compile(
+    r"\W*(?:(?:page|p|seite|s|página|pagina|strona|sida|side|страница|стр|с)\W+)?0"
+    r"(?:\W*(?:of|von|de|di|sur|из|z|av|van)?\W*0)?\W*"
+    r"|0\s*(?:[|–—·•]|\s{2})\s*.+|.+\s*(?:[|–—·•]|\s{2})\s*0|第?\s*0\s*[页頁ページ]+.*|- 0 -",
+    re.I,
+)
+# pdfium must not run in two threads at once.
+PDFIUM = Lock()
+
+
+def read_pdf(path: Path, data: bytes) -> Extract:
+    """Return the text of a PDF file, with a heading at every page.
+
+    Raises:
+        DocumentError: The file is no PDF, broken, encrypted or without text.
+        MissingExtraError: pypdfium2 is missing.
+    """
+    try:
+        import pypdfium2
+    except ImportError as error:
+        raise MissingExtraError(
+            "Reading PDF files needs pypdfium2: pip install pypdfium2"
+        ) from error
+    if b"%PDF" not in data[:1024]:
+        raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
+    try:
+        with PDFIUM, pypdfium2.PdfDocument(data) as file:
+            title = clean(file.get_metadata_value("Title")).strip()
+            raw = [page.get_textpage().get_text_range() for page in file]
+    except pypdfium2.PdfiumError as error:
+        if "assword" in str(error):
+            raise DocumentError(f"{path} is encrypted; remove its password first.") from error
+        raise DocumentError(f"{path} is a broken PDF ({error}).") from error
+    empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
+    if len(empty) == len(raw):
+        raise DocumentError(
+            f"{path} holds no text on its {len(raw)} pages. If they are scans, run text "
+            "recognition first."
+        )
+    notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
+    texts, removed = cleaned([clean(page.replace("\r\n", "\n")) for page in raw])
+    if removed:
+        notes.append(f"{removed} running lines of page edges were removed")
+    pages = tuple(accumulate((len(text) + len(PAGE_BREAK) for text in texts[:-1]), initial=0))
+    headings = tuple(
+        (at, f"{title or clean(path.name)}, page {number}") for number, at in enumerate(pages, 1)
+    )
+    return Extract(PAGE_BREAK.join(texts), title, headings, pages, tuple(notes))
+
+
+def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:
+    """Return the pages without running lines and ligatures, and how many lines were removed.
+
+    A word that is cut at a line's end is joined if the whole stands elsewhere, or if its second
+    part is no word of its own there.
+    """
+    texts, removed = without_running_lines(
+        [PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
+    )
+    words = {word.lower() for page in texts for word in WORD.findall(CUT_WORD.sub(" ", page))}
+
+    def joined(match: re.Match[str]) -> str:
+        whole, first, second = (each.lower() for each in (match[1] + match[2], *match.groups()))
+        known = whole in words or second not in words or first not in words
+        hyphen = f"{first}-{second}" in words or (not second[:1].islower() and whole not in words)
+        return match[1] + match[2] if known and not hyphen else f"{match[1]}-{match[2]}"
+
+    return [CUT_WORD.sub(joined, page).replace("\ufffe", "-") for page in texts], removed
+
+
+def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
+    """Return the pages without edge lines that most pages share, and how many lines were removed.
+
+    Page numbers may differ in them. A page keeps all its lines if it would lose more than half.
+    """
+    split = [page.split("\n") for page in pages]
+    edges = [list(_edges(lines)) for lines in split]
+    shares = [_running(edges), _running(edges[::2]), _running(edges[1::2])]
+    texts, removed = [], 0
+    for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
+        running = {
+            place for key, place in edge if key in shares[0] or key in shares[1 + number % 2]
+        }
+        if 2 * len(running) > sum(bool(line.strip()) for line in lines):
+            running = set()
+        removed += len(running)
+        texts.append("\n".join(line for place, line in enumerate(lines) if place not in running))
+    return texts, removed
+
+
+Key = tuple[bool, str]
+
+
+def _running(edges: Sequence[Sequence[tuple[Key, int]]]) -> set[Key]:
+    """Return the keys of lines that most of some pages share."""
+    counts = Counter(key for page in edges for key in {key for key, _ in page})
+    least = max(FEWEST, RUNNING * len(edges))
+    return {key for key, count in counts.items() if count >= least}
+
+
+def _edges(lines: Sequence[str]) -> Iterator[tuple[Key, int]]:
+    """Yield ((is at the top, text), line number) of the lines at both edges of a page."""
+    places = [place for place, line in enumerate(lines) if line.strip()]
+    for top, some in ((True, places[:EDGE]), (False, places[-EDGE:])):
+        for place in some:
+            text = " ".join(lines[place].split())
+            numbers = DIGITS.sub("0", lines[place].strip())
+            yield (top, numbers if NUMBERED.fullmatch(numbers) else text), place
