@@ -19,6 +19,9 @@ PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
 LINE_BREAK = re.compile(r"\n\s*")
 WORD = re.compile(r"\S+")
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
 
 Span = tuple[int, int]
 
@@ -113,16 +116,18 @@ def stripped(text: str, start: int, end: int) -> Span:
 
 
 def weight(text: str, span: Span) -> int:
-    """Count words; text without spaces (other scripts, encoded data) counts by its length."""
-    return max(len(WORD.findall(text, *span)), (span[1] - span[0]) // LONG_WORD)
+    """Count words: by length in encoded data, by letters in scripts without spaces."""
+    letters = 0 if text.isascii() else len(SPACELESS_LETTER.findall(text, *span))
+    return max(len(WORD.findall(text, *span)), (span[1] - span[0]) // LONG_WORD, letters)
 
 
 def runs(text: str, span: Span, words: int) -> Iterator[Span]:
     """Cut a span into runs of at most `words` words, never within a word of ordinary length."""
     first, last = span[0], span[0]
     for match in WORD.finditer(text, *span):
-        for start in range(*match.span(), words * LONG_WORD):
-            end = min(match.end(), start + words * LONG_WORD)
+        size = words if SPACELESS_LETTER.search(match[0]) else words * LONG_WORD
+        for start in range(*match.span(), size):
+            end = min(match.end(), start + size)
             if last > first and weight(text, (first, end)) > words:
                 yield first, last
                 first = start

@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WORD = re.compile(r"[^\W_]+")
+from ragspec.retrievers.search.passages import SPACELESS, SPACELESS_LETTER
+
+# Marks of Indic vowels are parts of words, which \\w leaves out.
+WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[\u0900-\u0963\u0966-\u0dff])+")
+ASCII_WORD = re.compile(r"[^\W_]+")
+VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 _STOP_WORDS = (
     "a an and are as at be been but by can did do does for from had has have how i if in into is "
     "it its of on or s t that the their there these this to was were what when where which who "
@@ -24,11 +29,21 @@ LEAST_COVERAGE, LEAST_COSINE = 0.35, 0.35
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without accents, stop words and plural endings."""
-    if not text.isascii():
-        folded = unicodedata.normalize("NFKD", text)
-        text = "".join(letter for letter in folded if not unicodedata.combining(letter))
-    return [stem(word) for word in WORD.findall(text.lower()) if word not in STOP_WORDS]
+    """Return the words of a text in lower case, without accents, stop words and plural endings.
+
+    Scripts without spaces give pairs of neighbouring letters.
+    """
+    if text.isascii():
+        return [stem(word) for word in ASCII_WORD.findall(text.lower()) if word not in STOP_WORDS]
+    folded = unicodedata.normalize("NFKD", text)
+    letters = (each for each in folded if each in VOICED or not unicodedata.combining(each))
+    words = list[str]()
+    for word in WORD.findall(unicodedata.normalize("NFC", "".join(letters)).lower()):
+        if SPACELESS_LETTER.match(word):
+            words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
+        elif word not in STOP_WORDS:
+            words.append(stem(word))
+    return words
 
 
 def stem(word: str) -> str:

@@ -140,3 +140,26 @@ def test_headings_take_linear_time_and_fences_hide_them() -> None:
     start = time.process_time()
     assert len(find_headings(text * 4, ".md")) == 16000
     assert time.process_time() - start < 16 * many + 0.5  # a square would take far more
+
+
+@pytest.mark.parametrize(
+    ("texts", "query"),
+    [
+        (["这台机器的保修期为三年。", "请用清水清洁滤网。"], "保修期多长？"),
+        (["保証期間は三年です。", "フィルターを水で洗います。"], "保証はいつまで"),
+        (["보증 기간은 3년입니다.", "필터를 물로 씻으십시오."], "보증기간이 얼마나 됩니까"),
+        (["การรับประกันสามปี", "ล้างไส้กรองด้วยน้ำ"], "รับประกันกี่ปี"),
+        (["वारंटी तीन वर्ष की है।", "फ़िल्टर को पानी से धोएँ।"], "वारंटी कितने वर्ष"),
+    ],
+)
+def test_scripts_without_spaces_are_searched(texts: list[str], query: str) -> None:
+    for order in (texts, texts[::-1]):
+        documents = [Document(f"{n}", "t", text) for n, text in enumerate(order)]
+        index = PassageIndex.build(documents, embedder=None)
+        assert index.search(query, 2)[0].passage.text == texts[0]
+
+
+def test_passages_of_chinese_are_as_short_as_others() -> None:
+    document = Document("a", "t", "保修期为三年，请联系服务部门" * 100)
+    passages = PassageIndex.build([document], embedder=None).passages
+    assert all(len(each.text) <= 130 for each in passages) and len(passages) > 8
