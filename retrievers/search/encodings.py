@@ -66,7 +66,9 @@ def decode(path: Path, data: bytes) -> Extract:
         MissingExtraError: The encoding must be guessed and charset-normalizer is missing.
     """
     text, notes = _decoded(data)
-    text, sequences = TERMINAL.subn("", text)
+    sequences = 0
+    if "\x1b" in text or "\x08" in text:
+        text, sequences = TERMINAL.subn("", text)
     if sequences:
         notes.append(f"{sequences} control sequences of a terminal were removed")
     sample = text[:SAMPLE]
