@@ -74,7 +74,7 @@ def decode(path: Path, data: bytes) -> Extract:
     sample = text[:SAMPLE]
     if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
         raise DocumentError(f"{path} is a binary file, expected text.")
-    text, controls = CONTROL.subn(" ", text)
+    text, controls = CONTROL.subn(" ", text) if CONTROL.search(text) else (text, 0)
     if controls:
         notes.append(f"{controls} control characters were read as spaces")
     if "\ufffd" in text:
@@ -118,7 +118,8 @@ def _strict(data: bytes, codec: str) -> str | None:
 
 def _declared(data: bytes) -> str | None:
     """Return the codec that a page, an XML file or a source declares, if Python has it."""
-    match = DECLARED.search(data[:4096])
+    head = data[:4096]
+    match = DECLARED.search(head) if b"coding" in head or b"charset" in head.lower() else None
     if match is None:
         return None
     try:
