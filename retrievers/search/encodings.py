@@ -11,7 +11,8 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragspec.errors import DocumentError, MissingExtraError
+from ragspec.errors import DocumentError
+from ragspec.registry import for_extra
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -65,21 +66,23 @@ def decode(path: Path, data: bytes) -> Extract:
         DocumentError: The file is binary.
         MissingExtraError: The encoding must be guessed and charset-normalizer is missing.
     """
-    text, notes = _decoded(data)
-    sequences = 0
+    text, guess = _decoded(data)
+    sequences, controls = 0, 0
     if "\x1b" in text or "\x08" in text:
         text, sequences = TERMINAL.subn("", text)
-    if sequences:
-        notes.append(f"{sequences} control sequences of a terminal were removed")
     sample = text[:SAMPLE]
     if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
         raise DocumentError(f"{path} is a binary file, expected text.")
-    text, controls = CONTROL.subn(" ", text) if CONTROL.search(text) else (text, 0)
-    if controls:
-        notes.append(f"{controls} control characters were read as spaces")
-    if "\ufffd" in text:
-        notes.append(f"{text.count(chr(0xFFFD))} bytes could not be decoded and are U+FFFD")
-    return Extract(text.replace("\r\n", "\n").replace("\r", "\n"), notes=tuple(notes))
+    if CONTROL.search(text):
+        text, controls = CONTROL.subn(" ", text)
+    notes = {
+        f"the encoding {guess} was guessed": guess,
+        f"{sequences} control sequences of a terminal were removed": sequences,
+        f"{controls} control characters were read as spaces": controls,
+        f"{text.count(chr(0xFFFD))} bytes could not be decoded and are U+FFFD": "\ufffd" in text,
+    }
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return Extract(text, notes=tuple(note for note, applies in notes.items() if applies))
 
 
 def clean(text: str) -> str:
@@ -87,26 +90,26 @@ def clean(text: str) -> str:
     return CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _decoded(data: bytes) -> tuple[str, list[str]]:
+def _decoded(data: bytes) -> tuple[str, str]:
+    """Return the text of a file, and the codec if it is a guess."""
     for mark, marked in MARKS:
         if data.startswith(mark):
-            return data.decode(marked, "replace"), []
-    strict = _strict(data, "utf-8")
-    if (codec := _declared(data)) and (strict is None or codec.startswith("iso2022")):
-        if codec != "utf-8":
-            return data.decode(codec, "replace"), []
-    elif b"\x1b$" in data and (escaped := _strict(data, "iso2022_jp")) is not None:
-        return escaped, ["the encoding iso2022_jp was guessed"]
-    if (strict is None or _is_odd(strict)) and (wide := _utf16(data)):
-        return wide, ["the encoding UTF-16 was guessed"]
-    if strict is not None:
-        return strict, []
+            return data.decode(marked, "replace"), ""
+    text, codec = _strict(data, "utf-8"), _declared(data)
+    if codec and codec != "utf-8" and (text is None or codec.startswith("iso2022")):
+        return data.decode(codec, "replace"), ""
+    if b"\x1b$" in data and (escaped := _strict(data, "iso2022_jp")):
+        return escaped, "iso2022_jp"
+    if (text is None or _is_odd(text)) and (wide := _utf16(data)):
+        return wide, "UTF-16"
+    if text is not None:
+        return text, ""
     text = data.decode("utf-8", "replace")
-    good = sum(map(text.count, set(text) - {"\ufffd"} - set(map(chr, range(128)))))
-    if codec == "utf-8" or good > text.count("\ufffd"):
-        return text, []
-    guess = _guess(data)
-    return data.decode(guess, "replace"), [f"the encoding {guess} was guessed"]
+    broken = text.count("\ufffd")
+    if codec == "utf-8" or len(text.encode("ascii", "ignore")) + 2 * broken < len(text):
+        return text, ""  # most of what is not ASCII is UTF-8
+    guess = _guess(data[:SAMPLE])
+    return data.decode(guess, "replace"), guess
 
 
 def _strict(data: bytes, codec: str) -> str | None:
@@ -116,17 +119,15 @@ def _strict(data: bytes, codec: str) -> str | None:
         return None
 
 
-def _declared(data: bytes) -> str | None:
+def _declared(data: bytes) -> str:
     """Return the codec that a page, an XML file or a source declares, if Python has it."""
     head = data[:4096]
     match = DECLARED.search(head) if b"coding" in head or b"charset" in head.lower() else None
-    if match is None:
-        return None
     try:
-        name = codecs.lookup((match[1] or match[2] or match[3]).decode()).name
-        "".encode(name)  # refuses codecs that are not of text
+        name = codecs.lookup(match[match.lastindex or 0].decode()).name if match else ""
+        "".encode(name or "utf-8")  # refuses codecs that are not of text
     except (LookupError, UnicodeDecodeError):
-        return None
+        return ""
     # ASCII can be read, so that it is not UTF-16, whatever it declares.
     return "utf-8" if name.startswith("utf-") else WIDER.get(name, name)
 
@@ -136,32 +137,26 @@ def _is_odd(text: str) -> bool:
     return bool(re.search(r"[\x01-\x08\x0e-\x1a]", text)) or 5 * text.count("\0") > len(text)
 
 
-def _utf16(data: bytes) -> str | None:
+def _utf16(data: bytes) -> str:
     """Return the text of UTF-16 without a mark: the order that has spaces and no odd characters."""
     if len(data) % 2 or b"\0" not in data[:SAMPLE]:
-        return None
-    texts = [_strict(data, codec) for codec in ("utf-16-le", "utf-16-be")]
-    plain = [text for text in texts if text and not CONTROL.search(text)]
+        return ""
+    texts = (_strict(data, codec) or "" for codec in ("utf-16-le", "utf-16-be"))
     plain = [
         text
-        for text in plain
-        if all(
-            unicodedata.category(each) not in ("Cn", "Co", "Cc")
-            for each in set(text) - {*"\t\r\n\f"}
-        )
+        for text in texts
+        if not {*map(unicodedata.category, {*text} - {*"\t\r\n\f"})} & {"Cn", "Co", "Cc"}
     ]
-    return max(plain, key=lambda text: sum(map(text.count, " \n")), default=None)
+    return max(plain, key=lambda text: text.count(" ") + text.count("\n"), default="")
 
 
 def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
-    if sum(byte > 127 for byte in data[:SAMPLE]) < ENOUGH:
+    if sum(byte > 127 for byte in data) < ENOUGH:
         return "cp1252"
     try:
         from charset_normalizer import from_bytes
-    except ImportError as error:
-        raise MissingExtraError(
-            "Guessing an encoding needs charset-normalizer: pip install charset-normalizer"
-        ) from error
-    best = from_bytes(data[:SAMPLE], cp_isolation=GUESSED).best()
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
+    best = from_bytes(data, cp_isolation=GUESSED).best()
     return best.encoding if best else "cp1252"

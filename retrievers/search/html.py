@@ -7,21 +7,22 @@ lxml parses; the writer here keeps what changes a meaning: `10<sup>6</sup>` is "
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ragspec.errors import MissingExtraError
+from ragspec.registry import for_extra
 from ragspec.retrievers.search.encodings import Extract, clean
 
 HIDDEN = frozenset(
     {"script", "style", "template", "noscript", "svg", "head", "title", "nav", "iframe"}
+    | {"annotation", "annotation-xml"}
 )
 LOOSE = frozenset(
     {"address", "article", "aside", "blockquote", "body", "details", "div", "dl", "fieldset"}
     | {"figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header"}
     | {"hr", "html", "main", "p", "pre", "section", "summary", "table"}
 )  # these stand between blank lines; the others begin a line
-BLOCKS = LOOSE | {"caption", "dd", "dt", "legend", "li", "ol", "optgroup", "option", "select"}
+BLOCKS = LOOSE | {"br", "caption", "dd", "dt", "legend", "li", "ol", "optgroup", "option", "select"}
 BLOCKS |= {"tbody", "tfoot", "thead", "tr", "ul"}
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
@@ -53,24 +54,18 @@ def lowered(text: str) -> str:
     return digits if not re.search(r"[^₀-₎]", digits) else "_" + grouped(text)
 
 
-Parts = Sequence[str]
-FORMULAS: dict[str, Callable[[str, Parts], str]] = {
-    "sup": lambda whole, parts: raised(whole.strip()),
-    "sub": lambda whole, parts: lowered(whole.strip()),
-    "msup": lambda whole, parts: parts[0] + raised(parts[1]),
-    "mover": lambda whole, parts: parts[0] + raised(parts[1]),
-    "msub": lambda whole, parts: parts[0] + lowered(parts[1]),
-    "munder": lambda whole, parts: parts[0] + lowered(parts[1]),
-    "msubsup": lambda whole, parts: parts[0] + lowered(parts[1]) + raised(parts[2]),
-    "munderover": lambda whole, parts: parts[0] + lowered(parts[1]) + raised(parts[2]),
-    "mfrac": lambda whole, parts: f"{grouped(parts[0])}/{grouped(parts[1])}",
-    "msqrt": lambda whole, parts: "√" + grouped("".join(parts)),
-    "mroot": lambda whole, parts: f"{grouped(parts[0])}^(1/{parts[1]})",
-    "mtd": lambda whole, parts: "".join(parts) + " ",
-    "mtr": lambda whole, parts: " ".join(parts) + "; ",
-    "annotation": lambda whole, parts: "",
-    "annotation-xml": lambda whole, parts: "",
-    "math": lambda whole, parts: "".join(parts),
+# What the parts of a formula become; one function takes all parts, joined.
+FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
+    "sup": (raised,),
+    "sub": (lowered,),
+    **dict.fromkeys(("msup", "mover"), (str, raised)),
+    **dict.fromkeys(("msub", "munder"), (str, lowered)),
+    **dict.fromkeys(("msubsup", "munderover"), (str, lowered, raised)),
+    "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
+    "msqrt": (lambda part: f"√{grouped(part)}",),
+    "mroot": (grouped, lambda part: f"^(1/{part})"),
+    "mtr": (lambda part: f"{part}; ",),
+    "math": (str,),
 }
 
 
@@ -84,8 +79,8 @@ def read_html(source: str) -> Extract:
     """
     try:
         from lxml import etree
-    except ImportError as error:
-        raise MissingExtraError("Reading HTML files needs lxml: pip install lxml") from error
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
     if not source.strip():
         return Extract("")
     parser = etree.HTMLParser(
@@ -95,49 +90,45 @@ def read_html(source: str) -> Extract:
     if root is None or any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
-    flatten_formulas(root)
-    titles = [each for each in root.iter("title") if each.getparent().tag != "svg"]
-    title = SPACES.sub(" ", "".join(titles[0].itertext())).strip() if titles else ""
+    title = SPACES.sub(" ", root.xpath("string(//title[not(parent::svg)])")).strip()
+    etree.strip_elements(root, *HIDDEN, with_tail=False)
+    flatten(root)
     writer = TextWriter()
-    walker = etree.iterwalk(root, events=("start", "end"))
-    for event, element in walker:
-        if event == "end":
-            writer.close(element)
-        elif element.tag in HIDDEN or element.tag == "pre":
-            walker.skip_subtree()
-            if element.tag == "pre":
-                writer.preformatted(element)
-        else:
-            writer.open(element)
+    for event, element in etree.iterwalk(root, events=("start", "end")):
+        (writer.open if event == "start" else writer.close)(element)
     text = "".join(writer.parts).rstrip()
     if not title and writer.headings:
         title = writer.headings[0][1]
     return Extract(text, title, tuple(writer.headings))
 
 
-def flatten_formulas(root: Any) -> None:
-    """Replace formulas, exponents and subscripts of a tree by their text, the innermost first."""
-    for element in reversed(list(root.iter(*FORMULAS))):
-        if element.tag in ("sup", "sub"):
-            parts = []
+def flatten(root: Any) -> None:
+    """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
+    for element in root.iter("br"):
+        element.text = "\n"
+    for element in reversed(list(root.iter("pre", *FORMULAS))):
+        text, tail = "".join(element.itertext()), element.tail
+        if element.tag == "pre":
+            text = text.translate(INVISIBLE).removeprefix("\n").rstrip()
         else:
-            parts = ["".join(map(str.strip, child.itertext())) for child in element]
-            parts = parts or [(element.text or "").strip()]
-            parts += [""] * (3 - len(parts))
-        whole = FORMULAS[element.tag](SPACES.sub(" ", "".join(element.itertext())), parts)
-        tail = element.tail
+            parts, shapes = [SPACES.sub(" ", text).strip()], FORMULAS[element.tag]
+            if element.tag not in ("sup", "sub") and len(element):
+                parts = ["".join(map(str.strip, child.itertext())) for child in element]
+            if len(shapes) == 1:
+                parts = [(" " if element.tag == "mtr" else "").join(parts)]
+            text = "".join(shape(part) for shape, part in zip(shapes, parts, strict=False))
         element.clear()
-        element.text, element.tail = whole, tail
+        element.text, element.tail = text, tail
 
 
 class TextWriter:
     """Collects the visible text of a tree, and the headings with their offsets."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []
+        self.parts: list[str] = []  # the gap before a text, and the text
         self.length = 0
         self.headings: list[tuple[int, str]] = []
-        self._heading: tuple[int, int] | None = None  # its offset and the number of its first part
+        self._heading: int | None = None  # the number of its first part
         self._cells = 0
         self._gap = ""
 
@@ -148,47 +139,38 @@ class TextWriter:
             if element.getprevious() is not None:
                 self._gap = self._gap.strip(" ") + "\t"
             self._cells += next(element.iter(*LAYOUT), None) is None
-        elif tag in BLOCKS or tag == "br":
-            self._break(tag)
+        self._break(tag)
         if tag in HEADINGS:
-            self._heading = (-1, len(self.parts))
-        self._write(element.text)
+            self._heading = len(self.parts)
+        if tag == "pre" and element.text:
+            self._put(element.text)
+        elif tag not in ("pre", "br"):
+            self._write(element.text)
 
     def close(self, element: Any) -> None:
         """End an element and write the text behind it."""
         tag = element.tag
         if tag in HEADINGS and self._heading is not None:
-            start, first = self._heading
+            if heading := "".join(self.parts[self._heading + 1 :]):
+                self.headings.append((self.length - len(heading), heading.strip()))
             self._heading = None
-            if start >= 0:
-                self.headings.append((start, "".join(self.parts[first:]).strip()))
         if tag in CELLS:
             self._cells -= next(element.iter(*LAYOUT), None) is None
-        elif tag in BLOCKS:
+        if tag != "br":
             self._break(tag)
         self._write(element.tail)
 
-    def preformatted(self, element: Any) -> None:
-        """Write the text of a `pre` as it stands."""
-        self._break("pre")
-        for line_break in element.iter("br"):
-            line_break.text = "\n"
-        text = "".join(element.itertext()).translate(INVISIBLE)
-        text = text.removeprefix("\n").rstrip()
-        if text:
-            self._put(text)
-
     def _break(self, tag: str) -> None:
+        if tag not in BLOCKS:
+            return
         if self._cells:
             self._gap = self._gap or " "
-            return
-        gap = "\n\n" if tag in LOOSE else "\n"
-        self._gap = max(gap, self._gap.strip(" \t"), key=len)
+        else:
+            gap = "\n\n" if tag in LOOSE else "\n"
+            self._gap = max(gap, self._gap.strip(" \t"), key=len)
 
     def _write(self, text: str | None) -> None:
-        if not text:
-            return
-        text = SPACES.sub(" ", text.translate(INVISIBLE))
+        text = SPACES.sub(" ", (text or "").translate(INVISIBLE))
         words = text.strip(" ")
         if words == PILCROW:
             return
@@ -201,7 +183,5 @@ class TextWriter:
     def _put(self, text: str) -> None:
         gap = self._gap if self.length else ""
         self._gap = ""
-        if self._heading is not None and self._heading[0] < 0:
-            self._heading = (self.length + len(gap), len(self.parts) + 1)
         self.parts += (gap, text)
         self.length += len(gap) + len(text)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 
-from ragspec.errors import DocumentError, MissingExtraError
+from ragspec.errors import DocumentError
+from ragspec.registry import for_extra
 from ragspec.retrievers.search.encodings import Extract, clean
 
 PAGE_BREAK = "\n\n"
-LIGATURES = {
-    0xFB00: "ff",
-    0xFB01: "fi",
-    0xFB02: "fl",
-    0xFB03: "ffi",
-    0xFB04: "ffl",
-    0xFB05: "st",
-    0xFB06: "st",
-    0x00AD: None,  # a soft hyphen
-    0x00A0: " ",
-}
+LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
+CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
 DIGITS = re.compile(r"\d+")
@@ -50,10 +43,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     """
     try:
         import pypdfium2
-    except ImportError as error:
-        raise MissingExtraError(
-            "Reading PDF files needs pypdfium2: pip install pypdfium2"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
     if b"%PDF" not in data[:1024]:
         raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
     try:
@@ -88,7 +79,7 @@ def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:
     part is no word of its own there.
     """
     texts, removed = without_running_lines(
-        [PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
+        [PILCROW.sub("", page.translate(CHARACTERS)) for page in pages]
     )
     words = {word.lower() for page in texts for word in WORD.findall(CUT_WORD.sub(" ", page))}
 
@@ -107,35 +98,32 @@ def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
     Page numbers may differ in them. A page keeps all its lines if it would lose more than half.
     """
     split = [page.split("\n") for page in pages]
-    edges = [list(_edges(lines)) for lines in split]
-    shares = [_running(edges), _running(edges[::2]), _running(edges[1::2])]
-    texts, removed = [], 0
+    edges = [_edges(lines) for lines in split]
+    every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
+    removed = 0
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
-        running = {
-            place for key, place in edge if key in shares[0] or key in shares[1 + number % 2]
-        }
-        if 2 * len(running) > sum(bool(line.strip()) for line in lines):
-            running = set()
-        removed += len(running)
-        texts.append("\n".join(line for place, line in enumerate(lines) if place not in running))
-    return texts, removed
+        running = {place for key, place in edge if key in every | sides[number % 2]}
+        if 2 * len(running) <= sum(bool(line.strip()) for line in lines):
+            removed += len(running)
+            lines[:] = [line for place, line in enumerate(lines) if place not in running]
+    return ["\n".join(lines) for lines in split], removed
 
 
-Key = tuple[bool, str]
+Edge = tuple[tuple[bool, str], int]  # (is at the top, text), number of the line
 
 
-def _running(edges: Sequence[Sequence[tuple[Key, int]]]) -> set[Key]:
+def _running(pages: Sequence[Sequence[Edge]]) -> set[tuple[bool, str]]:
     """Return the keys of lines that most of some pages share."""
-    counts = Counter(key for page in edges for key in {key for key, _ in page})
-    least = max(FEWEST, RUNNING * len(edges))
-    return {key for key, count in counts.items() if count >= least}
+    counts = Counter(key for page in pages for key in {key for key, _ in page})
+    return {key for key, n in counts.items() if n >= max(FEWEST, RUNNING * len(pages))}
 
 
-def _edges(lines: Sequence[str]) -> Iterator[tuple[Key, int]]:
-    """Yield ((is at the top, text), line number) of the lines at both edges of a page."""
+def _edges(lines: Sequence[str]) -> list[Edge]:
+    """Return the lines at both edges of a page, the numbers of a page's number as 0."""
     places = [place for place, line in enumerate(lines) if line.strip()]
-    for top, some in ((True, places[:EDGE]), (False, places[-EDGE:])):
-        for place in some:
-            text = " ".join(lines[place].split())
-            numbers = DIGITS.sub("0", lines[place].strip())
-            yield (top, numbers if NUMBERED.fullmatch(numbers) else text), place
+    edges = []
+    for number, place in enumerate(places[:EDGE] + places[-EDGE:]):
+        numbers = DIGITS.sub("0", lines[place].strip())
+        text = numbers if NUMBERED.fullmatch(numbers) else " ".join(lines[place].split())
+        edges.append(((number < min(EDGE, len(places)), text), place))
+    return edges
