@@ -39,6 +39,7 @@ GUESSED = [
 ENOUGH = 16  # fewest bytes above ASCII to guess from
 SAMPLE = 65536
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))
 TERMINAL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])|.\x08"
 )
@@ -66,20 +67,21 @@ def decode(path: Path, data: bytes) -> Extract:
         DocumentError: The file is binary.
         MissingExtraError: The encoding must be guessed and charset-normalizer is missing.
     """
-    text, guess = _decoded(data)
-    sequences, controls = 0, 0
-    if "\x1b" in text or "\x08" in text:
+    has_controls = len(data.translate(None, CONTROLS)) < len(data)
+    text, guess = _decoded(data, has_controls)
+    sequences, controls, broken = 0, 0, text.count("\ufffd")
+    if has_controls:
         text, sequences = TERMINAL.subn("", text)
-    sample = text[:SAMPLE]
-    if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
-        raise DocumentError(f"{path} is a binary file, expected text.")
-    if CONTROL.search(text):
+    if has_controls or broken:
+        sample = text[:SAMPLE]
+        if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
+            raise DocumentError(f"{path} is a binary file, expected text.")
         text, controls = CONTROL.subn(" ", text)
     notes = {
         f"the encoding {guess} was guessed": guess,
         f"{sequences} control sequences of a terminal were removed": sequences,
         f"{controls} control characters were read as spaces": controls,
-        f"{text.count(chr(0xFFFD))} bytes could not be decoded and are U+FFFD": "\ufffd" in text,
+        f"{broken} bytes could not be decoded and are U+FFFD": broken,
     }
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return Extract(text, notes=tuple(note for note, applies in notes.items() if applies))
@@ -90,12 +92,15 @@ def clean(text: str) -> str:
     return CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _decoded(data: bytes) -> tuple[str, str]:
+def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     """Return the text of a file, and the codec if it is a guess."""
     for mark, marked in MARKS:
         if data.startswith(mark):
             return data.decode(marked, "replace"), ""
-    text, codec = _strict(data, "utf-8"), _declared(data)
+    text = _strict(data, "utf-8")
+    if text is not None and not has_controls:
+        return text, ""
+    codec = _declared(data)
     if codec and codec != "utf-8" and (text is None or codec.startswith("iso2022")):
         return data.decode(codec, "replace"), ""
     if b"\x1b$" in data and (escaped := _strict(data, "iso2022_jp")):
