@@ -76,11 +76,12 @@ def add(
     index: IndexArgument,
     paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
     embedder: o.EmbedderOption = None,
+    report: ReportOption = False,
 ) -> None:
     """Read more documents into an index; files that it holds are read again."""
     from ragspec.retrievers.search import upkeep
 
-    _change(index, embedder, lambda **options: upkeep.add(index, paths, **options))
+    _change(index, embedder, lambda **options: upkeep.add(index, paths, **options), report)
 
 
 @app.command()
@@ -96,11 +97,13 @@ def remove(
 
 
 @app.command()
-def refresh(index: IndexArgument, embedder: o.EmbedderOption = None) -> None:
+def refresh(
+    index: IndexArgument, embedder: o.EmbedderOption = None, report: ReportOption = False
+) -> None:
     """Add new files to an index, replace changed ones, and remove deleted ones."""
     from ragspec.retrievers.search import upkeep
 
-    _change(index, embedder, lambda **options: upkeep.refresh(index, **options))
+    _change(index, embedder, lambda **options: upkeep.refresh(index, **options), report)
 
 
 @app.command()
@@ -136,10 +139,14 @@ def _note_repairs(terminal: Terminal, notes: Mapping[str, Sequence[str]], report
             terminal.note(f"{name}: {'; '.join(each)}")
     elif repaired:
         count = f"{len(repaired)} document{'s' * (len(repaired) > 1)}"
-        terminal.note(f"{count} had text that was guessed or repaired; --report shows how")
+        terminal.note(
+            f"{count} had text that was guessed or repaired; `index info --report` shows how"
+        )
 
 
-def _change(index: Path, embedder: str | None, change: Callable[..., Change]) -> None:
+def _change(
+    index: Path, embedder: str | None, change: Callable[..., Change], report: bool = False
+) -> None:
     """Change an index and show the changes."""
     if embedder is not None:
         o.silence_transformers()
@@ -148,6 +155,7 @@ def _change(index: Path, embedder: str | None, change: Callable[..., Change]) ->
         done = change(embedder=embedder, on_progress=on_progress)
     for skipped in done.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)
+    _note_repairs(terminal, done.notes, report)
     for missing in done.missing:
         terminal.note(f"its documents stay: {missing.path} {missing.reason}", "bold")
         terminal.note(f"  `ragspec index remove {index} {missing.path}` takes them out")

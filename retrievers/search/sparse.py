@@ -36,7 +36,7 @@ def words_of(text: str) -> list[str]:
     if text.isascii():
         return [stem(word) for word in ASCII_WORD.findall(text.lower()) if word not in STOP_WORDS]
     folded = unicodedata.normalize("NFKD", text)
-    letters = (each for each in folded if each in VOICED or not unicodedata.combining(each))
+    letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
     words = list[str]()
     for word in WORD.findall(unicodedata.normalize("NFC", "".join(letters)).lower()):
         if SPACELESS_LETTER.match(word):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Change:
         unchanged: Number of unchanged documents.
         skipped: Files without usable text.
         missing: Paths of the index that could not be read; their documents stay.
+        notes: The notes of each new and changed document.
     """
 
     added: tuple[str, ...]
@@ -68,6 +69,7 @@ class Change:
     unchanged: int
     skipped: tuple[Skipped, ...] = ()
     missing: tuple[Skipped, ...] = ()
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
@@ -249,6 +251,7 @@ def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
         unchanged=len(both) - len(changed),
         skipped=tuple(plan.skipped),
         missing=tuple(plan.missing),
+        notes={name: new[name].notes for name in new if name not in old or name in changed},
     )
 
 

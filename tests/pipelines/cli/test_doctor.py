@@ -184,6 +184,23 @@ def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Captur
     assert "refresh" in capsys.readouterr().out
 
 
+def test_repairs_are_counted_and_reported(instance: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, embedder = instance
+    build = ["index", "build", str(folder), "--out", out, "--replace", "--embedder", embedder]
+    add = ["index", "add", out, str(folder)]
+    for number, command in enumerate(
+        (add, ["index", "refresh", out], build, ["index", "info", out])
+    ):
+        for name, report, result in (
+            ("a", [], "index info"),
+            ("b", ["--report"], "cp1252 was guessed"),
+        ):
+            (folder / f"{name}{number}.txt").write_bytes(b"Gr\xf6\xdfe")
+            assert main([*command, *report]) == 0
+            err = capsys.readouterr().err
+            assert result in err and ("cp1252" in err) is bool(report)
+
+
 def test_an_approximate_index_is_named_and_refreshed_as_such(
     instance: tuple[str, Path, str], capsys: Capture
 ) -> None:

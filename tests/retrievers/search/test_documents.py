@@ -150,13 +150,6 @@ def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
         load_documents(tmp_path / "c.store")
 
 
-def test_pdf_text_and_page_headings(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(pdf_of("Hello from a page."))
-    document = load_document(tmp_path / "a.pdf")
-    assert document.text.strip() == "Hello from a page."
-    assert document.headings == ((0, "a.pdf, page 1"),)
-
-
 def test_file_names_that_are_no_utf_8_can_be_searched_and_saved(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -182,20 +175,6 @@ def test_file_names_that_are_no_utf_8_can_be_searched_and_saved(tmp_path: Path) 
     PassageIndex.build(result.documents, embedder=embedder).save(tmp_path / "docs.idx")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        "Größe – 5 µm\r\nZeile".encode(),
-        "Größe – 5 µm\r\nZeile".encode("utf-8-sig"),
-        "Größe – 5 µm\r\nZeile".encode("utf-16"),
-        "Größe – 5 µm\r\nZeile".encode("cp1252"),
-    ],
-)
-def test_encodings_and_line_ends(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "a.txt").write_bytes(data)
-    assert load_document(tmp_path / "a.txt").text == "Größe – 5 µm\nZeile"
-
-
 def test_equal_names_from_two_folders_are_separate(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
@@ -213,6 +192,8 @@ def test_headings_of_markdown_and_rst() -> None:
     rst = "Title\n=====\n\ntext\n\nPart\n----\n"
     assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
     assert find_headings(markdown, ".txt") == []
+    fences = "# One\n```\n# no\n```\n~~~~ c\n```\n# no\n~~~~\n## Two\n" * 2
+    assert [heading for _, heading in find_headings(fences, ".md")] == ["One", "Two"] * 2
 
 
 def test_bundled_guide_is_readable(root: Path) -> None:

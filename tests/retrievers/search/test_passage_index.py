@@ -218,16 +218,6 @@ def test_long_batches_keep_their_order(tmp_path: Path) -> None:
     np.testing.assert_allclose(together[3:4], embedder.encode(texts[3:4]), atol=1e-6)
 
 
-def test_search_equals_a_full_sort(tmp_path: Path) -> None:
-    embedder = load_embedder(make_embedder(tmp_path / "toy"))
-    texts = ["cat pet", "dog animal", "car wheel", "train rail", "draft token", "tree model"]
-    index = DenseIndex.build(texts, embedder)
-    scores = index.vectors @ embedder.encode(["the animal pet dog"], query=True)[0]
-    result = index.search("the animal pet dog", 4)
-    assert [number for number, _ in result] == np.argsort(-scores)[:4].tolist()
-    assert len(index.search("cat", 99)) == len(texts)
-
-
 def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_path: Path) -> None:
     first = load_embedder(make_embedder(tmp_path / "a", seed=0))
     same = load_embedder(make_embedder(tmp_path / "b", seed=0))

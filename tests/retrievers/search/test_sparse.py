@@ -48,6 +48,7 @@ def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
     assert result[0][1] > result[1][1] > 0
     assert index.search("quantum", 5) == []
     assert index.search("the of what", 5) == []
+    assert SparseIndex.build(["...", "the of"]).search("the", 2) == []
     assert [number for number, _ in index.search("Grosse grösse GRÖSSE", 1)] == []
     assert [number for number, _ in index.search("große GRÖßE", 1)] == [3]
 
@@ -58,11 +59,6 @@ def test_save_and_load_give_the_same_results(tmp_path: Path) -> None:
     again = SparseIndex.load(tmp_path / "s")
     for query in ("cats", "dictionary keys", "nothing here", "sleep update"):
         assert again.search(query, 3) == index.search(query, 3)
-
-
-def test_texts_without_words_are_indexed_and_never_detected() -> None:
-    index = SparseIndex.build(["...", "the of"])
-    assert index.search("the", 2) == []
 
 
 @pytest.mark.parametrize(
