@@ -106,50 +106,22 @@ def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
         _show(corpus.info(), terminal, json)
 
 
-@app.command()
-def evict(
-    path: StoreArgument,
-    max_tokens: Annotated[str, typer.Option(help="Tokens to keep: 500k, 10M.")],
-    tenant: Annotated[str | None, typer.Option(help="Tenant whose text is dropped.")] = None,
-    json: o.JsonOption = False,
-) -> None:
-    """Drop the oldest documents until at most so many tokens are left."""
-    terminal = Terminal(quiet=json)
-    limit = count_of(max_tokens, "--max-tokens")
-    with _opened(path) as corpus:
-        if tenant is not None:
-            _check_held(corpus, tenant)
-        with terminal.working("evicting"):
-            corpus.evict(limit, scope=tenant)
-        _show(corpus.info(), terminal, json)
+def limit_of(text: str | None) -> int | None:
+    """Return the tokens of --max-tokens, such as 250000, 500k, 10M or 1.5G; None for all.
 
-
-def count_of(text: str, name: str) -> int:
-    """Return a count such as 250000, 500k, 10M or 1.5G; raise InputError for other texts."""
+    Raises:
+        InputError: The text is no number of this kind, or 0.
+    """
+    if text is None:
+        return None
     match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
     if match is None:
-        raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
-    return int(float(match[1]) * UNITS[match[2]])
-
-
-def limit_of(text: str | None) -> int | None:
-    """Return the tokens of --max-tokens, None for all; raise InputError for none."""
-    limit = None if text is None else count_of(text, "--max-tokens")
-    if limit == 0:
+        raise InputError(
+            f"--max-tokens is {text!r}; expected a number such as 250000, 500k or 10M."
+        )
+    if not (limit := int(float(match[1]) * UNITS[match[2]])):
         raise InputError("--max-tokens is 0; expected at least 1.")
     return limit
-
-
-def _check_held(corpus: Any, scope: str) -> None:
-    """Raise InputError unless some text has the scope, so that a typo does not pass unnoticed."""
-    from ragspec.retrievers.corpus.index import checked_scope
-
-    scopes = corpus.info().scopes
-    if checked_scope(scope) not in scopes:
-        raise InputError(
-            f"no text of {corpus.path} has scope {scope!r}; it has "
-            f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --tenant out."
-        )
 
 
 def _opened(path: Path) -> Any:

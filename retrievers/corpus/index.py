@@ -295,27 +295,6 @@ class CorpusIndex:
         """Merge the segments of each scope and source, up to the largest size of a segment."""
         self.change(Revision.merge)
 
-    def evict(self, max_tokens: int, *, scope: str | None = None) -> None:
-        """Drop the oldest documents until at most `max_tokens` tokens are left.
-
-        Merged text has the age of its newest part.
-
-        Args:
-            scope: The only scope to count and to drop from; None stands for all.
-
-        Raises:
-            InputError: `max_tokens` is negative, or the scope is out of range.
-        """
-        if max_tokens < 0:
-            raise InputError(f"max_tokens is {max_tokens}; expected 0 or more.")
-        scope = None if scope is None else checked_scope(scope)
-
-        def evict(revision: Revision) -> None:
-            among = [r for r in revision.catalogue.segments if scope in (None, r.scope)]
-            revision.evict(max_tokens, among, whole=False)
-
-        self.change(evict)
-
     def forget(self, scope: str) -> None:
         """Delete all text of a scope, on disk too."""
         checked_scope(scope)
@@ -406,7 +385,7 @@ class CorpusIndex:
         if limit is not None:
             source = SegmentSource.APPENDED
             among = [r for r in revision.catalogue.segments if r.source is source]
-            revision.evict(limit, among, whole=True)
+            revision.evict(limit, among)
 
     def _adopt(self) -> None:
         """Open the newest generation for the requests to come."""

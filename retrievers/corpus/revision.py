@@ -128,20 +128,18 @@ class Revision:
             texts = [document for record in run for document in self.documents(record)]
             self.put(run, self.build(texts, run[0].scope, run[0].source))
 
-    def evict(self, max_tokens: int, among: Sequence[SegmentRecord], *, whole: bool) -> None:
-        """Drop the oldest text of these segments until at most `max_tokens` are left in them.
+    def evict(self, max_tokens: int, among: Sequence[SegmentRecord]) -> None:
+        """Drop the oldest text of segments, oldest first, until at most `max_tokens` are left.
 
-        Args:
-            among: Segments, oldest first.
-            whole: Drop whole segments, unless that leaves less than half of `max_tokens`.
-                Otherwise the last one is cut between two documents.
+        Whole segments go, unless that leaves less than half of `max_tokens`: then the last one is
+        cut between two documents.
         """
         excess = sum(record.tokens for record in among) - max_tokens
         for record in among:
             if excess <= 0:
                 return
             left = max_tokens + excess - record.tokens
-            if record.tokens <= excess or (whole and 2 * left >= max_tokens):
+            if record.tokens <= excess or 2 * left >= max_tokens:
                 self.put([record], None)
             else:
                 texts = self.documents(record)

@@ -74,10 +74,6 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
             store.flush()
             store.append([1] * 500, scope="a")
     assert len(result(capsys, "merge", str(out))["segments"]) == 2
-    assert result(capsys, "evict", str(out), "--max-tokens", "0.1k", "--tenant", "a")["scopes"] == {
-        "global": info["tokens"]
-    }
-    assert result(capsys, "evict", str(out), "--max-tokens", "12")["tokens"] == 11
     assert run("verify", str(out)) == 0
     assert "is sound" in capsys.readouterr().out
 
@@ -187,20 +183,6 @@ def test_documents_do_not_become_answers(
     assert len(held(out)) == 3
 
 
-def test_a_scope_that_no_text_has_is_not_evicted(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
-    out = tmp_path / "c.store"
-    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
-    capsys.readouterr()
-    for scope, message in (("nobody", "scope 'nobody'; it has global"), ("", "scope is ''")):
-        assert run("evict", str(out), "--max-tokens", "0", "--tenant", scope) == 2
-        assert message in capsys.readouterr().err
-    assert result(capsys, "info", str(out))["generation"] == "gen-000001"
-    with CorpusIndex.open(out) as store, pytest.raises(InputError, match="scope is ' '"):
-        store.evict(0, scope=" ")
-
-
 def test_a_store_is_no_source_of_documents(
     texts: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
@@ -243,8 +225,6 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
         (["info", "absent.store"], 8, "holds no store"),
         (["verify", "absent.store"], 8, "holds no store"),
         (["merge", "absent.store"], 8, "holds no store"),
-        (["evict", "absent.store", "--max-tokens", "1"], 8, "holds no store"),
-        (["evict", "absent.store"], 2, "--max-tokens"),
     ],
 )
 def test_errors_are_one_message_and_a_code(
@@ -267,10 +247,10 @@ def test_errors_are_one_message_and_a_code(
     ("text", "number"), [("12", 12), ("500k", 500_000), ("1.5M", 1_500_000), ("2g", 2 * 10**9)]
 )
 def test_counts_have_units(text: str, number: int) -> None:
-    assert store_cli.count_of(text, "--x") == number
+    assert store_cli.limit_of(text) == number
     for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
-        with pytest.raises(InputError, match="--x"):
-            store_cli.count_of(wrong, "--x")
+        with pytest.raises(InputError, match="--max-tokens"):
+            store_cli.limit_of(wrong)
 
 
 def test_answers_are_on_disk_every_minute(

@@ -153,20 +153,6 @@ def test_enough_text_is_written_by_itself(tmp_path: Path) -> None:
     assert len(text_of(reopen(tmp_path / "c"))) == 100
 
 
-def test_eviction_drops_the_oldest_documents(store: CorpusIndex) -> None:
-    new = rows(5, seed=1)
-    for row in new:
-        store.append(row, scope="tenant")
-    store.evict(12 * 6)
-    assert text_of(store, "tenant") == rows(3)[2:] + new
-    store.evict(12 * 2 + 5, scope="tenant")
-    assert text_of(store, "tenant") == rows(3)[2:] + new[3:]
-    store.evict(0)
-    assert store.segments("tenant") == ()
-    with pytest.raises(InputError, match="-1"):
-        store.evict(-1)
-
-
 def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     answers = rng.integers(0, 90, (100_000, 3)).astype(np.int32)

@@ -51,39 +51,38 @@ def test_appending_keeps_order_and_geometric_sizes(
     assert names == {record.name for record in revision.catalogue.segments}
 
 
-@given(LENGTHS, st.integers(0, 400), st.booleans())
+@given(LENGTHS, st.integers(0, 400))
 @settings(max_examples=25)
 def test_eviction_drops_the_oldest_and_no_more_than_it_must(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], selected: int, whole: bool
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], selected: int
 ) -> None:
     revision = Revision(tmp_path_factory.mktemp("r"), None, CATALOGUE)
     documents = texts(lengths)
     for document in documents:
         revision.append([document], "a", largest=60)
-    revision.evict(selected, revision.catalogue.segments, whole=whole)
+    revision.evict(selected, revision.catalogue.segments)
     left = held(revision)
     assert left == [document.tolist() for document in documents[len(documents) - len(left) :]]
     tokens = revision.catalogue.tokens
     assert tokens <= selected
     if len(left) < len(documents):  # one document more was too much, or it is much all the same
-        assert tokens + lengths[len(lengths) - len(left) - 1] > selected or (
-            whole and 2 * tokens >= selected
-        )
+        more = lengths[len(lengths) - len(left) - 1]
+        assert tokens + more > selected or 2 * tokens >= selected
 
 
 def test_a_segment_larger_than_the_limit_is_cut(revision: Revision) -> None:
     revision.append(texts([10] * 15), "a")
-    revision.evict(100, revision.catalogue.segments, whole=True)
+    revision.evict(100, revision.catalogue.segments)
     assert revision.catalogue.tokens == 100
-    revision.evict(99, revision.catalogue.segments, whole=False)
-    revision.evict(50, revision.catalogue.segments, whole=True)
+    revision.evict(99, revision.catalogue.segments)
+    revision.evict(50, revision.catalogue.segments)
     assert held(revision) == [text.tolist() for text in texts([10] * 15)[10:]]
 
 
 def test_what_was_appended_last_goes_last_whatever_it_is_merged_with(revision: Revision) -> None:
     for number, scope in enumerate("abbba"):
         revision.append([np.full(10, number)], scope, largest=20)
-    revision.evict(20, revision.catalogue.segments, whole=True)
+    revision.evict(20, revision.catalogue.segments)
     assert held(revision) == [[0] * 10, [4] * 10]
     assert [record.scope for record in revision.catalogue.segments] == ["a"]
 

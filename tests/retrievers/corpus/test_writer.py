@@ -183,7 +183,10 @@ def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
 def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
     store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overtakes = [lambda: store.evict(0), store.merge]  # two writers: the generation read is gone
+    overtakes = [
+        lambda: store.forget("global"),
+        store.merge,
+    ]  # two writers: the generation read is gone
 
     def hashed(path: Path) -> str:
         while overtakes:
