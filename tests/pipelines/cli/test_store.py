@@ -55,7 +55,7 @@ def held(path: Path, scope: str = "global") -> list[str]:
     return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
 
 
-def test_a_folder_is_built_looked_at_merged_and_evicted(
+def test_a_folder_is_built_looked_at_and_merged(
     texts: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     out = tmp_path / "c.store"
