@@ -125,7 +125,8 @@ def runs(text: str, span: Span, words: int) -> Iterator[Span]:
     """Cut a span into runs of at most `words` words, never within a word of ordinary length."""
     first, last = span[0], span[0]
     for match in WORD.finditer(text, *span):
-        size = words if SPACELESS_LETTER.search(match[0]) else words * LONG_WORD
+        spaceless = not text.isascii() and SPACELESS_LETTER.search(match[0])
+        size = words if spaceless else words * LONG_WORD
         for start in range(*match.span(), size):
             end = min(match.end(), start + size)
             if last > first and weight(text, (first, end)) > words:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ragspec.retrievers.search.passages import SPACELESS, SPACELESS_LETTER
 
-# Marks of Indic vowels are parts of words, which \\w leaves out.
-WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[\u0900-\u0963\u0966-\u0dff])+")
-ASCII_WORD = re.compile(r"[^\W_]+")
+WORD = re.compile(r"[^\W_]+")
+INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
+OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
+ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 _STOP_WORDS = (
     "a an and are as at be been but by can did do does for from had has have how i if in into is "
@@ -33,12 +34,15 @@ def words_of(text: str) -> list[str]:
 
     Scripts without spaces give pairs of neighbouring letters.
     """
-    if text.isascii():
-        return [stem(word) for word in ASCII_WORD.findall(text.lower()) if word not in STOP_WORDS]
-    folded = unicodedata.normalize("NFKD", text)
-    letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
+    if not text.isascii():
+        folded = unicodedata.normalize("NFKD", text)
+        letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
+        text = unicodedata.normalize("NFC", "".join(letters))
+    text = text.lower()
+    if text.isascii() or not OTHER.search(text):
+        return [stem(word) for word in WORD.findall(text) if word not in STOP_WORDS]
     words = list[str]()
-    for word in WORD.findall(unicodedata.normalize("NFC", "".join(letters)).lower()):
+    for word in ANY_WORD.findall(text):
         if SPACELESS_LETTER.match(word):
             words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
         elif word not in STOP_WORDS:
