@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
-from ragspec.budget.gains import BUCKETS
+from ragspec.budget.gains import BUCKETS, Gain
 from ragspec.budget.goodput import MARGIN, GoodputSession
 from ragspec.budget.policy import AutoBudget
 from ragspec.rules.base import Step
@@ -87,8 +87,18 @@ def test_costlier_verification_never_gets_a_larger_tree(row: tuple[float, float]
     for each in row:
         session = AutoBudget().open(linear(row=each))
         session.allowance(128)
-        sizes.append(len(session.fit(tree, 128)))
+        verified = session.fit(tree, 128)
+        sizes.append(len(verified))
+        # What is learned of a draft is what it gains beyond the time of its nodes.
+        assert not len(verified) or session.gain.mean < 0.95 * float(verified.accept_prob.sum())
     assert sizes[0] > sizes[1]
+
+
+def test_one_slow_trial_hardly_changes_the_time_of_a_trial() -> None:
+    gain = Gain()
+    for milliseconds in (1.0, 1000.0):
+        gain.learn_cost(milliseconds)
+    assert gain.cost < 1.2
 
 
 class Drafter:

@@ -6,16 +6,17 @@ import importlib
 from pathlib import Path as Folder
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path, first_accepted, fresh_noise
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import differs, emitted, pair, plain, view_of
@@ -53,6 +54,22 @@ class Mirrored(Aligned):
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
         return self.mirrored(view, drafted, sampled)
+
+
+def test_a_try_is_kept_as_often_as_the_draft_leaves_it() -> None:
+    view = view_of((inputs := pair("linear", "model")).target, inputs.p, DraftTree.empty(), 0)
+
+    def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:  # p / q is 2, then a half
+        ratios = [2.0 if number % 2 == 0 else 0.5 for number in tries]
+        return torch.tensor([*tries])[:, None], torch.tensor(ratios).log()
+
+    kept = [first_accepted(view, index, propose) for index in range(400)]
+    tries = [int(each) for each in kept if each is not None]
+    assert all(number % 2 == 0 for number in tries) and len(tries) == 400
+    assert 160 < tries.count(0) < 240  # half of them
+    judged = [view.noise.uniform(index, NoiseUse.RESIDUAL, 0) for index in range(400)]
+    drawn = [float(fresh_noise(view, index, range(1), 1)[0, 0, 0]) for index in range(400)]
+    assert abs(np.corrcoef(judged, drawn)[0, 1]) < 0.2  # noise that decides makes no latent
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
