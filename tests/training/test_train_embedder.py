@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,15 +15,9 @@ VERBS = ["carries", "opens", "follows", "measures"]
 THINGS = ["boats", "tables", "signals", "stones", "letters"]
 
 
-@pytest.fixture(scope="module")
-def script(root: Path) -> ModuleType:
-    path = root / "training" / "train_embedder.py"
-    spec = importlib.util.spec_from_file_location("train_embedder", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_embedder"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(training_path: None) -> ModuleType:
+    return importlib.import_module("train_embedder")
 
 
 def passages() -> list[tuple[str, str, list[str]]]:

@@ -17,16 +17,11 @@ import torch
 from ragspec.visual import ImagePipeline
 from ragspec.visual.latents.rules.by_name import RULES
 from ragspec.visual.rules.by_name import relaxed
-from tests.support import tiny_images, tiny_latents, tiny_masked
+from tests.support import tiny_latents, tiny_masked
 from tests.support.pretend import NAME, Pretend
 from tests.visual.families.test_multimodal import FAMILIES, opened, sized
 
 Draw = Callable[[Any], torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +63,17 @@ def codes(pipe: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("drafter", [None, "model", "jacobi"])
-def test_codes_under_the_exact_rule(images: Path, drafter: str | None) -> None:
-    same_there(lambda: ImagePipeline.from_pretrained(images, drafter, "exact", budget=6), codes)
+def test_codes_under_the_exact_rule(folder: Path, drafter: str | None) -> None:
+    same_there(lambda: ImagePipeline.from_pretrained(folder, drafter, "exact", budget=6), codes)
 
 
 @pytest.mark.parametrize("rule", relaxed())
-def test_codes_under_a_relaxed_rule(images: Path, rule: str) -> None:
+def test_codes_under_a_relaxed_rule(folder: Path, rule: str) -> None:
     settings: dict[str, Any] = {}
     if rule.endswith("-rejection"):
         settings["draft_mode"] = "sampled"
     same_there(
-        lambda: ImagePipeline.from_pretrained(images, "model", rule, budget=6, **settings), codes
+        lambda: ImagePipeline.from_pretrained(folder, "model", rule, budget=6, **settings), codes
     )
 
 

@@ -30,20 +30,19 @@ def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
     assert result.target == folder / "target" and result.draft == folder / "draft"
     assert result.tokenizer == folder / "tokenizer" and result.head is None
     assert load_tokenizer(result, torch.device("cpu")).vocab_size == tiny_images.CODES
+    itself = find_folder(folder / "target")
+    assert itself.target == folder / "target"
+    assert itself.tokenizer == folder / "tokenizer"
 
 
-def test_sets_may_share_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
+def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
+    with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):
+        load_tokenizer(find_folder(tmp_path / "set"), torch.device("cpu"))
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
     result = find_folder(tmp_path / "set")
     assert result.tokenizer == tmp_path / "tokenizer" and result.draft is None
-
-
-def test_a_folder_may_be_the_model_itself(folder: Path) -> None:
-    result = find_folder(folder / "target")
-    assert result.target == folder / "target"
-    assert result.tokenizer == folder / "tokenizer"
 
 
 def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
@@ -55,13 +54,6 @@ def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
         find_folder(tmp_path / "absent")
     with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
         LlamaGen.load_model(tmp_path)
-
-
-def test_a_target_without_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "target").symlink_to(folder / "target")
-    with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):
-        load_tokenizer(find_folder(tmp_path / "set"), torch.device("cpu"))
 
 
 def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:

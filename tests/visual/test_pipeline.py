@@ -24,11 +24,6 @@ from tests.support import image_models, tiny_images
 ALL = tiny_images.SIDE**2
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images"))
-
-
 def opened(folder: Path, drafter: Any = "model", rule: Any = "exact", **more: Any) -> Any:
     return ImagePipeline.from_pretrained(folder, drafter, rule, **{"budget": 6, **more})
 

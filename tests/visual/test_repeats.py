@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ragspec.visual import ImagePipeline
-from tests.support import tiny_images
 
 RELAXED = {"neighbours": 20, "delta": 0.6}
 SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -20,11 +19,6 @@ SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gsd": ("jacobi", {"rule": "gsd"}),
     "rejection": ("model", {"rule": "rejection"}),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images"))
 
 
 def opened(folder: Path, drafter: Any, **settings: Any) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import socket
-import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,17 +28,12 @@ from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.sequence_cache import slot_bytes, total_bytes
-from tests.support.served import NAME, engine, events, hang_up, listening, post, served, text_of
+from tests.support.served import NAME, events, hang_up, listening, post, served, text_of
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
 LONG = {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
 SHORT = {**LONG, "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def instance() -> Engine:
-    return engine()
 
 
 @pytest.fixture
@@ -50,16 +44,8 @@ def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
 
 def test_the_surplus_is_reported_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
-    results: list[httpx.Response] = []
-
-    def ask() -> None:
-        results.append(post(client, LONG))
-
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as callers:
+        results = list(callers.map(lambda _: post(client, LONG), range(12)))
     statuses = sorted(each.status_code for each in results)
     assert set(statuses) == {200, 429} and statuses.count(200) >= 3
     surplus = next(each for each in results if each.status_code == 429)
@@ -79,6 +65,9 @@ def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> N
         assert alone.result().status_code == 200
     until(lambda: serving.scheduler.open_requests == 0)
     assert post(client, {**SHORT, "n": 3}).status_code == 200
+    never = post(client, {**SHORT, "prompt": ["a", "b"], "n": 2})  # no matter of trying again
+    assert never.status_code == 400 and "3 at most" in never.json()["error"]["message"]
+    assert client.head("/health").status_code == 200
 
 
 def test_a_large_body_is_refused(
@@ -327,7 +316,7 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
         assert cached("ann") > 100
 
 
-def test_settings_that_cannot_be(instance: Engine) -> None:
+def test_settings_that_cannot_be() -> None:
     for bad in (
         {"host": "0.0.0.0"},
         {"port": 70000},
@@ -344,30 +333,17 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
 
 
-def test_what_can_never_be_served_is_no_matter_of_trying_again(instance: Engine) -> None:
-    with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1)) as (client, _):
-        many = post(client, {**SHORT, "prompt": ["a", "b"], "n": 2})
-        assert many.status_code == 400 and "3 at most" in many.json()["error"]["message"]
-        assert client.head("/health").status_code == 200
-
-
 def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
     settings = ServerSettings(drain=0.05)
     serving = Serving(instance, NAME)
     app = build_app(serving, settings)
-    results: list[httpx.Response] = []
-    with listening(app) as address:
+    with listening(app) as address, ThreadPoolExecutor(1) as other:
         body = {**LONG, "max_tokens": 450, "n": 4}
-        thread = threading.Thread(
-            target=lambda: results.append(
-                httpx.post(f"{address}/v1/completions", json=body, timeout=60)
-            )
-        )
-        thread.start()
+        cut = other.submit(httpx.post, f"{address}/v1/completions", json=body, timeout=60)
         until(lambda: serving.scheduler.live == 4)
         app.state.routes.stop(settings.drain)
-        thread.join()
-    assert results[0].status_code == 503 and results[0].json()["error"]["code"] == "stopping"
+        result = cut.result()
+    assert result.status_code == 503 and result.json()["error"]["code"] == "stopping"
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -442,16 +418,12 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
 
 
 def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None:
-    results: list[httpx.Response] = []
-    with served(instance) as (client, serving):
-        thread = threading.Thread(
-            target=lambda: results.append(post(client, {**LONG, "stream": True}))
-        )
-        thread.start()
+    with served(instance) as (client, serving), ThreadPoolExecutor(1) as other:
+        stream = other.submit(post, client, {**LONG, "stream": True})
         until(lambda: serving.scheduler.live == 1)
         selection = post(client, LONG).json()["choices"][0]["text"]
-        thread.join()
-    assert text_of(events(results[0])) == selection
+        result = stream.result()
+    assert text_of(events(result)) == selection
 
 
 def test_a_text_that_cannot_be_reported_fails_alone(

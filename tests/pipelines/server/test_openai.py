@@ -14,14 +14,9 @@ from schemathesis.core.result import Ok
 
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.server.serving import Serving
-from tests.support.served import NAME, engine, served
+from tests.support.served import NAME, served
 
 MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
-
-
-@pytest.fixture(scope="module")
-def instance() -> Engine:
-    return engine()
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,8 @@ from ragspec.pipelines.server import app, pictures
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
-from tests.support.served import NAME, engine, served
+from tests.support.served import NAME, served
 from tests.support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def instance() -> Engine:
-    return engine()
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,12 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
-from tests.support.served import NAME, engine, events, post, served, text_of
+from tests.support.served import NAME, events, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
 GZIP = {"content-encoding": "gzip"}
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
-
-
-@pytest.fixture(scope="module")
-def instance() -> Engine:
-    return engine()
 
 
 @pytest.fixture(scope="module")

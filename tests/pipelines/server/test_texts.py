@@ -20,15 +20,10 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
-from tests.support.served import NAME, engine, events, hang_up, post, served, text_of
+from tests.support.served import NAME, events, hang_up, post, served, text_of
 from tests.support.waiting import until
 
 LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def instance() -> Engine:
-    return engine()
 
 
 def request(body: dict[str, Any]) -> tuple[dict[str, Any], Any]:

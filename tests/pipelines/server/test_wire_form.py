@@ -13,12 +13,9 @@ from openai import OpenAI
 
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
+from tests.pipelines.server.test_refusals import CHAT, TEXT, USER
 from tests.support import tiny
-from tests.support.served import NAME, events, post, served, text_of
-
-USER = {"role": "user", "content": "Hi"}
-CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
-TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
+from tests.support.served import events, post, served, text_of
 
 
 @pytest.fixture(scope="module")

@@ -271,9 +271,8 @@ def test_states_are_those_of_the_target_and_padding_is_marked() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_copies_are_separate_rows(scale: float) -> None:
-    instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
-    codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
-    prompts = [[*instance.prompt(row), *some] for row, some in enumerate(codes)]
+    instance = picture(scale)
+    prompts = pictures(instance)
     read = StateReader(instance, prompts).read(range(3))
     assert len(read.states) == 3 * instance.copies
     for row, text in enumerate(prompts):

@@ -77,14 +77,6 @@ def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
     assert again.config.deviation == model.config.deviation
 
 
-def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
-    file = tiny_masked.file(tmp_path / "mar.pth")
-    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
-        load_mar(file, num_attention_heads=3)
-    with pytest.raises(ModelNotFoundError):
-        load_mar(tmp_path / "no.pth")
-
-
 @pytest.mark.parametrize(
     ("change", "on_progress"),
     [
@@ -107,8 +99,12 @@ def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_pat
         load_mar(tiny_masked.file(tmp_path / "mar.pth", weights), **HEADS)
 
 
-def test_heads_that_cannot_be_known_or_be_are_refused(tmp_path: Path) -> None:
+def test_files_and_heads_that_cannot_be_are_refused(tmp_path: Path) -> None:
     file = tiny_masked.file(tmp_path / "mar.pth")
+    with pytest.raises(ModelNotFoundError):
+        load_mar(tmp_path / "no.pth")
+    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
+        load_mar(file, num_attention_heads=3)
     with pytest.raises(InputError, match=r"width of 12.*Pass it as it was trained"):
         load_mar(file, allow_namespace=True)
     with pytest.raises(InputError, match="5 attention heads for a width of 12"):

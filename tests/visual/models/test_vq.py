@@ -53,6 +53,10 @@ def test_sizes_are_those_of_the_model() -> None:
     instance = tokenizer.decode(codes)
     assert instance.shape == (3, 3, 8, 8) and instance.dtype == torch.float32
     assert float(instance.abs().max()) <= 1
+    larger = tokenizer.encode(pictures(side=16))
+    assert larger.shape == (3, 16)
+    assert tokenizer.decode(larger).shape == (3, 3, 16, 16)
+    assert tokenizer.decode(larger.view(3, 2, 8)).shape == (3, 3, 8, 32)
 
 
 def test_the_look_up_is_by_cosine() -> None:
@@ -116,14 +120,6 @@ def test_the_book_is_unit_length_and_separately_from_the_model() -> None:
     assert torch.equal(model.quantize.embedding.weight, before)
 
 
-def test_larger_pictures_give_larger_grids() -> None:
-    tokenizer = VQTokenizer(small_model())
-    codes = tokenizer.encode(pictures(side=16))
-    assert codes.shape == (3, 16)
-    assert tokenizer.decode(codes).shape == (3, 3, 16, 16)
-    assert tokenizer.decode(codes.view(3, 2, 8)).shape == (3, 3, 8, 32)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_storage_keeps_codes_and_pictures(tmp_path: Path, dtype: torch.dtype) -> None:
     tokenizer = VQTokenizer(small_model())
@@ -142,24 +138,22 @@ def test_storage_keeps_codes_and_pictures(tmp_path: Path, dtype: torch.dtype) ->
         assert torch.allclose(stored.norm(dim=-1), torch.ones(CODES), atol=1e-5)
 
 
-def test_missing_and_foreign_folders_are_refused(tmp_path: Path) -> None:
+def test_missing_foreign_and_damaged_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="holds no config"):
         VQTokenizer.from_pretrained(tmp_path)
     VQTokenizer(small_model()).save_pretrained(tmp_path)
+    weights = next(tmp_path.glob("*.safetensors"))
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:200])
+    with pytest.raises(ModelError, match="Save it again"):
+        VQTokenizer.from_pretrained(tmp_path)
+    weights.write_bytes(whole)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_vq_embeddings": 32}))
     with pytest.raises(ModelError, match="does not load"):
         VQTokenizer.from_pretrained(tmp_path)
-    next(tmp_path.glob("*.safetensors")).unlink()
+    weights.unlink()
     with pytest.raises(ModelError, match="does not load"):
-        VQTokenizer.from_pretrained(tmp_path)
-
-
-def test_damaged_weights_are_refused(tmp_path: Path) -> None:
-    VQTokenizer(small_model()).save_pretrained(tmp_path)
-    weights = next(tmp_path.glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(ModelError, match="Save it again"):
         VQTokenizer.from_pretrained(tmp_path)
 
 

@@ -99,9 +99,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     with pytest.raises(ModelNotFoundError, match="is no file"):
         read_checkpoint(file)
-    file.write_bytes(b"no checkpoint")
-    with pytest.raises(ModelError, match="cannot be read"):
-        read_checkpoint(file)
     for content in (b"no checkpoint", b""):
         (tmp_path / "c.safetensors").write_bytes(content)
         with pytest.raises(ModelError, match="cannot be read"):

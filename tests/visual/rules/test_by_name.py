@@ -84,8 +84,6 @@ def test_tables_created_before_are_used_and_checked() -> None:
             {"delta": 0.1, "tv_budget": 0.1},
             "rule 'exact' has no delta, tv_budget; it takes no settings",
         ),
-        ("lantern", {"delta": 5.0}, r"lam` of lantern\+\+"),
-        ("lantern", {"neighbours": 64}, "expected 1 to 63"),
         ("lantern", {"neighbours": 2.5}, "got k=2.5"),
         ("lantern", {"delta": "big"}, "got delta='big'"),
         ("lantern++", {"lam": "big"}, "got lam='big'"),

@@ -38,12 +38,6 @@ def test_rows_are_the_nearest_by_distance_on_the_unit_sphere(k: int) -> None:
     assert not (table.rows == np.arange(40)[:, None]).any(), "a code is not its own neighbour"
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = CodeNeighbours.build(codebook(50), 9).rows
-    monkeypatch.setattr(module, "_BLOCK", 7)
-    assert np.array_equal(CodeNeighbours.build(codebook(50), 9).rows, whole)
-
-
 def test_raw_rows_have_other_neighbours() -> None:
     # The published repository compares raw rows although codes are looked up normalised.
     codes = codebook(60)

@@ -37,14 +37,9 @@ def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> N
     assert nll_gap_of(excluded, [0]) == (0.0,)
 
 
-def test_a_rule_that_measures_is_the_rule(tmp_path: Path) -> None:
+def test_a_rule_that_measures_is_the_rule() -> None:
     rule = Surprising(Walk())
     assert (rule.name, rule.label, rule.accepts) == ("walk", "exact", Walk.accepts)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images"))
 
 
 def stats(folder: Path, drafter: Any, rule: str, images: int = 300, **settings: Any) -> Any:
@@ -53,16 +48,11 @@ def stats(folder: Path, drafter: Any, rule: str, images: int = 300, **settings: 
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rule", "settings"),
-    [
-        (None, "exact", {}),
-        ("model", "exact", {}),
-        ("jacobi", "exact", {}),
-        ("model", "rejection", {}),
-    ],
+    ("drafter", "rule"),
+    [(None, "exact"), ("model", "exact"), ("jacobi", "exact"), ("model", "rejection")],
 )
-def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str, settings: Any) -> None:
-    result = stats(folder, drafter, rule, **settings)
+def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str) -> None:
+    result = stats(folder, drafter, rule)
     assert len(result.nll_gaps) == 300 * tiny_images.SIDE**2
     assert abs(result.nll_gap) < 3.0 * result.nll_gap_error < 0.2
 
