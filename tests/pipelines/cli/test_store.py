@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import store as store_cli
 from ragspec.pipelines.cli.app import Commands
@@ -120,13 +121,10 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     first = result(capsys, *arguments)
     assert first["documents"] == 3
     assert first["model"] is not None
-    selection = []
-    from ragspec.engine.engine import Engine
-
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
-    for generation in engine.generate(["ab ab", "cat", "x"], max_new_tokens=6):
-        selection.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
-    assert held(out) == selection
+    answers = engine.generate(["ab ab", "cat", "x"], max_new_tokens=6)
+    decode = tiny.tokenizer().decode
+    assert held(out) == [decode(each.prompt_tokens + each.tokens) for each in answers]
     assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
     assert result(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
     more = [{"prompt": "dog"}, {"prompt": "cat"}]
@@ -191,11 +189,8 @@ def test_a_store_is_no_source_of_documents(
     capsys.readouterr()
     assert run("build", first, "-m", model, "-o", second) == 7
     message = capsys.readouterr().err
-    assert (
-        "is a store of text" in message
-        and "--store" in message
-        and "ragspec ask --index" not in message
-    )
+    assert "is a store of text" in message and "--store" in message
+    assert "ragspec ask --index" not in message
 
 
 def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsys: Capture) -> None:

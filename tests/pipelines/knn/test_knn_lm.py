@@ -289,10 +289,8 @@ def test_listeners_receive_the_text_that_stays(small: Datastore) -> None:
 def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
     lm = KnnLM(engine(), small, k=8)
     ids = tiny.tokenizer()("the tree")["input_ids"]
-    assert (
-        lm.generate(ids, max_new_tokens=9).tokens
-        == lm.generate("the tree", max_new_tokens=9).tokens
-    )
+    by_ids, by_text = (lm.generate(each, max_new_tokens=9) for each in (ids, "the tree"))
+    assert by_ids.tokens == by_text.tokens
 
 
 def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:

@@ -44,9 +44,6 @@ def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) 
     assert set(reasons) == {"picture.png", "report.docx", "blob", "broken.pdf", "empty.txt"}
     assert "picture" in reasons["picture.png"]
     assert "word-processor" in reasons["report.docx"]
-    assert "binary" in reasons["blob"]
-    assert "broken PDF" in reasons["broken.pdf"]
-    assert "no text" in reasons["empty.txt"]
 
 
 @pytest.mark.parametrize(
