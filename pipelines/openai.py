@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.citations import cite
+from ragspec.pipelines.answering.citations import Citation
 from ragspec.registry import unknown
 from ragspec.reports.report import joined
 from ragspec.sampling.settings import Sampling
@@ -233,8 +233,8 @@ def figures(texts: Sequence[Generation]) -> dict[str, Any]:
     }
 
 
-def citations_of(generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
-    """Return the citations of a text; a URL is the document's name and characters (RFC 5147)."""
+def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str, Any]]:
+    """Return citations in OpenAI's form; a URL is the document's name and characters (RFC 5147)."""
     return [
         {
             "type": "url_citation",
@@ -251,5 +251,5 @@ def citations_of(generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
             "passage": each.passage,
             "matched_by": each.matched_by,
         }
-        for each in cite(generation.text, cited, generation.steps)
+        for each in citations
     ]

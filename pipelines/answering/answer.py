@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.pipelines.answering.citations import Citation
 from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.pipelines.answering.support import Support
 from ragspec.reports.generation import Generation, report_of
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence
 from ragspec.sampling.stopping import repeats
 
 if TYPE_CHECKING:
     from ragspec.reports.report import Report
 
 NO_ANSWER_TEXT = "The documents do not speak of this."
-REFUSED = "refused"
+REFUSED, EXTRACTED = "refused", "extracted"  # finish reasons of answers without the model
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found for a question.
+
+    Attributes:
+        hits: The passages for the prompt, best first.
+        sentences: The sentences that answer the question best, best first.
+        refused: Why the question is refused, None if it is not.
+    """
+
+    hits: Sequence[Hit] = ()
+    sentences: tuple[Sentence, ...] = ()
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +44,11 @@ class Answer:
     Attributes:
         passages: The passages of the prompt, in order; those that a turn added to a conversation.
         prompt: The prompt of the model.
-        citations: Pieces of the text that stand word for word in a document.
+        sentences: The sentences of the documents that answer the question best, best first. They do
+            not depend on what the model wrote.
+        citations: Whole sentences of a document that stand word for word in the text.
+        support: How far the documents support the text, see `find_support`.
+        supporting: The sentence that supports it, None if none does.
         evidence, short: The quoted sentence and the answer proper; "" if the text has none.
         refused: Why the model was not called, else None; the text then says that the documents do
             not cover the question.
@@ -38,7 +60,10 @@ class Answer:
     generation: Generation
     passages: tuple[Hit, ...]
     prompt: Prompt = field(repr=False)
+    sentences: tuple[Sentence, ...] = ()
     citations: tuple[Citation, ...] = ()
+    support: Support = Support.UNSUPPORTED
+    supporting: Sentence | None = None
     evidence: str = ""
     short: str = ""
     refused: str | None = None
@@ -46,15 +71,36 @@ class Answer:
     dropped_turns: int = 0
 
     @classmethod
-    def refusal(cls, question: str, hits: Sequence[Hit], why: str) -> Self:
-        """Return the answer to a question that the documents do not cover."""
-        report = report_of([], [], 0.0, REFUSED)
+    def refusal(cls, question: str, result: SearchResult) -> Self:
+        """Return the answer to a question that the documents do not speak of."""
         return cls(
             question=question,
-            generation=Generation(NO_ANSWER_TEXT, [], REFUSED, report.label, report, []),
-            passages=tuple(hits),
-            prompt=Prompt("", (), tuple(hits), (), ()),
-            refused=why,
+            generation=_unwritten(NO_ANSWER_TEXT, REFUSED),
+            passages=tuple(result.hits),
+            prompt=Prompt("", (), tuple(result.hits), (), ()),
+            sentences=result.sentences,
+            refused=result.refused,
+        )
+
+    @classmethod
+    def extract(cls, question: str, result: SearchResult) -> Self:
+        """Return the answer of the documents' sentences alone, one below the other."""
+        # Of all sentences the best, at least.
+        sentences = [s for s in result.sentences if s.score >= LEAST_SCORE] or result.sentences[:1]
+        texts = [each.text for each in sentences]
+        ends = list(accumulate(len(text) + 1 for text in texts))
+        citations = tuple(
+            Citation.of(each, end - 1 - len(text), number)
+            for number, (each, text, end) in enumerate(zip(sentences, texts, ends, strict=True), 1)
+        )
+        return cls(
+            question=question,
+            generation=_unwritten("\n".join(texts), EXTRACTED),
+            passages=tuple(result.hits),
+            prompt=Prompt("", (), tuple(each.hit for each in sentences), (), ()),
+            sentences=result.sentences,
+            citations=citations,
+            support=Support.QUOTED if texts else Support.UNSUPPORTED,
         )
 
     @property
@@ -73,11 +119,6 @@ class Answer:
         return self.generation.label
 
     @property
-    def supported(self) -> bool:
-        """Whether any of the text was quoted from a document, word for word."""
-        return bool(self.citations)
-
-    @property
     def cut(self) -> bool:
         """Whether the text ended at its limit of tokens."""
         return self.generation.finish_reason == "length"
@@ -94,7 +135,9 @@ class Answer:
             "answer": self.text,
             "evidence": self.evidence,
             "short_answer": self.short,
-            "supported": self.supported,
+            "support": self.support,
+            "supporting": None if self.supporting is None else self.supporting.to_dict(),
+            "sentences": [each.to_dict() for each in self.sentences],
             "cut": self.cut,
             "repeats": self.repeats,
             "refused": self.refused,
@@ -105,6 +148,12 @@ class Answer:
             "label": self.label,
             "report": self.report.to_dict(),
         }
+
+
+def _unwritten(text: str, why: str) -> Generation:
+    """Return a text that no model wrote."""
+    report = report_of([], [], 0.0, why)
+    return Generation(text, [], why, report.label, report, [])
 
 
 def _record(hit: Hit) -> dict[str, Any]:

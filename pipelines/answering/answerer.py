@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.citations import cite
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
+from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
+from ragspec.retrievers.search.fusion import Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.search.sparse import LEAST_COVERAGE
+from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
 from ragspec.sampling.stopping import EndRepetition
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 160
-JUDGED = 5  # passages that decide whether the documents cover a question
+JUDGED = 5  # passages whose sentences are ranked
 OnText = Callable[[str], None]
+
+
+OnSearch = Callable[[SearchResult], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with the passages of its search.
+    """A question with what its search result.
 
     Attributes:
         sampling: How tokens are chosen; None is greedy.
@@ -45,7 +48,7 @@ class Question:
     """
 
     text: str
-    hits: Sequence[Hit]
+    search: SearchResult
     sampling: Sampling | None
     stream: OnText | None
     options: dict[str, Any]
@@ -110,11 +113,14 @@ class Answerer(ABC):
     @property
     def top_k(self) -> int:
         """The most passages of a question."""
-        return passages_for(self.engine) if self._top_k is None else self._top_k
+        if self._top_k is not None:
+            return self._top_k
+        extracts = self._template is not None and self._template.extracts
+        return JUDGED if extracts else passages_for(self.engine)
 
     @property
     def judges(self) -> bool:
-        """Whether the search can tell that no document covers a question."""
+        """Whether a question that no document speaks of is refused."""
         return isinstance(self.retriever, PassageIndex) and self.retriever.sparse is not None
 
     def ask(
@@ -125,6 +131,7 @@ class Answerer(ABC):
         max_new_tokens: int = NEW_TOKENS,
         refuse: bool = True,
         stream: OnText | None = None,
+        on_search: OnSearch | None = None,
         **options: Any,
     ) -> Answer:
         """Answer a question.
@@ -133,8 +140,9 @@ class Answerer(ABC):
             question: The question; it may not be empty.
             sampling: How tokens are chosen; greedy by default.
             max_new_tokens: Most tokens of the answer.
-            refuse: Refuse without calling the model if no document covers the question, see
+            refuse: Refuse without calling the model if no document speaks of the question, see
                 `Answer.refused`.
+            on_search: Called with the search's result before the model writes.
             stream: Called with each piece of text that is final. An interrupt then ends the answer
                 and keeps its text.
             **options: Further arguments of `Engine.generate`, such as `prediction`.
@@ -149,42 +157,46 @@ class Answerer(ABC):
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         expect_question(question)
         began = time.perf_counter()
-        hits, refused = self.search(question, refuse=refuse)
+        result = self.search(question, refuse=refuse)
         milliseconds = (time.perf_counter() - began) * 1000
-        if refused is not None:
-            answer = Answer.refusal(question, hits, refused)
+        if on_search is not None:
+            on_search(result)
+        if result.refused is not None:
+            answer = Answer.refusal(question, result)
+        elif self.template.extracts:
+            answer = Answer.extract(question, result)
         else:
             options["max_new_tokens"] = max_new_tokens
-            answer = self._write(Question(question, hits, sampling, stream, options))
+            answer = self._write(Question(question, result, sampling, stream, options))
         milliseconds += answer.report.milliseconds.get("retrieve", 0.0)
         report = answer.report.with_retrieval(milliseconds)
         return replace(answer, generation=replace(answer.generation, report=report))
 
     def search(
         self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> tuple[list[Hit], str | None]:
-        """Return the best passages, and the reason to refuse the question or None.
+    ) -> SearchResult:
+        """Return the best passages and sentences, and why the question is refused if it is.
 
-        The question is judged by the best 5 passages, or by more if `top_k` is larger.
+        It is refused if no sentence of the best 5 passages reaches `LEAST_SCORE`.
 
         Args:
             top_k: Most passages; None for those of the constructor.
             refuse: Whether to judge the question.
         """
         if self.retriever is None:
-            return [], None
+            return SearchResult()
         top_k = self.top_k if top_k is None else top_k
-        if not self.judges:
-            return search_hits(self.retriever, question, top_k), None
-        index = cast(PassageIndex, self.retriever)
-        hits = index.search(question, max(top_k, JUDGED))
-        support = index.support(question, hits)
-        if support.covered or not refuse:
-            return hits[:top_k], None
-        return hits[:top_k], (
-            f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
-            f"(expected {LEAST_COVERAGE:.0%} or more)"
-        )
+        many = max(top_k, JUDGED) if isinstance(self.retriever, PassageIndex) else top_k
+        hits = search_hits(self.retriever, question, many)
+        sentences = rank_sentences(question, hits)
+        best = max((each.score for each in sentences), default=0.0)
+        refused = None
+        if refuse and self.judges and best < LEAST_SCORE:
+            refused = (
+                f"no sentence speaks of the question (the best has a score of {best:.2f}, expected "
+                f"{LEAST_SCORE:.2f} or more)"
+            )
+        return SearchResult(hits[:top_k], tuple(sentences), refused)
 
     @abstractmethod
     def _write(self, question: Question) -> Answer:
@@ -215,22 +227,23 @@ class Answerer(ABC):
         }
 
     def _answer(
-        self, question: str, prompt: Prompt, generation: Generation, **facts: Any
+        self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
     ) -> Answer:
-        """Return the answer of a generation, with its parts and its citations.
+        """Return the answer of a generation, with its parts, citations and support.
 
         Args:
             facts: Further fields of the answer.
         """
         text = generation.text
-        evidence, short = self.template.parts(text)
+        evidence, short = (text[slice(*s)] if s else "" for s in self.template.parts(text))
         fields: dict[str, Any] = {
-            "citations": tuple(cite(text, prompt, generation.steps, short)),
-            "evidence": text[slice(*evidence)] if evidence else "",
-            "short": text[slice(*short)] if short else "",
+            **find_evidence(question.text, generation, prompt, question.search.sentences, short),
+            "evidence": evidence,
+            "short": short,
             "passages": prompt.hits,
         }
-        return Answer(question=question, generation=generation, prompt=prompt, **fields | facts)
+        fields |= facts
+        return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
 
 
 def drain(chunks: Any, stream: OnText) -> Any:

@@ -1,29 +1,37 @@
-"""Citations: pieces of an answer that stand word for word in a document.
+"""Citations: whole sentences of a document that stand word for word in an answer.
 
-They are found by matching, so that the same text has the same citations at every budget. A citation
-is made only where the characters are equal. Accepted drafts from the passage decide `matched_by`.
+They are found by matching, so that the same text has the same citations at every budget. All
+characters are equal but for white space. A part of a sentence is no citation, as it may say
+something else. Accepted drafts from the passage decide `matched_by`.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import accepted_of
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Span, sentence_spans
+from ragspec.retrievers.search.sentences import Sentence
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
 WORD = re.compile(r"\w+")
 APOSTROPHES = ("'", "’")
 NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
+ENDING = " \n\t.!?。！？\"'”’)"  # may be missing in a quotation of a sentence
+# A list's mark, an option or a term before its text may be missing too.
+LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """answer[answer_start:answer_end] == text of `document`[start:end], in characters.
+    """answer[answer_start:answer_end] is the text of `document`[start:end], in characters.
 
     Attributes:
         document: The document's name.
@@ -41,6 +49,20 @@ class Citation:
     matched_by: str
     page: int | None = None
 
+    @classmethod
+    def of(cls, sentence: Sentence, answer_start: int, passage: int) -> Self:
+        """Return the citation of a whole sentence at a character of the answer."""
+        return cls(
+            document=sentence.hit.document.name,
+            start=sentence.start,
+            end=sentence.end,
+            answer_start=answer_start,
+            answer_end=answer_start + sentence.end - sentence.start,
+            passage=passage,
+            matched_by="match",
+            page=sentence.hit.document.page_of(sentence.start),
+        )
+
     @property
     def place(self) -> str:
         """The position in the document, in words for people."""
@@ -50,43 +72,32 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """Equal characters: answer from `answer_start`, text of passage `hit` from `start`."""
+    """Equal characters: answer[answer_start:answer_end], and text of passage `hit`[start:end]."""
 
     answer_start: int
+    answer_end: int
     hit: int
     start: int
-    length: int
+    end: int
     matched_by: str = "match"
-
-    @property
-    def answer_end(self) -> int:
-        """End of the quotation in the answer."""
-        return self.answer_start + self.length
 
     def overlaps(self, characters: Iterable[tuple[int, int]]) -> bool:
         """Return whether it has one of these characters, each with its passage."""
-        ours = range(self.start, self.start + self.length)
-        return any(hit == self.hit and at in ours for hit, at in characters)
+        return any(hit == self.hit and self.start <= at < self.end for hit, at in characters)
 
 
-def cite(
-    answer: str, prompt: Prompt, steps: Iterable[Step], short: tuple[int, int] | None = None
-) -> list[Citation]:
+def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps.
 
     Args:
         steps: The steps of the generation.
-        short: Characters (start, end) of the answer proper. It is cited at any length if a cited
-            passage contains it.
     """
     texts = [hit.passage.text for hit in prompt.hits]
     copied = copied_characters(prompt, steps)
     chosen = [
         replace(quote, matched_by="draft") if quote.overlaps(copied) else quote
-        for quote in without_overlaps(matched_quotes(answer, texts))
+        for quote in without_overlaps(quotes(answer, texts))
     ]
-    if short is not None:
-        chosen = without_overlaps([*chosen, *short_quotes(answer, short, texts, chosen)])
     chosen.sort(key=lambda quote: quote.answer_start)
     return [citation(quote, prompt.hits[quote.hit], prompt.first + quote.hit) for quote in chosen]
 
@@ -97,7 +108,7 @@ def citation(quote: Quote, hit: Hit, number: int) -> Citation:
     return Citation(
         document=hit.document.name,
         start=start,
-        end=start + quote.length,
+        end=hit.passage.start + quote.end,
         answer_start=quote.answer_start,
         answer_end=quote.answer_end,
         passage=number,
@@ -117,6 +128,44 @@ def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, i
     return copied
 
 
+def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
+    """Yield the longest runs of whole sentences that answer and passages share."""
+    plain, places = collapsed(answer)
+    others = [collapsed(text) for text in texts]
+    for quote in matched_quotes(plain, [text for text, _ in others]):
+        text, there = texts[quote.hit], others[quote.hit][1]
+        start, end = whole_sentences(text, there[quote.start], there[quote.end - 1] + 1)
+        if start < end:
+            shift = quote.answer_start - quote.start
+            first, last = (bisect_left(there, at) + shift for at in (start, end - 1))
+            yield Quote(places[first], places[last] + 1, quote.hit, start, end)
+
+
+def collapsed(text: str) -> tuple[str, list[int]]:
+    """Return a text with one space for each run of white space, and where its characters were."""
+    places = [
+        at
+        for at, letter in enumerate(text)
+        if not (letter.isspace() and at and text[at - 1].isspace())
+    ]
+    return "".join(" " if text[at].isspace() else text[at] for at in places), places
+
+
+def whole_sentences(text: str, start: int, end: int) -> Span:
+    """Return what text[start:end] has from its first whole sentence to its last.
+
+    A sentence may lack its mark and its label. The span is empty if there is none.
+    """
+    spans = list[Span]()
+    for first, last in sentence_spans(text, 0, len(text)):
+        label = LABEL.match(text, first, last)
+        least = first + len(text[first:last].rstrip(ENDING))
+        begin = label.end() if label and label.end() < least and first < start else first
+        if start <= begin and least <= end and len(WORD.findall(text, begin, least)) >= LEAST_WORDS:
+            spans.append((begin, min(last, end)))
+    return (spans[0][0], spans[-1][1]) if spans else (start, start)
+
+
 def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
     """Yield the longest pieces of at least four words that answer and passages share."""
     places: dict[str, list[tuple[int, int]]] = {}
@@ -129,9 +178,10 @@ def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
             # The window lies in a quotation of the same alignment that was found before.
             if start < covered.get((hit, place - start), 0):
                 continue
-            quote = grown(answer, texts[hit], Quote(start, hit, place, end - start))
+            window = Quote(start, end, hit, place, place + end - start)
+            quote = grown(answer, texts[hit], window)
             covered[hit, place - start] = quote.answer_end
-            if words_in(answer, quote) >= LEAST_WORDS:
+            if len(WORD.findall(answer, quote.answer_start, quote.answer_end)) >= LEAST_WORDS:
                 yield quote
 
 
@@ -140,21 +190,6 @@ def windows(text: str) -> Iterator[tuple[int, int]]:
     words = [match.span() for match in WORD.finditer(text)]
     for first in range(len(words) - LEAST_WORDS + 1):
         yield words[first][0], words[first + LEAST_WORDS - 1][1]
-
-
-def short_quotes(
-    answer: str, short: tuple[int, int], texts: Sequence[str], chosen: Sequence[Quote]
-) -> Iterator[Quote]:
-    """Yield the answer proper as a quotation, from the longest quoted passage that contains it."""
-    quotation = answer[short[0] : short[1]]
-    pattern = re.compile(rf"(?<!\w){re.escape(quotation)}(?!\w)")
-    for quote in sorted(chosen, key=lambda quote: -quote.length):
-        text = texts[quote.hit]
-        match = pattern.search(text, quote.start, quote.start + quote.length)
-        match = match or pattern.search(text)
-        if match:
-            yield Quote(short[0], quote.hit, match.start(), len(quotation))
-            return
 
 
 def grown(answer: str, text: str, quote: Quote) -> Quote:
@@ -171,7 +206,7 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
         a += 1
     while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
         b -= 1
-    return Quote(a, quote.hit, a + shift, b - a)
+    return Quote(a, b, quote.hit, a + shift, b + shift)
 
 
 def cuts_word(text: str, place: int) -> bool:
@@ -191,19 +226,17 @@ def is_letter(character: str) -> bool:
     return WORD.fullmatch(character) is not None
 
 
-def words_in(answer: str, quote: Quote) -> int:
-    """Count the words of a quotation."""
-    return len(WORD.findall(answer, quote.answer_start, quote.answer_end))
-
-
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     """Return the longest quotations that do not overlap in the answer."""
     separate: list[Quote] = []
-    for quote in sorted(quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start)):
+    by_length = sorted(
+        quotes, key=lambda q: (q.answer_start - q.answer_end, q.answer_start, q.hit, q.start)
+    )
+    for quote in by_length:
         clear = (
             quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start
             for k in separate
         )
-        if quote.length and all(clear):
+        if all(clear):
             separate.append(quote)
     return separate

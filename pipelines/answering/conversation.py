@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
@@ -91,28 +91,31 @@ class Conversation(Answerer):
 
     def search(
         self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> tuple[list[Hit], str | None]:
-        """Return the passages that a turn adds, and why it is refused or None."""
-        hits, why = super().search(question, top_k, refuse=refuse)
-        if why is not None and self.turns:
-            hits, why = super().search(f"{self.turns[-1].question}\n{question}", top_k)
-            hits, why = [] if why else hits, None
+    ) -> SearchResult:
+        """Return the passages that a turn adds, and why it is refused if it is."""
+        result = super().search(question, top_k, refuse=refuse)
+        if result.refused is not None and self.turns:
+            result = super().search(f"{self.turns[-1].question}\n{question}", top_k)
+            result = SearchResult() if result.refused else result
         before = {_place(hit) for turn in self.turns for hit in turn.hits}
-        return (hits if why else [hit for hit in hits if _place(hit) not in before]), why
+        new = [hit for hit in result.hits if _place(hit) not in before]
+        return result if result.refused else replace(result, hits=new)
 
     def _write(self, question: Question) -> Answer:
         """Answer one turn, and add it to the conversation unless it has no tokens."""
         text, options = question.text, question.options
-        prompt, turn, dropped = self._fitted(text, list(question.hits), options["max_new_tokens"])
+        prompt, turn, dropped = self._fitted(
+            text, list(question.search.hits), options["max_new_tokens"]
+        )
         # A stream keeps the text of an interrupted turn.
         stream = question.stream or (lambda piece: None)
         streamed = replace(question, stream=stream, options={"stop": (), **options})
         generation = self._generate(prompt, streamed)
         if not generation.tokens:  # interrupted during prefill
-            return self._answer(text, prompt, generation, passages=turn.hits)
+            return self._answer(question, prompt, generation, passages=turn.hits)
         self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
         facts = {"passages": turn.hits, "dropped_turns": dropped}
-        return self._answer(text, prompt, generation, **facts)
+        return self._answer(question, prompt, generation, **facts)
 
     def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
         """Return the prompt, the turn, and the number of oldest turns to drop for it.

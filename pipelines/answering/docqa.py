@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
-from ragspec.pipelines.answering.template import PromptTemplate
+from ragspec.pipelines.answering.template import PromptTemplate, reads_sentences
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
-from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
+from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
@@ -119,14 +119,17 @@ class DocQA(Answerer):
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
-        return self._prompt(question, self.search(question)[0], max_new_tokens)
+        return self._prompt(question, self.search(question), max_new_tokens)
 
-    def _prompt(self, question: str, hits: Sequence[Hit], max_new_tokens: int) -> Prompt:
+    def _prompt(self, question: str, result: SearchResult, max_new_tokens: int) -> Prompt:
+        hits = result.hits
+        if self._top_k is None and reads_sentences(self.engine):
+            hits = [each.alone for each in result.sentences[:1]]
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
         tokenizer = self.engine.tokenizer
         return build_prompt(tokenizer, question, hits, room=room, template=self.template)
 
     def _write(self, question: Question) -> Answer:
-        prompt = self._prompt(question.text, question.hits, question.options["max_new_tokens"])
-        return self._answer(question.text, prompt, self._generate(prompt, question))
+        prompt = self._prompt(question.text, question.search, question.options["max_new_tokens"])
+        return self._answer(question, prompt, self._generate(prompt, question))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.request import stop_strings
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.strides import (
     FinalText,
@@ -29,13 +29,7 @@ from ragspec.pipelines.answering.strides import (
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
-from ragspec.retrievers.search.fusion import (
-    Hit,
-    Retriever,
-    SearchFunction,
-    SearchMode,
-    as_retriever,
-)
+from ragspec.retrievers.search.fusion import Retriever, SearchFunction, SearchMode, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
 from ragspec.retrievers.speculation.os3 import StrideSchedule
@@ -137,9 +131,11 @@ class IterativeRag(Answerer):
 
     def search(
         self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> tuple[list[Hit], str | None]:
+    ) -> SearchResult:
         """Judge a question; the strides search for its passages."""
-        return super().search(question, top_k) if refuse and self.judges else ([], None)
+        if not self.judges:
+            return SearchResult()
+        return super().search(question, top_k, refuse=refuse)
 
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
@@ -183,7 +179,7 @@ class IterativeRag(Answerer):
         loop.report.queries += len(self._repeats) - repeats
         loop.report.changed = self._repeats.count(False)
         generation = self._joined(loop, time.perf_counter() - began)
-        answer = self._answer(question.text, prompt, generation)
+        answer = self._answer(question, prompt, generation)
         self.engine.notify(answer.generation)
         return answer
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
@@ -26,6 +26,7 @@ from ragspec.pipelines.answering.template import PromptTemplate, find_template, 
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.storage.store import is_store
 from ragspec.verification.sequence_cache import Layers, slot_bytes
 
@@ -204,6 +205,12 @@ class LongDocument(Answerer):
         """Return the prompt of a question, which begins with the document."""
         return passage_first(self.engine.tokenizer, question, self.hit, self.template, self.prefix)
 
+    def search(
+        self, question: str, top_k: int | None = None, *, refuse: bool = True
+    ) -> SearchResult:
+        """Return the document's sentences that answer a question best."""
+        return SearchResult((), tuple(rank_sentences(question, [self.hit])))
+
     def _write(self, question: Question) -> Answer:
         text, options = question.text, question.options
         prompt, chunks = self.prompt(text), tuple[Hit, ...]()
@@ -217,7 +224,7 @@ class LongDocument(Answerer):
         generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
-        return self._answer(text, prompt, generation, chunks=chunks)
+        return self._answer(question, prompt, generation, chunks=chunks)
 
     @property
     def chunks(self) -> Chunks:

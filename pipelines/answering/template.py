@@ -1,8 +1,9 @@
-"""Prompt templates for questions over passages: three by name, or a Jinja template of your own.
+"""Prompt templates for questions over passages: four by name, or a Jinja template of your own.
 
 "evidence" asks for two lines, the sentence that holds the answer and the answer itself: the
 quotation can be checked, and drafted. "quote" asks for the sentence alone. "answer" asks for an
-answer in the model's own words, then for the sentence that supports it. A Jinja template receives
+answer in the model's own words. "extract" asks no model: the documents' own sentences are the
+answer. A Jinja template receives
 `question` and `passages`, each with `number`, `title` and `text`. It writes the user's turn of a
 chat model, or the whole prompt of another model. Passages on lines of their own are drafted from
 and cited. By default `suited` chooses the template.
@@ -37,12 +38,9 @@ ONE_SENTENCE = (
     "Copy the sentence of the numbered passages that answers the question, word for word, with the "
     "number of its passage in brackets before it. Write nothing else."
 )
-# Of seven prompts tried on training questions, this one led to the most gold answers and
-# quotations (benchmarks/RESULTS.md).
-READ, FIRST_THE_ANSWER = (
-    "Read the passages and answer the question below.",
-    "Give the answer first, then quote the sentence that supports it in double quotes.",
-)
+# Of twenty-four prompts tried, this one led to most right answers that do not speak of the prompt
+# (benchmarks/RESULTS.md).
+READ, FULLY = "Read the text and answer the question below.", "Answer in a full sentence."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class PromptTemplate:
         opening: Beginning of the answer, for other models.
         two_lines: Whether to ask for evidence and answer; their labels are drafted too.
         one_sentence: Whether to ask for evidence alone.
+        extracts: Answer by the documents' sentences, without the model.
         stop: Strings that end an answer.
         template: Jinja source in place of instruction, closing and opening.
         system: System message of a chat model.
@@ -65,6 +64,7 @@ class PromptTemplate:
     opening: str = ""
     two_lines: bool = False
     one_sentence: bool = False
+    extracts: bool = False
     stop: tuple[str, ...] = ("\nQuestion:", "\nContext:")
     template: str | None = None
     system: str | None = None
@@ -86,8 +86,11 @@ class PromptTemplate:
                     "into a template of your own (--set prompt=FILE)."
                 )
             return self.content(question, passages, chat=False)
+        # A number that nobody asks for is copied into answers.
+        numbered = self.two_lines or self.one_sentence or len(passages) > 1
+        first = 1 if numbered else None
         turns = [{"role": "system", "content": self.system}] if self.system else []
-        turns.append({"role": "user", "content": self.content(question, passages)})
+        turns.append({"role": "user", "content": self.content(question, passages, first=first)})
         return templated(tokenizer, turns)
 
     def content(
@@ -96,20 +99,21 @@ class PromptTemplate:
         passages: Sequence[tuple[str, str]],
         *,
         chat: bool = True,
-        first: int = 1,
+        first: int | None = 1,
     ) -> str:
         """Return the user's turn, or without `chat` the whole prompt.
 
         Args:
-            first: Number of the first passage.
+            first: Number of the first passage; None shows no numbers.
 
         Raises:
             InputError: The template cannot be filled.
         """
         if self.template is not None:
-            return self._filled(question, passages, first)
+            return self._filled(question, passages, first or 1)
         listing = "\n\n".join(
-            f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, first)
+            ("" if first is None else f"[{number}] ") + f"{title}\n{text}"
+            for number, (title, text) in enumerate(passages, first or 1)
         )
         template = f"{listing}\n\nQuestion: {question}"
         if not chat:
@@ -179,6 +183,7 @@ def templated(
         ) from error
 
 
+EXTRACT = "extract"
 SMALL = 500_000_000  # parameters of a chat model
 WORDINGS = MappingProxyType(
     {
@@ -190,7 +195,8 @@ WORDINGS = MappingProxyType(
             one_sentence=True,
             stop=("\nAnswer:", "\nQuestion:", "\nContext:"),
         ),
-        "answer": PromptTemplate("answer", READ, FIRST_THE_ANSWER, opening="Answer:"),
+        "answer": PromptTemplate("answer", READ, FULLY, opening="Answer:"),
+        EXTRACT: PromptTemplate(EXTRACT, extracts=True),
     }
 )
 
@@ -204,13 +210,17 @@ def suited(tokenizer: Any) -> str:
     return "answer" if is_chat(tokenizer) else "evidence"
 
 
-def passages_for(engine: Any) -> int:
-    """Return the default number of passages for an engine's model.
+def reads_sentences(engine: Any) -> bool:
+    """Return whether an engine's model answers better over the best sentence than over passages.
 
-    A small chat model answers better from the best passage than from three, though three hold the
-    answer more often (SmolLM2-135M: 37 % of gold answers against 20 %, benchmarks/RESULTS.md).
+    A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).
     """
-    return 1 if is_chat(engine.tokenizer) and engine.model.num_parameters() < SMALL else 3
+    return is_chat(engine.tokenizer) and engine.model.num_parameters() < SMALL
+
+
+def passages_for(engine: Any) -> int:
+    """Return the default number of passages for an engine's model."""
+    return 1 if reads_sentences(engine) else 3
 
 
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:

@@ -130,7 +130,17 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
             without speculation.
     """
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
-    from ragspec.pipelines.cli.show import OnRead, OnText, Result, answer_result, run_and_show
+    from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.pipelines.answering.template import EXTRACT
+    from ragspec.pipelines.cli.show import (
+        OnRead,
+        OnText,
+        Result,
+        answer_result,
+        note_sentences,
+        run_and_show,
+        show,
+    )
 
     text, question = options.text, options.question
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
@@ -139,6 +149,11 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     with terminal.working("reading the documents"):
         qa = options.documents.open(terminal)
     assert qa is not None
+    if options.documents.prompt == EXTRACT:
+        extract = DocQA(qa.retriever, prompt=EXTRACT).ask(question, refuse=not options.no_refusal)
+        if extract.refused:
+            note_sentences(extract.sentences, terminal)
+        return show(answer_result(question, extract), text.output, terminal)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
     sampling = text.sampling.settings_for(engine)
@@ -151,6 +166,8 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
         engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
         every = arguments | {"stream": on_text, "on_read": on_read}
+        if not plain:
+            every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
         outcome = answer_result(question, over(qa, engine, plain).ask(question, sampling, **every))
         outcome.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
         return outcome
@@ -238,7 +255,14 @@ class LongOptions:
 def ask_long(options: LongOptions) -> None:
     """Answer a question over one long document; it is read once."""
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
-    from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
+    from ragspec.pipelines.cli.show import (
+        OnRead,
+        OnText,
+        answer_result,
+        discard,
+        note_sentences,
+        run_and_show,
+    )
 
     text, question = options.text, options.question
     arguments: dict[str, Any] = {"max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
@@ -253,7 +277,10 @@ def ask_long(options: LongOptions) -> None:
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         over = document if engine is document.engine else document.over(engine)
-        return answer_result(question, over.ask(question, sampling, stream=on_text, **arguments))
+        every: dict[str, Any] = arguments | {"stream": on_text}
+        if not plain:
+            every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
+        return answer_result(question, over.ask(question, sampling, **every))
 
     if text.output.compare:  # warm up: the first question copies the keys
         document.ask(question, stream=discard, **arguments | {"max_new_tokens": 1})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragspec.errors import InputError, RagspecError
+from ragspec.pipelines.cli.show import note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import takes_records
@@ -113,6 +114,7 @@ class ChatSession:
                 max_new_tokens=self.max_new_tokens,
                 stream=terminal.piece,
                 on_read=on_read,
+                on_search=lambda result: note_sentences(result.sentences, terminal),
             )
         terminal.line(reply.text if reply.refused else "")
         if dropped := reply.dropped_turns:
@@ -123,10 +125,10 @@ class ChatSession:
         documents = self.conversation.retriever is not None
         if reply.refused is not None:
             terminal.note(f"the model was not called: {reply.refused}", "bold")
-        elif documents and not (reply.passages or reply.supported):
+        elif documents and not (reply.passages or reply.citations):
             terminal.note("no passage was found: the model had the conversation alone")
-        elif documents and not reply.supported:
-            terminal.note("nothing in your documents was quoted: check this answer", "bold")
+        elif documents:
+            note_support(reply.to_dict(), terminal)
         if reply.repeats:
             terminal.note("ended: it began to repeat itself", "bold")
         if reply.cut:

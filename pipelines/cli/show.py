@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.answer import Answer
     from ragspec.reports.generation import Generation
+    from ragspec.retrievers.search.sentences import Sentence
     from ragspec.sampling.settings import Sampling
 
 INTERRUPTED = 130
@@ -64,7 +65,7 @@ def run_and_show(
     if output.compare and outcome.generation.tokens and not interrupted:
         comparison = _compare(write, engine, sampling, outcome, terminal)
         interrupted = comparison is None
-    _show(outcome, comparison, engine, output, terminal)
+    show(outcome, output, terminal, engine, comparison)
     if output.trace is not None:  # last: a full disk must not cost the answer
         from ragspec.reports.trace import write_trace
 
@@ -113,13 +114,14 @@ def answer_result(question: str, answer: Answer) -> Result:
     return Result(answer.generation, fields, names, {"question": question, "citations": quotes})
 
 
-def _show(
+def show(
     outcome: Result,
-    comparison: Comparison | None,
-    engine: Engine,
     output: OutputOptions,
     terminal: Terminal,
+    engine: Engine | None = None,
+    comparison: Comparison | None = None,
 ) -> None:
+    """Show a text, its sources and figures; `engine` wrote it, None if no model did."""
     report = outcome.generation.report
     if output.json:
         record = outcome.fields | {"label": report.label, "report": report.to_dict()}
@@ -130,10 +132,11 @@ def _show(
     if outcome.fields.get("refused"):
         terminal.line(outcome.generation.text)
         terminal.note(f"the model was not called: {outcome.fields['refused']}", "bold")
-        nearest = f"nearest: {outcome.documents[0]}; " if outcome.documents else ""
-        terminal.note(f"{nearest}--no-refusal calls it anyway")
+        terminal.note("the nearest sentences are above; --no-refusal calls the model anyway")
         return
-    if output.streams:
+    if engine is None:
+        terminal.line(outcome.generation.text)
+    elif output.streams:
         terminal.line()
     else:
         _show_coloured(outcome, engine, terminal)
@@ -142,7 +145,8 @@ def _show(
         terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
-    terminal.note(report.summary())
+    if engine is not None:
+        terminal.note(report.summary())
     if comparison is not None:
         terminal.note(comparison.summary(), "bold")
 
@@ -155,12 +159,37 @@ def _note_sources(outcome: Result, terminal: Terminal) -> None:
     if fields.get("left_out"):
         used, left = len(fields["passages"]), fields["left_out"]
         terminal.note(f"{used} of {used + left} passages fit the model's context; the last left")
-    if not fields.get("supported", True):
-        terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
+    if "support" in fields:
+        note_support(fields, terminal)
     if fields.get("repeats"):
         terminal.note("ended: it began to repeat itself", "bold")
     if outcome.generation.finish_reason == "length" and "citations" in fields:
         terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
+
+
+SUPPORT = {
+    "supported": "supported: one sentence speaks of the question and has what the answer says",
+    "quoted": "quoted: check that the quotation answers the question",
+    "unsupported": "unsupported: no sentence of your documents says this; check it yourself",
+}
+AROUND = 80  # characters of the document shown on each side of a sentence
+
+
+def note_support(fields: Mapping[str, Any], terminal: Terminal) -> None:
+    """Note how far the documents support an answer, given as JSON types."""
+    by = fields["supporting"]
+    where = f" ({by['document']}, {by['place']})" if by else ""
+    terminal.note(SUPPORT[fields["support"]] + where, "" if by else "bold")
+
+
+def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
+    """Note the sentences that answer a question best, each marked in its document."""
+    for number, each in enumerate(sentences, 1):
+        text = each.hit.document.text
+        _, _, before = text[: each.start][-AROUND:].partition(" ")
+        after, _, _ = text[each.end :][:AROUND].rpartition(" ")
+        terminal.note(f"{number}  {each.hit.document.name}, {each.place}", "bold")
+        terminal.marked(before, each.text, after)
 
 
 def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:

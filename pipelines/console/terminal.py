@@ -129,6 +129,16 @@ class Terminal:
         if not self.quiet:
             self.err.print(printable(text), style=style, soft_wrap=True)
 
+    def marked(self, before: str, text: str, after: str) -> None:
+        """Show a piece of a document on standard error, on a terminal between what is around it."""
+        from rich.text import Text
+
+        parts = [(before, "dim"), (text, "bold"), (after, "dim")]
+        parts = parts if self.err.is_terminal else parts[1:2]
+        if not self.quiet:
+            line = [Text(" ".join(printable(part).split()), style) for part, style in parts]
+            self.err.print(Text("   ").append(Text(" ").join(line)), soft_wrap=True)
+
     def note_skipped(self, path: str, reason: str) -> None:
         """Note a file that was left out, and the reason."""
         self.note(f"not read: {path} {reason}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import (
     find_template,
@@ -25,6 +25,7 @@ from ragspec.pipelines.server.schema import text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import TextOutput
 from ragspec.verification.causal import score_tokens
@@ -65,6 +66,7 @@ class EngineRequest:
     Attributes:
         sample: Which of the samples of the prompt it is.
         cited: The prompt with its passages, if it has any.
+        question, search: The question over them, and what its search result.
         refusal: The answer without the model, None if it is called.
         echo: The prompt, if it is part of the answer.
     """
@@ -74,6 +76,8 @@ class EngineRequest:
     options: Options
     sample: int = 0
     cited: Prompt | None = None
+    question: str = ""
+    search: SearchResult = field(default_factory=SearchResult)
     refusal: Answer | None = None
     echo: Echo | None = None
 
@@ -91,11 +95,12 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
     turns = [text_of(turn.content) for turn in body.messages]
     question, tokenizer = turns[-1], engine.tokenizer
-    hits, refused = _hits(body, question, engine, documents)
+    result = _search(body, question, engine, documents)
+    hits = result.hits
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options = read.sampling, read.options
-    if refused is not None:
-        refusal = Answer.refusal(question, hits, refused)
+    if result.refused is not None:
+        refusal = Answer.refusal(question, result)
         return [EngineRequest((), sampling, options, refusal=refusal)] * body.samples
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     new = body.max_completion_tokens or body.max_tokens
@@ -111,7 +116,9 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     source = "documents" if body.documents else "messages"
     _limit(options, prompt.token_ids, new, engine, (source, name))
     return [
-        EngineRequest(prompt.token_ids, sampling, options, sample, prompt if hits else None)
+        EngineRequest(
+            prompt.token_ids, sampling, options, sample, prompt if hits else None, question, result
+        )
         for sample in range(body.samples)
     ]
 
@@ -201,22 +208,21 @@ def _limit(
     options["max_new_tokens"] = new if new is not None and new > 0 else rest
 
 
-def _hits(
+def _search(
     body: ChatRequest, question: str, engine: Engine, documents: DocQA | None
-) -> tuple[list[Hit], str | None]:
-    """Return the passages of the prompt, and why the model is not called or None."""
+) -> SearchResult:
+    """Return the passages of the prompt, their best sentences, and why the model is not called."""
     last = body.messages[-1].role
     if body.documents is not None:
         hits = [_hit_of(number, each) for number, each in enumerate(body.documents, start=1)]
         if hits and last != "user":
             raise ApiError(400, "got documents, and a last message that is no user's.", None)
-        return hits, None
+        return SearchResult(hits, tuple(rank_sentences(question, hits)))
     if documents is None or last != "user" or not question.strip():
-        return [], None
-    hits, refused = documents.search(question, passages_for(engine))
-    if refused is not None and len(body.messages) > 1:  # may be about an earlier message
-        return [], None
-    return hits, refused
+        return SearchResult()
+    result = documents.search(question, passages_for(engine))
+    # A question that is refused may be about an earlier message.
+    return SearchResult() if result.refused and len(body.messages) > 1 else result
 
 
 def _hit_of(number: int, document: DocumentText | str) -> Hit:

@@ -20,6 +20,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
+from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.sampling.placed_tokens import place_tokens
@@ -91,13 +92,22 @@ class RunningTexts:
         return texts or [each.refusal.generation for each in self.requests if each.refusal]
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
-        """Return the refusal or the citations of a text."""
+        """Return the refusal, or the citations and the support of a text."""
         request = self.requests[index]
         if request.refusal is not None:
-            return {"refusal": request.refusal.refused, "annotations": []}
+            return {"refusal": request.refusal.refused, "annotations": [], **self.opening(index)}
         if request.cited is None:
             return {}
-        return {"annotations": citations_of(generation, request.cited)}
+        sentences = request.search.sentences
+        evidence = find_evidence(request.question, generation, request.cited, sentences)
+        annotations = citations_of(evidence["citations"], request.cited)
+        return {"annotations": annotations, "support": evidence["support"], **self.opening(index)}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """Return the documents' sentences that answer a question, known before the text."""
+        request = self.requests[index]
+        sentences = (request.refusal or request.search).sentences
+        return {"sentences": [each.to_dict() for each in sentences]} if sentences else {}
 
 
 async def answer(
@@ -144,7 +154,8 @@ async def _encode(
     try:
         if reply.chat:
             for index in range(len(running.requests)):
-                yield chunk(reply.choice(index, "", stream=True, role="assistant"))
+                opening = {"role": "assistant", **running.opening(index)}
+                yield chunk(reply.choice(index, "", stream=True, **opening))
         async for index, text, placed, generation in read_texts(running):
             if text or placed:
                 yield chunk(reply.choice(index, text, stream=True, placed=placed))

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -21,12 +21,13 @@ from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.answering.citations import cite
 from ragspec.pipelines.answering.prompt import Prompt, placed
+from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import is_chat, templated
 from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.placed_tokens import place_tokens
 
 T = TypeVar("T")
@@ -36,11 +37,12 @@ PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt, its settings, and further texts to draft from."""
+    """A prompt, its settings, further texts to draft from, and the question over its passages."""
 
     prompt: Prompt
     request: GenerateRequest
     texts: tuple[SourceText, ...] = ()
+    question: str = ""
 
     @property
     def options(self) -> Options:
@@ -125,7 +127,11 @@ class HostWriter:
         turns = [_plain_turn(read_message(m, i), tokenizer) for i, m in enumerate(messages)]
         text = templated(tokenizer, turns, self.template)
         spoken = [str(turn["content"]) for turn in turns if turn["role"] in TOOL_ROLES]
-        return self._job(text, request, hits, [each for each in spoken if each not in text])
+        job = self._job(text, request, hits, [each for each in spoken if each not in text])
+        question = str(turns[-1].get("content", ""))
+        for hit in hits:  # a host puts them into the turn
+            question = question.replace(hit.passage.text, "")
+        return replace(job, question=question)
 
     def complete(self, prompt: str, request: GenerateRequest, hits: Sequence[Hit] = ()) -> Job:
         """Return the job of continuing a text without a template."""
@@ -164,8 +170,8 @@ class HostWriter:
     def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
         """Return the figures of a text as JSON types.
 
-        `speculative_decoding` has acceptance figures under vLLM's names; for `citations` see
-        `Citation`.
+        `speculative_decoding` has acceptance figures under vLLM's names; for `citations`, `support`
+        and `sentences` see `Answer`.
         """
         report, tokenizer = generation.report, self.engine.tokenizer
         steps = report.to_dict()["speculative_decoding"]
@@ -180,8 +186,11 @@ class HostWriter:
             "usage": figures([generation])["usage"],
         }
         if job.prompt.hits:
-            citations = cite(generation.text, job.prompt, generation.steps)
-            facts["citations"] = [asdict(citation) for citation in citations]
+            sentences = tuple(rank_sentences(job.question, job.prompt.hits))
+            evidence = find_evidence(job.question, generation, job.prompt, sentences)
+            facts["citations"] = [asdict(citation) for citation in evidence["citations"]]
+            facts["support"] = evidence["support"]
+            facts["sentences"] = [each.to_dict() for each in sentences]
         if generation.logprobs is not None:
             reply = OpenAIReply(True, self.name, tokenizer)
             facts["logprobs"] = reply.logprobs(place_tokens(tokenizer, generation))

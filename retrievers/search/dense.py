@@ -8,6 +8,7 @@ sentence-transformers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -83,6 +84,15 @@ class StaticEmbedder:
         if not rows:
             return np.zeros((0, self._table.shape[1]), np.float32)
         return torch.cat(rows).numpy()
+
+    def rarity(self, word: str) -> float:
+        """Return how rare a word is in the text that the tokenizer was trained on.
+
+        Tokens are numbered by their frequency there, so that it is the logarithm of a rank, of each
+        token of a word that has several.
+        """
+        tokens = self._tokenizer.encode(" " + word, add_special_tokens=False).ids
+        return sum(math.log(token + 2) for token in tokens)
 
     def _encode(self, texts: Sequence[str]) -> Tensor:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

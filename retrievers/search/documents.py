@@ -79,6 +79,16 @@ class Document:
         """Return the page number of a character, from 1; None without pages."""
         return bisect_right(self.pages, offset) or None
 
+    def heading_of(self, offset: int) -> str:
+        """Return the nearest heading above a character, the title without one."""
+        number = bisect_right(self.headings, offset, key=lambda heading: heading[0])
+        return self.headings[number - 1][1] if number else self.title
+
+    def place(self, start: int, end: int) -> str:
+        """Return a position in the text, in words for people."""
+        page = self.page_of(start)
+        return f"characters {start} to {end}" if page is None else f"page {page}"
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:

@@ -33,7 +33,7 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
-from ragspec.retrievers.search.sparse import SparseIndex, Support
+from ragspec.retrievers.search.sparse import SparseIndex
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
 
@@ -242,21 +242,6 @@ class PassageIndex:
             for number, score, ranks in ranked
             for passage in (self.passages[number],)
         ]
-
-    def support(self, query: str, hits: Sequence[Hit] | None = None) -> Support:
-        """Return how well the best passages support an answer to a query.
-
-        Args:
-            hits: Passages of an earlier search for it, None to search.
-        """
-        hits = self.search(query) if hits is None else hits
-        coverage = cosine = None
-        if self.sparse is not None:
-            texts = [searched_text(hit.document, hit.passage) for hit in hits]
-            coverage = self.sparse.coverage(query, texts)
-        if self.dense is not None:
-            cosine = max((score for _, score in self.dense.search(query, 1)), default=0.0)
-        return Support(coverage, cosine)
 
     @property
     def _dense(self) -> DenseIndex:

@@ -5,7 +5,6 @@ A passage is a piece of its document, character for character: `text == document
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,8 +63,7 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
     starts = [offset for offset, _ in document.headings]
     passages = []
     for start, end in group(list(units(document.text, words)), document.text, set(starts), words):
-        place = bisect.bisect_right(starts, (start + end) // 2) - 1
-        title = document.headings[place][1] if place >= 0 else document.title
+        title = document.heading_of((start + end) // 2)
         passages.append(Passage(number, start, end, title, document.text[start:end]))
     return passages
 
@@ -88,13 +86,18 @@ def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> I
 
 def units(text: str, words: int) -> Iterator[Span]:
     """Yield the spans of a text's sentences, or of their parts if they are too long."""
-    for paragraph in chunks(text, (0, len(text)), PARAGRAPH_BREAK):
-        for sentence in chunks(text, paragraph, SENTENCE_BREAK):
-            if weight(text, sentence) <= words:
-                yield sentence
-                continue
-            for line in chunks(text, sentence, LINE_BREAK):
-                yield from runs(text, line, words)
+    for sentence in sentence_spans(text, 0, len(text)):
+        if weight(text, sentence) <= words:
+            yield sentence
+            continue
+        for line in chunks(text, sentence, LINE_BREAK):
+            yield from runs(text, line, words)
+
+
+def sentence_spans(text: str, start: int, end: int) -> Iterator[Span]:
+    """Yield the spans of the sentences of text[start:end], which do not cross paragraphs."""
+    for paragraph in chunks(text, (start, end), PARAGRAPH_BREAK):
+        yield from chunks(text, paragraph, SENTENCE_BREAK)
 
 
 def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ _STOP_WORDS = (
     "whom whose why will with you your"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-LEAST_COVERAGE, LEAST_COSINE = 0.35, 0.35
 
 
 def words_of(text: str) -> list[str]:
@@ -110,25 +107,6 @@ class SparseIndex:
             total[hits] += added[places[hits]]
         return [float(score) for score in total]
 
-    def coverage(self, query: str, texts: Sequence[str]) -> float:
-        """Return the share of the query's words, weighted by rarity, in the best of some texts.
-
-        It is 1 for a query of stop words alone. A word that no passage has is the rarest.
-        """
-        rarity = {word: self._rarity(word) for word in words_of(query)}
-        whole = sum(rarity.values())
-        if not whole:
-            return 1.0
-        shared = (set(words_of(text)) & rarity.keys() for text in texts)
-        return max((sum(map(rarity.__getitem__, words)) for words in shared), default=0.0) / whole
-
-    def _rarity(self, word: str) -> float:
-        """Return a word's inverse document frequency as in BM25."""
-        number = self._scorer.vocab_dict.get(word)
-        passages, starts = self._scorer.scores["num_docs"], self._scorer.scores["indptr"]
-        have = 0 if number is None else int(starts[number + 1] - starts[number])
-        return math.log(1.0 + (int(passages) - have + 0.5) / (have + 0.5))
-
     def save(self, folder: Path) -> None:
         """Write plain arrays and JSON into a folder."""
         self._scorer.save(folder, show_progress=False)
@@ -139,24 +117,3 @@ class SparseIndex:
         import bm25s
 
         return cls(bm25s.BM25.load(folder, load_corpus=False, allow_pickle=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Support:
-    """How well the best passages support an answer.
-
-    Attributes:
-        coverage: Share of the question's words, weighted by rarity, in the best passage; None
-            without sparse search.
-        cosine: Cosine of the nearest passage; None without dense search.
-    """
-
-    coverage: float | None
-    cosine: float | None
-
-    @property
-    def covered(self) -> bool:
-        """Whether an answer is supported: by one of both measures, or without sparse search."""
-        if self.coverage is None or self.coverage >= LEAST_COVERAGE:
-            return True
-        return self.cosine is not None and self.cosine >= LEAST_COSINE

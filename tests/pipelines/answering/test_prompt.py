@@ -167,7 +167,7 @@ OF_MODEL = (
 )
 
 
-@pytest.mark.parametrize("name", list(WORDINGS))
+@pytest.mark.parametrize("name", ["evidence", "quote", "answer"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_every_template_shows_the_passages_and_the_question(name: str, chat: bool) -> None:
     tokenizer = bpe(chat)
@@ -244,10 +244,10 @@ def test_parts_of_an_answer(name: str, text: str, evidence: str, short: str) -> 
 
 def test_an_answer_says_whether_it_is_supported_and_whether_it_was_cut(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(f"# Drafts\n\n{SENTENCE}\n")
-    for script, supported in ((f" [1] {SENTENCE}", True), ("Nobody knows.", False)):
+    for script, support in ((f" [1] {SENTENCE}", "quoted"), ("Nobody knows.", "unsupported")):
         engine: Any = ScriptedEngine(script)
         qa = DocQA.from_documents(tmp_path, engine=engine, embedder=None, prompt="quote")
         answer = qa.ask("What does the draft model propose?")
-        assert answer.supported is supported and not answer.cut
-        assert answer.to_dict()["supported"] is supported
+        assert answer.support == support and not answer.cut
+        assert answer.to_dict()["support"] == support
         assert engine.calls[0]["stop"] == WORDINGS["quote"].stop

@@ -1,0 +1,96 @@
+"""How far the documents support an answer, in one word.
+
+An answer is `supported` if one sentence of the documents speaks both of the question and of what
+the answer says in its own words, `quoted` if it has a sentence word for word but no such support,
+and `unsupported` otherwise. Supported is no proof: the sentence may mean something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import TypedDict
+
+from ragspec.pipelines.answering.citations import Citation, cite
+from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.reports.generation import Generation
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.sentences import Sentence, score_spans
+from ragspec.retrievers.search.sparse import words_of
+
+LEAST_SCORE = 1.4  # of a sentence that speaks of the question
+NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
+NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
+IN_QUOTES = re.compile(r"[\"“][^\"“”]*[\"”]|\[\d+\]")
+
+
+class Support(StrEnum):
+    """How far the documents support an answer."""
+
+    SUPPORTED = "supported"
+    QUOTED = "quoted"
+    UNSUPPORTED = "unsupported"
+
+
+class Evidence(TypedDict):
+    """What the documents have for an answer, see `Answer`."""
+
+    sentences: tuple[Sentence, ...]
+    citations: tuple[Citation, ...]
+    support: Support
+    supporting: Sentence | None
+
+
+def find_evidence(
+    question: str,
+    generation: Generation,
+    prompt: Prompt,
+    sentences: tuple[Sentence, ...],
+    short: str = "",
+) -> Evidence:
+    """Return the citations of an answer, and how far the documents support it.
+
+    Args:
+        sentences: The sentences that answer the question best.
+        short: The answer proper, "" if the whole text is.
+    """
+    text = generation.text
+    citations = tuple(cite(text, prompt, generation.steps))
+    hits = [prompt.hits[each.passage - prompt.first] for each in citations]
+    claim = short or claim_of(text, citations)
+    every = (*quoted_sentences(question, citations, hits), *sentences)
+    speaking = sorted((s for s in every if s.score >= LEAST_SCORE), key=lambda s: -s.score)
+    by = next((each for each in speaking if says(claim, each.text, question)), None)
+    quoted = Support.QUOTED if citations else Support.UNSUPPORTED
+    return {
+        "sentences": sentences,
+        "citations": citations,
+        "support": Support.SUPPORTED if by else quoted,
+        "supporting": by,
+    }
+
+
+def quoted_sentences(
+    question: str, citations: Sequence[Citation], hits: Sequence[Hit]
+) -> Iterator[Sentence]:
+    """Yield the quotations of an answer, each of the passage beside it, with their scores."""
+    spans = [(hit, each.start, each.end) for hit, each in zip(hits, citations, strict=True)]
+    for span, score in zip(spans, score_spans(question, spans), strict=True):
+        yield Sentence(*span, score)
+
+
+def claim_of(answer: str, citations: Iterable[Citation]) -> str:
+    """Return an answer without what it quotes."""
+    for each in reversed(list(citations)):
+        answer = answer[: each.answer_start] + " " + answer[each.answer_end :]
+    rest = IN_QUOTES.sub(" ", answer)
+    return rest if words_of(rest) else ""
+
+
+def says(claim: str, sentence: str, question: str) -> bool:
+    """Return whether a sentence has all that a claim adds to a question, in words and numbers."""
+    words = set(words_of(claim)) - set(words_of(question))
+    same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
+    numbers = set(NUMBER.findall(claim)) <= set(NUMBER.findall(sentence + " " + question))
+    return bool(words) and same and numbers and words <= set(words_of(sentence))

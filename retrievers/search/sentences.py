@@ -1,0 +1,138 @@
+"""The sentences of passages that answer a question, by a score that depends on them alone.
+
+The score is the share of the question's words in the sentence and its titles, weighted by how rare
+a word is in English, plus the cosine of question and sentence under the bundled embedder. Other
+documents and the index's own embedder do not change it. So one least score tells whether documents
+speak of a question, be they one or ten thousand (benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from ragspec.retrievers.search.passages import LINE_BREAK, Span, chunks, sentence_spans
+from ragspec.retrievers.search.sparse import words_of
+
+if TYPE_CHECKING:
+    from ragspec.retrievers.search.dense import StaticEmbedder
+    from ragspec.retrievers.search.fusion import Hit
+
+MOST = 3  # sentences shown
+LEAST_WORDS, MOST_WORDS = 12, 60
+RANK_COST = 0.06  # of the score, for each better passage of the search
+LEAST_SCORE = 0.74  # of a question that the documents speak of
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence of a passage, or neighbouring short ones.
+
+    Attributes:
+        start, end: Its characters in the document.
+        score: How well it answers the question, from about 0 to 2.
+    """
+
+    hit: Hit
+    start: int
+    end: int
+    score: float
+
+    @property
+    def text(self) -> str:
+        """The words."""
+        return self.hit.document.text[self.start : self.end]
+
+    @property
+    def alone(self) -> Hit:
+        """The passage cut to the sentence."""
+        passage = replace(self.hit.passage, start=self.start, end=self.end, text=self.text)
+        return replace(self.hit, passage=passage)
+
+    @property
+    def place(self) -> str:
+        """The position in the document, in words for people."""
+        return self.hit.document.place(self.start, self.end)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sentence as JSON types."""
+        return {
+            "document": self.hit.document.name,
+            "start": self.start,
+            "end": self.end,
+            "place": self.place,
+            "score": self.score,
+            "text": self.text,
+        }
+
+
+def rank_sentences(question: str, hits: Sequence[Hit], most: int = MOST) -> list[Sentence]:
+    """Return the sentences of passages that answer a question best, best first.
+
+    Args:
+        hits: The passages, best first.
+    """
+    places = [(rank, hit, *span) for rank, hit in enumerate(hits) for span in statements(hit)]
+    scores = score_spans(question, [place[1:] for place in places])
+    order = sorted(range(len(places)), key=lambda at: places[at][0] * RANK_COST - scores[at])
+    return [Sentence(*places[at][1:], scores[at]) for at in order[:most]]
+
+
+def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[float]:
+    """Return how well each part of a document, start to end, answers a question."""
+    if not spans:
+        return []
+    embedder = _embedder()
+    rarity = {word: embedder.rarity(word) for word in words_of(question)}
+    whole = sum(rarity.values())
+    texts = [hit.document.text[start:end] for hit, start, end in spans]
+    cosines = embedder.encode(texts) @ embedder.encode([question])[0]
+    scores = []
+    for (hit, start, _), text, cosine in zip(spans, texts, cosines.tolist(), strict=True):
+        titles = hit.document.title, hit.document.heading_of(start), hit.passage.title
+        words = set(words_of("\n".join((*titles, text))))
+        shared = sum(weight for word, weight in rarity.items() if word in words)
+        scores.append((shared / whole if whole else 1.0) + cosine)
+    return scores
+
+
+def statements(hit: Hit) -> Iterator[Span]:
+    """Yield the sentences of a passage as characters (start, end) of the document.
+
+    Headings are left out, short sentences joined, and long ones cut at lines.
+    """
+    text, passage = hit.document.text, hit.passage
+    headings = {offset for offset, _ in hit.document.headings}
+    start = end = words = 0
+    for first, last in _spans(text, passage.start, passage.end, headings):
+        size = len(text[first:last].split())
+        if words and (
+            min(words, 2 * size) >= LEAST_WORDS or not headings.isdisjoint(range(end, first))
+        ):
+            yield start, end
+            words = 0
+        if not words:
+            start = first
+        end, words = last, words + size
+    if words:
+        yield start, end
+
+
+def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span]:
+    for first, last in sentence_spans(text, start, end):
+        if first in headings:  # its line is one
+            line = text.find("\n", first, last)
+            first = line + 1 if line >= 0 else last
+        if len(text[first:last].split()) > MOST_WORDS:
+            yield from chunks(text, (first, last), LINE_BREAK)
+        elif first < last:
+            yield first, last
+
+
+@cache
+def _embedder() -> StaticEmbedder:
+    from ragspec.retrievers.search.dense import StaticEmbedder, load_embedder
+
+    return cast(StaticEmbedder, load_embedder())
