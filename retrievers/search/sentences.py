@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ragspec.retrievers.search.passages import LINE_BREAK, Span, chunks, sentence_spans
+from ragspec.retrievers.search.passages import (
+    LINE_BREAK,
+    PARAGRAPH_BREAK,
+    Span,
+    chunks,
+    sentence_spans,
+)
 from ragspec.retrievers.search.sparse import words_of
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
+MARKS = ".!?。！？"
 RANK_COST = 0.06  # of the score, for each better passage of the search
 LEAST_SCORE = 0.74  # of a question that the documents speak of
 
@@ -101,16 +108,18 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
 def statements(hit: Hit) -> Iterator[Span]:
     """Yield the sentences of a passage as characters (start, end) of the document.
 
-    Headings are left out, short sentences joined, and long ones cut at lines.
+    Headings are left out, and long sentences cut at lines. Short ones of one paragraph are joined,
+    and a paragraph without a mark at its end, such as a term, with the next.
     """
     text, passage = hit.document.text, hit.passage
     headings = {offset for offset, _ in hit.document.headings}
     start = end = words = 0
     for first, last in _spans(text, passage.start, passage.end, headings):
         size = len(text[first:last].split())
-        if words and (
-            min(words, 2 * size) >= LEAST_WORDS or not headings.isdisjoint(range(end, first))
-        ):
+        apart = not headings.isdisjoint(range(end, first)) or (
+            text[end - 1] in MARKS and PARAGRAPH_BREAK.search(text, end, first)
+        )
+        if words and (apart or min(words, 2 * size) >= LEAST_WORDS):
             yield start, end
             words = 0
         if not words:

@@ -1,0 +1,89 @@
+"""How far the documents support an answer, and answers of the documents' sentences alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ragspec.pipelines.answering.answerer import Answerer
+from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.answering.support import says
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.pipelines.answering.test_docqa import ScriptedEngine
+
+TEXTS = (
+    "E07 means that the pressure is too low.",
+    "The pump must be carried upright by two people.",
+    "The filter must not be washed with hot water.",
+    "The warranty of the pump ends after three years.",
+)
+
+
+def asked(question: str, script: str) -> Any:
+    engine: Any = ScriptedEngine(script)
+    documents = [Document(f"{n}.md", "Pump", text) for n, text in enumerate(TEXTS)]
+    qa = DocQA(PassageIndex.build(documents), engine=engine, prompt="answer")
+    return qa.ask(question, refuse=False)
+
+
+@pytest.mark.parametrize(
+    ("question", "script", "support"),
+    [
+        ("After how many years does the warranty end?", "It ends after three.", "supported"),
+        ("After how many years does the warranty end?", "It ends after five.", "unsupported"),
+        ("What does E07 mean?", f'E07 is a faulty pump: "{TEXTS[1]}"', "quoted"),
+        ("What does E07 mean?", "E07 means that the pressure is too high.", "unsupported"),
+        ("What does E07 mean?", TEXTS[0], "quoted"),
+        ("What does E07 mean?", "E07 means that the pump must be carried", "unsupported"),
+        ("May the filter be washed with hot water?", "Yes, the filter must be.", "unsupported"),
+        ("Who made it?", "", "unsupported"),
+    ],
+)
+def test_an_answer_has_one_word_for_its_support(question: str, script: str, support: str) -> None:
+    answer = asked(question, script)
+    assert answer.support == support
+    assert (answer.supporting is not None) is (support == "supported")
+    assert answer.to_dict()["support"] == support
+    assert answer.to_dict()["sentences"][0]["text"] in TEXTS
+
+
+@pytest.mark.parametrize(
+    ("claim", "sentence", "result"),
+    [
+        ("It weighs 38 kg", "The pump weighs 38 kg.", True),
+        ("It weighs 3 kg", "The pump weighs 38 kg.", False),
+        ("It weighs 38 kg", "The pump does not weigh 38 kg.", False),
+        ("It does not weigh 38 kg", "The pump weighs 38 kg.", False),
+        ("", "The pump weighs 38 kg.", False),
+        ("the pump", "The pump weighs 38 kg.", False),  # the question's words alone
+    ],
+)
+def test_what_a_sentence_says(claim: str, sentence: str, result: bool) -> None:
+    assert says(claim, sentence, "How heavy is the pump?") is result
+
+
+def test_sentences_are_known_before_the_model_writes() -> None:
+    engine: Any = ScriptedEngine("x")
+    qa = DocQA(PassageIndex.build([Document("a", "a", TEXTS[0])]), engine=engine)
+    order: list[str] = []
+    answer = qa.ask(
+        "What does E07 mean?",
+        stream=lambda piece: order.append(piece),
+        on_search=lambda result: order.append(result.sentences[0].text),
+    )
+    assert order[:2] == [TEXTS[0], "x"] and answer.sentences[0].text == TEXTS[0]
+
+
+def test_an_extract_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answerer, "engine", property(lambda self: pytest.fail("a model was asked")))
+    documents = [Document(f"{n}.md", "Pump", text) for n, text in enumerate(TEXTS)]
+    qa = DocQA(PassageIndex.build(documents), prompt="extract")
+    answer = qa.ask("How long is the warranty of the pump?")
+    assert answer.text.split("\n")[0] == TEXTS[3] and answer.support == "quoted"
+    for cited in answer.citations:
+        quoted = answer.text[cited.answer_start : cited.answer_end]
+        assert quoted == TEXTS[int(cited.document[0])]
+    assert answer.to_dict()["label"] and answer.generation.finish_reason == "extracted"
+    assert qa.ask("Who won the cup?").refused

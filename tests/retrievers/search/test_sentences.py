@@ -1,0 +1,91 @@
+"""The sentences that answer a question: their ends, their order, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.passages import split_document
+from ragspec.retrievers.search.sentences import rank_sentences, statements
+
+MANUAL = """# Pump manual
+
+## Faults
+E07 means that the pressure is too low. Close the valve.
+
+E12 means that the motor is too hot.
+
+## Transport
+Two people carry the pump upright, as a tilted one leaks oil into the motor.
+
+## Warranty
+The warranty ends after three years.
+"""
+
+
+def manual(tmp_path: Path) -> Document:
+    (tmp_path / "pump.md").write_text(MANUAL)
+    return DocQA.from_documents(tmp_path, embedder=None).documents[0]
+
+
+def hits_of(document: Document) -> list[Hit]:
+    return [Hit(document, passage, 1.0) for passage in split_document(document)]
+
+
+def test_statements_are_sentences_below_their_heading(tmp_path: Path) -> None:
+    document = manual(tmp_path)
+    spans = [document.text[slice(*span)] for hit in hits_of(document) for span in statements(hit)]
+    assert spans == [
+        "E07 means that the pressure is too low. Close the valve.",
+        "E12 means that the motor is too hot.",
+        "Two people carry the pump upright, as a tilted one leaks oil into the motor.",
+        "The warranty ends after three years.",
+    ]
+
+
+def test_a_long_table_is_cut_at_its_lines() -> None:
+    rows = [f"part {n} | steel housing of the pump | price {n} euros | in stock" for n in range(12)]
+    (hit,) = [*hits_of(Document("parts", "Parts", "\n".join(rows)))][:1]
+    spans = [hit.document.text[slice(*span)] for span in statements(hit)]
+    assert spans[3] == rows[3]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What does E12 mean?", "E12 means"),
+        ("How many people carry the pump?", "Two people"),
+        ("How long is the warranty?", "The warranty ends"),
+    ],
+)
+def test_the_best_sentence_answers(tmp_path: Path, question: str, answer: str) -> None:
+    best = rank_sentences(question, hits_of(manual(tmp_path)))
+    assert len(best) == 3 and best[0].text.startswith(answer)
+    assert best[0].place == f"characters {best[0].start} to {best[0].end}"
+    assert best[0].alone.passage.text == best[0].text == best[0].to_dict()["text"]
+
+
+@pytest.mark.parametrize("unrelated", [0, 1, 200])
+def test_unrelated_files_do_not_decide_whether_a_question_is_refused(unrelated: int) -> None:
+    others = [Document(f"{n}", f"Note {n}", "It lists trees.") for n in range(unrelated)]
+    warranty = Document("warranty", "warranty", "The warranty ends after three years.")
+    qa = DocQA(PassageIndex.build([warranty, *others]))
+    assert qa.search("How long is the warranty?", 3).refused is None
+    for question in (
+        "Who won the cup?",
+        "Which port does the server use?",
+        "Wie alt ist der Hund?",
+    ):
+        result = qa.search(question, 3)
+        assert result.refused is not None and "expected 0.74" in result.refused
+        assert result.sentences, "the nearest are shown"
+
+
+def test_a_question_of_stop_words_alone_is_not_refused() -> None:
+    qa = DocQA(PassageIndex.build([Document("a", "a", "The warranty ends after three years.")]))
+    assert qa.search("What is it?", 1).refused is None
