@@ -1,85 +1,57 @@
-"""Answers over documents by prompt: shares with a gold answer, citations, an end, loops.
+"""Answers over documents by prompt: search, right ones, support, refusals and seconds.
 
-    python benchmarks/answers.py --data DIR --model smollm2 [--prompts evidence,quote,answer]
-        [--split valid] [--json FILE]
+    python benchmarks/answers.py --data DIR [--model smollm2] [--prompts answer,extract]
+        [--sets docqa,manuals,books] [--half report] [--json FILE]
 
-There are two sets of 40 questions. The first ones of the split in DIR's `docqa/items.jsonl` are
-over all of its documents. Those of `manual_questions.jsonl`, our own, are over the manuals of DIR's
-`lm/valid.jsonl.gz`.
+There are three sets of questions: 40 of the split in DIR's `docqa/items.jsonl` over all of its
+documents, 40 of our own over the manuals of DIR's `lm/valid.jsonl.gz`, and 30 of our own over the
+books of DIR's `longdocs`. The questions of even number served to choose words, thresholds and
+prompts ("tune"), those of odd number report. A file of JSON lines beside this one has 45 questions
+of our own without an answer in the documents; the questions of other sets have none either.
 
-- refused: share of questions without support in the search results. It is printed for the documents
-  of the set, and for those of the other set, which hold no answer.
-- gold: share of answers that hold a gold answer, regardless of case and spaces. If the prompt asks
-  for a short answer, that answer counts.
-- in prompt: share of prompts with a gold answer, an upper bound of gold.
-- cited: share of answers that quote a passage word for word.
-- names: share of answers that quote a passage or cite one as [k].
-- ends: share of answers that end before the limit.
-- loops: share of answers with eight words three times.
+Figures are those of `ragspec bench answers`. `--refusals` measures refusals alone, over one
+document, over each set, and over all documents and DIR's `retrieval/passages.jsonl.gz` together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from harness.data import docqa_documents, gold_questions, holds, read_records
+from harness.data import docqa_documents, gold_questions, long_documents, read_records
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.bench.answers import AnswerRow, Item, measure_answers, summary
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 
-MANUAL_QUESTIONS = Path(__file__).with_name("manual_questions.jsonl")
-CITATION = re.compile(r"\[\d+\]")
-LOOP_WORDS, LOOPS = 8, 3
-SETS = ("docqa", "manuals")
+HERE = Path(__file__).parent
+OWN = {"manuals": HERE / "manual_questions.jsonl", "books": HERE / "book_questions.jsonl"}
+UNANSWERABLE = HERE / "unanswerable_questions.jsonl"
+SETS = ("docqa", "manuals", "books")
+HALVES = {"tune": slice(0, None, 2), "report": slice(1, None, 2), "all": slice(None)}
+MOST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question with its gold answers, of which an answer should hold one."""
-
-    text: str
-    gold: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The figures of one question with one prompt."""
-
-    prompt: str
-    kind: str
-    question: str
-    text: str
-    gold: bool
-    in_prompt: bool
-    cited: bool
-    names: bool
-    ends: bool
-    loops: bool
-    tokens: int
-    per_forward: float
-    seconds: float
+def questions(data: Path, kind: str, split: str = "valid") -> list[tuple[Item, str]]:
+    """Return the questions of a set, each with the name of its document."""
+    if kind == "docqa":
+        gold = gold_questions(data, split)[:MOST]
+        return [(Item(each.text, each.answers), each.document) for each in gold]
+    records = read_records(OWN[kind])
+    return [(Item(r["question"], tuple(r["answers"])), r["doc"]) for r in records]
 
 
-def questions(data: Path, kind: str, split: str, most: int) -> list[Question]:
-    """Return the questions of one set."""
-    if kind != "manuals":
-        return [Question(q.text, q.answers) for q in gold_questions(data, split)[:most]]
-    return [Question(r["question"], tuple(r["answers"])) for r in read_records(MANUAL_QUESTIONS)][
-        :most
-    ]
+def unanswerable(kind: str) -> list[Item]:
+    """Return questions that the documents of a set do not answer."""
+    return [Item(r["question"], ()) for r in read_records(UNANSWERABLE) if r["set"] == kind]
 
 
 def documents(data: Path, kind: str) -> list[Document]:
@@ -87,100 +59,89 @@ def documents(data: Path, kind: str) -> list[Document]:
     if kind == "manuals":
         records = [r for r in read_records(data / "lm" / "valid.jsonl.gz") if r["kind"] == "docs"]
         return [Document(r["doc"], r["doc"], r["text"]) for r in records]
+    if kind == "books":
+        return list(long_documents(data).values())
     return list(docqa_documents(data).values())
 
 
-def loops(text: str) -> bool:
-    """Return whether the text repeats itself."""
-    words = text.split()
-    runs = Counter(tuple(words[i : i + LOOP_WORDS]) for i in range(len(words) - LOOP_WORDS + 1))
-    return max(runs.values(), default=0) >= LOOPS
-
-
-def make_row(prompt: str, kind: str, question: Question, answer: Answer, seconds: float) -> Row:
-    """Return the row of one answer."""
-    return Row(
-        prompt=prompt,
-        kind=kind,
-        question=question.text,
-        text=answer.text,
-        gold=holds(answer.short or answer.text, question.gold),
-        in_prompt=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
-        cited=answer.supported,
-        names=answer.supported or bool(CITATION.search(answer.text)),
-        ends=not answer.cut,
-        loops=loops(answer.text),
-        tokens=answer.report.tokens,
-        per_forward=answer.report.tokens / max(1, answer.report.forward_passes),
-        seconds=seconds,
-    )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the shares of every prompt and set as a Markdown table."""
-    lines = [
-        "| prompt | questions | in prompt | gold | cited | names | ends | loops | tokens | s |"
+def many_documents(data: Path) -> list[Document]:
+    """Return the documents of the passages, each of its passages."""
+    folder = data / "retrieval"
+    titles = {r["doc_id"]: r["title"] for r in read_records(folder / "passage_docs.jsonl.gz")}
+    texts: dict[str, list[str]] = {}
+    for record in read_records(folder / "passages.jsonl.gz"):
+        texts.setdefault(record["doc"], []).append(record["text"])
+    return [
+        Document(f"passages/{name}", titles[name], "\n\n".join(parts))
+        for name, parts in texts.items()
     ]
-    lines.append("| --- " * 10 + "|")
-    for prompt in dict.fromkeys(row.prompt for row in rows):
-        for kind in SETS:
-            some = [row for row in rows if (row.prompt, row.kind) == (prompt, kind)]
-            if some:
-                names = ("in_prompt", "gold", "cited", "names", "ends", "loops")
-                shares = " | ".join(
-                    f"{fmean(getattr(row, name) for row in some):.0%}" for name in names
-                )
-                means = (
-                    f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
-                )
-                lines.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
-    return "\n".join(lines)
 
 
-def refused_share(index: PassageIndex, all_questions: Sequence[Question]) -> float:
-    """Return the share of questions without support in the index."""
-    return fmean(not index.support(question.text).covered for question in all_questions)
+def refused(index: PassageIndex, items: Sequence[Item]) -> float:
+    """Return the share of questions that are refused over an index."""
+    qa = DocQA(index, prompt="extract")
+    return fmean(qa.search(item.question).refused is not None for item in items)
+
+
+def show_refusals(data: Path, half: slice) -> None:
+    """Print the shares of refused questions with and without an answer."""
+    indexes = {kind: PassageIndex.build(documents(data, kind)) for kind in SETS}
+    every = [each for index in indexes.values() for each in index.documents]
+    several = many_documents(data)
+    indexes["all"] = PassageIndex.build([*every, *several])
+    print(f"all: {len(indexes['all'].documents):,} documents")
+    named = {document.name: document for document in every}
+    for kind in SETS:
+        asked = questions(data, kind)[half]
+        items = [item for item, _ in asked]
+        others = [q for other in SETS if other != kind for q, _ in questions(data, other)[half]]
+        none = [*unanswerable(kind)[half], *others]
+        singles = [(PassageIndex.build([named[name]]), item) for item, name in asked]
+        print(
+            f"{kind}: with an answer {refused(indexes[kind], items):.1%} refused, over one "
+            f"document {fmean(refused(index, [item]) for index, item in singles):.1%}, over all "
+            f"{refused(indexes['all'], items):.1%}; without {refused(indexes[kind], none):.1%}, "
+            f"of our own {refused(indexes[kind], unanswerable(kind)[half]):.1%}, over all "
+            f"{refused(indexes['all'], unanswerable(kind)[half]):.1%}",
+            flush=True,
+        )
 
 
 def main() -> None:
-    """Ask every question with every prompt and print the table."""
+    """Ask every question with every prompt and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompts", default="evidence,quote,answer")
+    parser.add_argument("--prompts", default="answer,extract")
     parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--split", default="valid")
-    parser.add_argument("--questions", type=int, default=40, help="most questions of a set")
+    parser.add_argument("--half", choices=HALVES, default="report")
+    parser.add_argument("--refusals", action="store_true")
     parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--passages", type=int, default=3)
+    parser.add_argument("--passages", type=int, help="default: that of the model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     silence_transformers()
     torch.set_num_threads(1)
-    engine = Engine.from_pretrained(options.model, device="cpu", dtype="float32")
-    rows: list[Row] = []
-    kinds = options.sets.split(",")
-    indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in kinds}
-    for kind in kinds:
-        settings = {"engine": engine, "top_k": options.passages}
-        answerers = {
-            prompt: DocQA(indexes[kind], prompt=prompt, **settings)
-            for prompt in options.prompts.split(",")
-        }
-        all_questions = questions(options.data, kind, options.split, options.questions)
-        for over in kinds:
-            share = refused_share(indexes[over], questions(options.data, kind, options.split, 999))
-            print(f"questions of {kind} over {over}: {share:.1%} refused")
-        for number, question in enumerate(all_questions, 1):
-            for prompt, qa in answerers.items():
-                began = time.perf_counter()
-                answer = qa.ask(question.text, max_new_tokens=options.tokens, refuse=False)
-                seconds = time.perf_counter() - began
-                rows.append(make_row(Path(prompt).stem, kind, question, answer, seconds))
-            print(f"{kind} {number}/{len(all_questions)}", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    print(table(rows))
+    half = HALVES[options.half]
+    if options.refusals:
+        show_refusals(options.data, half)
+        return
+    engine = Engine.from_pretrained(options.model, device="cpu")
+    rows: dict[str, list[AnswerRow]] = {prompt: [] for prompt in options.prompts.split(",")}
+    for kind in options.sets.split(","):
+        index = PassageIndex.build(documents(options.data, kind))
+        items = [item for item, _ in questions(options.data, kind)[half]]
+        for item in items:  # prompts take turns, so that a busy machine slows all alike
+            for prompt in rows:
+                qa = DocQA(index, engine=engine, prompt=prompt, top_k=options.passages)
+                rows[prompt] += measure_answers(qa, [item], options.tokens, refuse=False)
+        for prompt, every in rows.items():
+            print(kind, prompt, summary(every[-len(items) :]), flush=True)
+    for prompt, every in rows.items():
+        print("all", prompt, summary(every))
+    if options.json:
+        record = {prompt: [asdict(row) for row in every] for prompt, every in rows.items()}
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

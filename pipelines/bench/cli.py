@@ -1,4 +1,4 @@
-"""The commands `ragspec bench text` and `ragspec bench image`."""
+"""The commands `ragspec bench text`, `ragspec bench answers` and `ragspec bench image`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
 from ragspec.pipelines.bench.results import RowOptions, show_results
@@ -152,5 +153,5 @@ def image(options: ImageBenchOptions) -> None:
     show_results(rows, "plain", facts, options.rows)
 
 
-for command in (text, image):
+for command in (text, answers, image):
     add_command(app, command)

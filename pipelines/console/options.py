@@ -39,8 +39,8 @@ SystemSetting = Annotated[str | None, Setting("System message of a chat model.")
 PromptSetting = Annotated[
     str | None,
     Setting(
-        "Prompt template: evidence, quote, answer, or a Jinja file. Default: answer for chat "
-        "models, evidence for others."
+        "Prompt template: evidence, quote, answer, extract (the documents' sentences, without the "
+        "model), or a Jinja file. Default: answer for chat models, evidence for others."
     ),
 ]
 
@@ -310,7 +310,9 @@ class DocumentOptions(SearchOptions):
 
     top_passages: Annotated[
         int | None,
-        Setting("Passages in the prompt. Default: 3, or 1 for small chat models.", least=1),
+        Setting(
+            "Passages in the prompt. Default: 3; for small chat models the best sentence.", least=1
+        ),
     ] = None
     prompt: PromptSetting = None
     system: SystemSetting = None

@@ -190,12 +190,11 @@ def test_answers(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     printed = run(
         *("answers.py", "--data", folder, "--model", "starter", "--sets", "docqa"),
-        *("--prompts", "quote", "--tokens", "24", "--json", out),
+        *("--half", "tune", "--prompts", "quote", "--tokens", "24", "--json", out),
     )
-    (row,) = json.loads(out.read_text())
-    assert row["in_prompt"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
-    assert "questions of docqa over docqa: 0.0% refused" in printed
-    assert "| quote | docqa (1) | 100% |" in printed
+    (row,) = json.loads(out.read_text())["quote"]
+    assert row["passages"] is True and row["tokens"] <= 24 and not row["refused"]
+    assert "'passages hold an answer': '100.0% of 1'" in printed
 
 
 def test_long_documents(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,221 @@
+"""`ragspec bench answers`: search, right answers, support and refusals over a user's questions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragspec.errors import DocumentError, InputError
+from ragspec.pipelines.bench.results import RowOptions
+from ragspec.pipelines.console import checks
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.terminal import Terminal, progress
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.answering.answer import Answer
+    from ragspec.pipelines.answering.answerer import Answerer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersBenchOptions:
+    """Questions with their answers, the documents, and the model that is measured."""
+
+    questions: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines of {question, answers}; without answers the documents have none, and "
+            "the question should be refused."
+        ),
+    ]
+    documents: o.DocumentOptions
+    engine: o.EngineOptions
+    rows: RowOptions
+    max_new_tokens: Annotated[int, Setting("Most tokens of an answer.", least=1)] = 160
+
+    def __post_init__(self) -> None:
+        checks.check_paths(self.questions)
+        if not self.documents.docs:
+            raise InputError("Expected --docs PATH, got none: the documents of the questions.")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A question with gold answers, of which an answer should hold one; none if it has none."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """The figures of one question.
+
+    Attributes:
+        passages: Whether a passage of the prompt holds a gold answer.
+        sentences: Whether one of the best sentences does.
+        right: Whether the answer does; of a question without answers, whether it was refused.
+        support: "supported", "quoted" or "unsupported".
+        per_forward: Tokens a forward.
+    """
+
+    question: str
+    answers: tuple[str, ...]
+    answer: str
+    shown: tuple[str, ...]
+    passages: bool
+    sentences: bool
+    right: bool
+    refused: bool
+    support: str
+    seconds: float
+    tokens: int
+    per_forward: float
+
+
+@takes_records
+def answers(options: AnswersBenchOptions) -> None:
+    """Measure answers over documents: search, right ones, support, refusals and seconds."""
+    from ragspec.pipelines.answering.docqa import DocQA
+
+    items = read_questions(options.questions)
+    terminal = Terminal()
+    documents = options.documents
+    with terminal.working("reading the documents"):
+        qa = documents.open(terminal)
+    assert qa is not None
+    with terminal.working("loading the model"):
+        engine = options.engine.load_engine()
+    answerer = DocQA(
+        qa.retriever,
+        engine=engine,
+        top_k=documents.top_passages,
+        prompt=documents.prompt,
+        system=documents.system,
+    )
+    with progress(terminal, "answering") as show:
+        rows = measure_answers(answerer, items, options.max_new_tokens, show)
+    figures = summary(rows)
+    terminal.table(f"answers of {options.engine.model}", ("figure", "value"), list(figures.items()))
+    facts = {"model": options.engine.model, "questions": options.questions.name}
+    if options.rows.json is not None:
+        record = facts | {"figures": figures, "rows": [asdict(row) for row in rows]}
+        options.rows.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.rows.html is not None:
+        from ragspec.pipelines.page.page import render_template, save
+
+        values = {"facts": facts, "figures": figures, "rows": rows}
+        save(render_template("answers.html.j2", **values), options.rows.html)
+
+
+def read_questions(path: Path) -> list[Item]:
+    """Return the questions of a file of JSON lines.
+
+    Raises:
+        DocumentError: A line cannot be read, and which, or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(
+            f"{path} cannot be read ({error}); expected JSON lines in UTF-8."
+        ) from error
+    items = [
+        _item(line, f"{path.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not items:
+        raise DocumentError(f"{path} has no questions; expected lines of {{question, answers}}.")
+    return items
+
+
+def _item(line: str, where: str) -> Item:
+    try:
+        record = json.loads(line)
+        question, gold = record["question"], record.get("answers", [])
+        if not question.strip() or not all(each.strip() for each in gold) or isinstance(gold, str):
+            raise TypeError("a text is empty, or answers is no list")
+        return Item(question, tuple(gold))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DocumentError(
+            f"{where}: cannot be read ({error!r}); expected {{question, answers}}, a text and a "
+            "list of texts."
+        ) from error
+
+
+def measure_answers(
+    answerer: Answerer,
+    items: Sequence[Item],
+    max_new_tokens: int,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    **options: Any,
+) -> list[AnswerRow]:
+    """Ask every question and return its figures."""
+    rows = []
+    for number, item in enumerate(items):
+        on_progress("answering", number, len(items))
+        began = time.perf_counter()
+        answer = answerer.ask(item.question, max_new_tokens=max_new_tokens, **options)
+        rows.append(make_row(item, answer, time.perf_counter() - began))
+    return rows
+
+
+def make_row(item: Item, answer: Answer, seconds: float) -> AnswerRow:
+    """Return the figures of an answer."""
+    shown = tuple(each.text for each in answer.sentences)
+    refused = answer.refused is not None
+    return AnswerRow(
+        question=item.question,
+        answers=item.answers,
+        answer=answer.text,
+        shown=shown,
+        passages=any(has_answer(hit.passage.text, item.answers) for hit in answer.passages),
+        sentences=any(has_answer(text, item.answers) for text in shown),
+        right=has_answer(answer.short or answer.text, item.answers) if item.answers else refused,
+        refused=refused,
+        support=str(answer.support),
+        seconds=seconds,
+        tokens=answer.report.tokens,
+        per_forward=answer.report.tokens / max(1, answer.report.forward_passes),
+    )
+
+
+def has_answer(text: str, gold: Iterable[str]) -> bool:
+    """Return whether a text holds one of the gold answers, regardless of case and spaces."""
+    plain = " ".join(text.lower().split())
+    return any(" ".join(each.lower().split()) in plain for each in gold)
+
+
+def summary(rows: Sequence[AnswerRow]) -> dict[str, str]:
+    """Return the shares of all rows, for people."""
+    asked = [row for row in rows if row.answers]
+    written = [row for row in asked if not row.refused]
+    return dict(_shares(rows, asked, written))
+
+
+def _shares(
+    rows: Sequence[AnswerRow], asked: Sequence[AnswerRow], written: Sequence[AnswerRow]
+) -> Iterator[tuple[str, str]]:
+    def share(part: Iterable[bool]) -> str:
+        values = list(part)
+        return f"{fmean(values):.1%} of {len(values)}" if values else "-"
+
+    yield "passages hold an answer", share(row.passages for row in asked)
+    yield "sentences hold an answer", share(row.sentences for row in asked)
+    yield "right answers", share(row.right for row in asked)
+    for word in ("supported", "quoted", "unsupported"):
+        yield word, share(row.support == word for row in written)
+    wrong = [row for row in written if not row.right]
+    yield "wrong and supported", share(row.support == "supported" for row in wrong)
+    yield "refused, has an answer", share(row.refused for row in asked)
+    yield "refused, has none", share(row.refused for row in rows if not row.answers)
+    if written:
+        yield "seconds", f"{fmean(row.seconds for row in written):.2f}"
+        yield "tokens", f"{fmean(row.tokens for row in written):.0f}"
+        yield "tokens a forward", f"{fmean(row.per_forward for row in written):.2f}"
