@@ -97,12 +97,19 @@ def show_refusals(data: Path, half: slice) -> None:
         others = [q for other in SETS if other != kind for q, _ in questions(data, other)[half]]
         none = [*unanswerable(kind)[half], *others]
         singles = [(PassageIndex.build([named[name]]), item) for item, name in asked]
+        # The answers of questions of the neighbours stand in other documents.
+        pairs = zip(asked, asked[1:] + asked[:1], strict=True)
+        apart = [
+            refused(PassageIndex.build([named[one]]), [item])
+            for (_, one), (item, other) in pairs
+            if one != other
+        ]
         print(
             f"{kind}: with an answer {refused(indexes[kind], items):.1%} refused, over one "
             f"document {fmean(refused(index, [item]) for index, item in singles):.1%}, over all "
-            f"{refused(indexes['all'], items):.1%}; without {refused(indexes[kind], none):.1%}, "
-            f"of our own {refused(indexes[kind], unanswerable(kind)[half]):.1%}, over all "
-            f"{refused(indexes['all'], unanswerable(kind)[half]):.1%}",
+            f"{refused(indexes['all'], items):.1%}; without {refused(indexes[kind], none):.1%}, of "
+            f"our own {refused(indexes[kind], unanswerable(kind)[half]):.1%}, over one document of "
+            f"another question {fmean(apart):.1%}",
             flush=True,
         )
 

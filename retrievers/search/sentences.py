@@ -53,6 +53,11 @@ class Sentence:
         return self.hit.document.text[self.start : self.end]
 
     @property
+    def titled(self) -> str:
+        """The words below the titles that stand above them."""
+        return titled(self.hit, self.start, self.end)
+
+    @property
     def alone(self) -> Hit:
         """The passage cut to the sentence."""
         passage = replace(self.hit.passage, start=self.start, end=self.end, text=self.text)
@@ -97,12 +102,17 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
     texts = [hit.document.text[start:end] for hit, start, end in spans]
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
     scores = []
-    for (hit, start, _), text, cosine in zip(spans, texts, cosines.tolist(), strict=True):
-        titles = hit.document.title, hit.document.heading_of(start), hit.passage.title
-        words = set(words_of("\n".join((*titles, text))))
+    for span, cosine in zip(spans, cosines.tolist(), strict=True):
+        words = set(words_of(titled(*span)))
         shared = sum(weight for word, weight in rarity.items() if word in words)
         scores.append((shared / whole if whole else 1.0) + cosine)
     return scores
+
+
+def titled(hit: Hit, start: int, end: int) -> str:
+    """Return a part of a document below its titles."""
+    titles = hit.document.title, hit.document.heading_of(start), hit.passage.title
+    return "\n".join((*titles, hit.document.text[start:end]))
 
 
 def statements(hit: Hit) -> Iterator[Span]:

@@ -1,0 +1,60 @@
+"""`ragspec bench answers`: its figures, its page, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ragspec.__main__ import main
+from ragspec.errors import DocumentError
+from ragspec.pipelines.bench.answers import read_questions
+from tests.support import tiny
+
+TEXT = "E07 means that the pressure is too low."
+
+
+def test_questions_are_measured_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "pump.md").write_text(f"# Pump\n\n{TEXT}\n")
+    model = tmp_path / "model"
+    tiny.model("llama", vocab_size=320, max_position_embeddings=1024).save_pretrained(model)
+    tiny.bpe_tokenizer().save_pretrained(model)
+    lines = [
+        {"question": "What does E07 mean?", "answers": ["TOO  low", "weak"]},
+        {"question": "Who won <b>the</b> cup?"},
+    ]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(json.dumps(line) for line in lines))
+    rows, page = tmp_path / "rows.json", tmp_path / "page.html"
+    request = ["bench", "answers", str(questions), "--docs", str(tmp_path / "docs")]
+    files = ["--json", str(rows), "--html", str(page)]
+    assert main([*request, "--model", str(model), "-s", "max-new-tokens=4", *files]) == 0
+    record = json.loads(rows.read_text())
+    asked, refused = record["rows"]
+    assert asked["passages"] and asked["sentences"] and asked["shown"] == [TEXT]
+    assert not asked["refused"] and asked["tokens"] <= 4
+    assert refused["refused"] and refused["right"]
+    assert record["figures"]["refused, has none"] == "100.0% of 1"
+    assert "refused, has none" in capsys.readouterr().out
+    text = page.read_text()
+    assert TEXT in text and "<b>the" not in text and "TOO  low or weak" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no questions"),
+        ('{"question": "a"}\n[1]', "line 2"),
+        ('{"question": " "}', "line 1"),
+        ('{"question": "a", "answers": "b"}', "list of texts"),
+        ('{"answers": ["b"]}', "question"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "questions.jsonl").write_text(content)
+    with pytest.raises(DocumentError, match=message):
+        read_questions(tmp_path / "questions.jsonl")
