@@ -132,7 +132,8 @@ def show(
     if outcome.fields.get("refused"):
         terminal.line(outcome.generation.text)
         terminal.note(f"the model was not called: {outcome.fields['refused']}", "bold")
-        terminal.note("the nearest sentences are above; --no-refusal calls the model anyway")
+        nearest = "the nearest sentences are above; " if outcome.fields["sentences"] else ""
+        terminal.note(f"{nearest}--no-refusal calls the model anyway")
         return
     if engine is None:
         terminal.line(outcome.generation.text)

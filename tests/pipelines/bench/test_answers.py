@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.__main__ import main
 from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.answers import read_questions
+from ragspec.pipelines.cli.app import main
 from tests.support import tiny
 
 TEXT = "E07 means that the pressure is too low."
