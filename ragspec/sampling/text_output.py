@@ -18,8 +18,8 @@ class TextOutput:
     Args:
         tokenizer: A tokenizer, or a function from token ids to text.
         prompt: Tokens before the text.
-        stops: Strings that end the text and never appear in it. In one that contains special
-            tokens, these are found even if the text leaves them out.
+        stops: Strings that end the text and never appear in it. One that contains special tokens
+            is found even if the text leaves them out.
         skip_special_tokens: Leave special tokens out of the text.
         placed: Whether to record where tokens begin.
 
@@ -41,11 +41,14 @@ class TextOutput:
         self.starts = [0]
         self._tokenizer = tokenizer  # which its decoder does not keep
         self._stops = tuple(stops)
-        self._longest = max(map(len, stops), default=0)
         self._placed = placed
-        self._visible = self._searched = Decoding(decoder, skip_special_tokens, prompt)
-        if skip_special_tokens and any(each in stop for stop in stops for each in decoder.special):
-            self._searched = Decoding(decoder, False, prompt)
+        self._visible = Decoding(decoder, skip_special_tokens, prompt)
+        skipped = decoder.special if skip_special_tokens else ()
+        special = tuple(stop for stop in stops if any(each in stop for each in skipped))
+        plain = tuple(stop for stop in stops if stop not in special)
+        self._searches = [(self._visible, plain)]  # texts, and the stops to find in each
+        if special:
+            self._searches.append((Decoding(decoder, False, prompt), special))
         self._marks: list[tuple[int, int]] = []  # where tokens begin in the two texts
         self._waiting: list[int] = []  # tokens that nobody has asked for
         self._cut: int | None = None
@@ -60,7 +63,7 @@ class TextOutput:
     def text(self) -> str:
         """The text so far, incomplete characters at its end included."""
         self._decode()
-        cut = self._find(self._searched.whole) if self._cut is None else self._cut
+        cut = self._find() if self._cut is None else self._cut
         return self._visible.whole[:cut]
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -74,7 +77,7 @@ class TextOutput:
     def finish(self) -> bool:
         """End the text, and return whether its last, incomplete part completes a stop string."""
         if self._cut is None:
-            self._cut = self._find(self._searched.whole)
+            self._cut = self._find()
         return self.stopped
 
     def piece(self, *, ends: bool = False) -> str:
@@ -94,53 +97,59 @@ class TextOutput:
         """Return whether a stop string would be complete after these tokens."""
         if not self._stops or self.stopped:
             return self.stopped
-        ahead = self._searched.fork()
-        ahead.push(tokens)
-        return self._has_stop(ahead.text, len(self._searched.text))
+        return any([_push(text.fork(), s, tokens) for text, s in self._searches if s])
 
     def _take(self, token: int) -> None:
         """Decode one token, and search it for stop strings."""
-        visible, searched = self._visible, self._searched
-        before = len(searched.text)
-        if searched is not visible:
+        visible = self._visible
+        for searched, _ in self._searches[1:]:
             self._marks.append((len(searched.text), len(visible.text)))
-            searched.push([token])
-        visible.push([token])
+        stopped = [_push(*search, [token]) for search in self._searches]
         if self._placed:
             self.starts.append(max(self.starts[-1], visible.length))
-        if self._stops and self._cut is None and self._has_stop(searched.text, before):
-            self._cut = self._find(searched.whole)  # a longer stop may begin earlier
-
-    def _has_stop(self, text: str, before: int) -> bool:
-        """Return whether a stop string ends after the first `before` characters."""
-        new = text[max(0, before + 1 - self._longest) :]
-        return any([stop in new for stop in self._stops])
+        if self._cut is None and any(stopped):
+            self._cut = self._find()  # a longer stop may begin earlier
 
     def _decode(self) -> None:
         if self._waiting:
             self._visible.push(self._waiting)
             self._waiting = []
 
-    def _find(self, text: str) -> int | None:
+    def _find(self) -> int | None:
         """Return where the first stop string begins, in characters of the text that is shown."""
-        places = [text.find(stop) for stop in self._stops]
-        place = min((place for place in places if place >= 0), default=None)
-        return None if place is None else self._to_visible(place)
+        cuts = []
+        for searched, stops in self._searches:
+            text = searched.whole if stops else ""
+            places = (text.find(stop) for stop in stops)
+            cuts += [self._to_visible(searched, place) for place in places if place >= 0]
+        return min(cuts, default=None)
 
     def _final(self) -> int:
         """Return how many characters of the text no later token can change."""
-        text = self._searched.text
-        held = 0
-        for stop in self._stops:
-            sizes = range(min(len(stop) - 1, len(text)), held, -1)
-            held = next((size for size in sizes if text.endswith(stop[:size])), held)
-        return self._to_visible(len(text) - held)
+        ends = []
+        for searched, stops in self._searches:
+            text, held = searched.text, 0
+            for stop in stops:
+                sizes = range(min(len(stop) - 1, len(text)), held, -1)
+                held = next((size for size in sizes if text.endswith(stop[:size])), held)
+            ends.append(self._to_visible(searched, len(text) - held))
+        return min(ends)
 
-    def _to_visible(self, place: int) -> int:
+    def _to_visible(self, searched: Decoding, place: int) -> int:
         """Return the character of the visible text that stands at one of the searched text."""
-        if self._searched is self._visible or not self._marks:
+        if searched is self._visible or not self._marks:
             return place
         at = max(0, bisect_right(self._marks, place, key=lambda mark: mark[0]) - 1)
         last = at + 1 == len(self._marks)
         end = len(self._visible.whole) if last else self._marks[at + 1][1]
         return min(self._marks[at][1] + place - self._marks[at][0], end)
+
+
+def _push(searched: Decoding, stops: Sequence[str], tokens: Sequence[int]) -> bool:
+    """Add tokens to a text, and return whether one of the stop strings ends in them."""
+    before = len(searched.text)
+    searched.push(tokens)
+    if not stops:
+        return False
+    new = searched.text[max(0, before + 1 - max(map(len, stops))) :]
+    return any([stop in new for stop in stops])

@@ -170,6 +170,17 @@ def test_a_stop_may_be_made_of_special_tokens(kind: str, data: st.DataObject, st
         assert output.text == decoded(kind, [], tokens[:read])
 
 
+@pytest.mark.parametrize("ends", [[" draft", SPECIAL + "a"], [SPECIAL + "a", " draft"]])
+def test_special_tokens_that_are_left_out_hide_no_other_stop(ends: list[str]) -> None:
+    tokens, eos = encode("a dra"), tokenizer("byte-level").eos_token_id
+    output, pieces = TextOutput(tokenizer("byte-level"), (), ends), []
+    for token in [*tokens, eos, *encode("ft of")]:
+        assert output.completes_stop([token]) == (output.stopped or token == encode("ft")[-1])
+        output.push([token])
+        pieces.append(output.piece())
+    assert output.stopped and output.text == "".join(pieces) == "a"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
