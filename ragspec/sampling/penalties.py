@@ -162,13 +162,13 @@ class BatchPenalties:
     """The penalties of B texts on the device of the logits, written in place."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
-        self._bias = torch.zeros(rows, 1, vocab_size, device=device)
+        self._bias = torch.zeros(rows, 1, vocab_size, dtype=torch.float32, device=device)
         # The first index of each token, and its counts in the text and among generated tokens; the
         # last count is for `size`, no token.
         self._until = self._bias.to(torch.int64)
-        self._held = torch.zeros(2, rows, 1, vocab_size + 1, device=device)
-        self._one = torch.ones((), device=device)
-        none = torch.zeros(2, rows, 1, 1, device=device)
+        self._held = self._bias.new_zeros(2, rows, 1, vocab_size + 1)
+        self._one = self._bias.new_ones(())
+        none = self._bias.new_zeros(2, rows, 1, 1)
         self._numbers = torch.ones_like(none[0], dtype=torch.float64), *none
 
     def set(self, row: int, parts: Sequence[Penalties], text: Sequence[int], start: int) -> None:

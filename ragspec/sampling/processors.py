@@ -7,10 +7,12 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,6 +81,40 @@ class HFProcessor:
         return torch.cat(rows)
 
 
+class SequenceBias:
+    """Adds a constant to the logit of the last token of a sequence, where the others precede it.
+
+    Transformers' own processor fails unless torch's default dtype is that of the logits.
+
+    Args:
+        biases: Token ids and the constant of each sequence; -inf forbids.
+    """
+
+    lazy = False
+
+    def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
+        # Short ones first, as the sums of float32 depend on the order.
+        pairs = (([*map(int, ids)], np.float32(bias)) for ids, bias in biases)
+        self._biases = sorted(pairs, key=lambda pair: len(pair[0]))
+
+    def apply(
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Return the logits [R, V] with the biases of each row; see `Processor`."""
+        sums: dict[tuple[int, int], np.float32] = {}
+        longest = len(self._biases[-1][0]) if self._biases else 0
+        for row, path in enumerate(paths):
+            text = [*context[-longest:], *path]
+            for (*before, last), bias in self._biases:
+                if not before or text[-len(before) :] == before:
+                    sums[row, last] = sums.get((row, last), np.float32(0)) + bias
+        if not sums:
+            return logits
+        rows, tokens = torch.tensor([*sums], device=logits.device).unbind(1)
+        values = torch.from_numpy(np.array([*sums.values()])).to(logits)
+        return logits.index_put((rows, tokens), logits[rows, tokens] + values)
+
+
 def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
     """Return a copy of a processor, whose state then belongs to one of several texts.
 
@@ -119,8 +155,7 @@ def build_processors(
     """
     results: list[Processor] = []
     if sampling.sequence_bias:
-        biases = {tuple(k): float(v) for k, v in sampling.sequence_bias.items()}
-        results.append(_hf("SequenceBiasLogitsProcessor", biases))
+        results.append(SequenceBias(sampling.sequence_bias.items()))
     penalties = Penalties(
         sampling.logit_bias or {},
         1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
@@ -133,8 +168,8 @@ def build_processors(
     if sampling.no_repeat_ngram_size:
         results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
     if sampling.bad_words_ids:
-        words = [list(word) for word in sampling.bad_words_ids]
-        results.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
+        words = [word for word in sampling.bad_words_ids if len(word) > 1 or word[0] not in ends]
+        results.append(SequenceBias((word, -math.inf) for word in words))
     if sampling.min_new_tokens and ends:
         minimum = sampling.min_new_tokens
         results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))

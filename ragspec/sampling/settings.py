@@ -115,9 +115,10 @@ class Sampling:
             )
 
     def _check_seed(self) -> None:
+        object.__setattr__(self, "seed", _plain_number(self.seed))
         listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
         seeds: Any = self.seed if listed else [self.seed]
-        for seed in seeds:
+        for seed in map(_plain_number, seeds):
             if seed is not None and not isinstance(seed, Integral):
                 raise SamplingError(
                     f"seed is {self.seed!r}, expected a whole number, one for each prompt, or None"

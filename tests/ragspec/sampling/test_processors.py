@@ -18,7 +18,13 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.pipelines.cli.show import margin_at
 from ragspec.sampling.penalties import Penalties
-from ragspec.sampling.processors import HFProcessor, Processor, build_processors, default_processors
+from ragspec.sampling.processors import (
+    HFProcessor,
+    Processor,
+    SequenceBias,
+    build_processors,
+    default_processors,
+)
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain
@@ -44,11 +50,18 @@ def row_by_row(theirs: Any, values: torch.Tensor) -> torch.Tensor:
 def pairs() -> dict[str, tuple[Processor, Any]]:
     from transformers import generation as hf
 
+    sequences = {(8, 9): 0.3, (9,): -3.1, (3, 5, 9): 0.7, (4, 3, 5, 2): 5.0, (2, 8, 1): 2.5}
+    words = [[9], [11], [3, 2], [3, 5, 1], [8, 11]]
     return {
         "repetition": (Penalties(repetition=1.7), hf.RepetitionPenaltyLogitsProcessor(1.7)),
         "bias": (
             Penalties({2: 1.5, 9: -3.0}),
             hf.SequenceBiasLogitsProcessor({(2,): 1.5, (9,): -3.0}),
+        ),
+        "sequences": (SequenceBias(sequences.items()), hf.SequenceBiasLogitsProcessor(sequences)),
+        "bad words": (
+            build_processors(Sampling(bad_words_ids=words), 2, [11])[0],
+            hf.NoBadWordsLogitsProcessor(words, [11]),
         ),
         "minimum": (
             Penalties(ends=[0, 11], minimum=4, prompt_length=2),
@@ -61,7 +74,9 @@ def pairs() -> dict[str, tuple[Processor, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["repetition", "bias", "minimum", "no-repeat"])
+@pytest.mark.parametrize(
+    "name", ["repetition", "bias", "sequences", "bad words", "minimum", "no-repeat"]
+)
 def test_every_node_gets_what_transformers_gives_its_path(name: str) -> None:
     ours, theirs = pairs()[name]
     values = logits()
@@ -140,7 +155,7 @@ def test_only_what_was_requested_is_built() -> None:
         min_new_tokens=2,
     )
     result = build_processors(everything, 3, [1], extra=[lambda ids, values: values])
-    assert [processor.lazy for processor in result] == [True, False, True, True, False, True]
+    assert [processor.lazy for processor in result] == [False, False, True, False, False, True]
 
 
 REFUSED = [name for name in greedy() if name.startswith(("guidance", "watermarking"))]
@@ -310,22 +325,32 @@ def test_all_of_a_config_is_followed_on_a_model_that_has_another() -> None:
 def test_numbers_of_arrays_are_numbers() -> None:
     sampling = Sampling(np.float32(0.5), np.int64(5), torch.tensor(0.75), n=np.int32(2))  # type: ignore[arg-type]
     assert sampling == Sampling(0.5, 5, 0.75, n=2)
+    assert Sampling(seed=torch.tensor(3)) == Sampling(seed=np.array(3)) == Sampling(seed=3)  # type: ignore[arg-type]
+    assert Sampling(seed=torch.tensor([3, 4])).seed_of(1) == 4  # type: ignore[arg-type]
     with pytest.raises(SamplingError, match=r"top_k is -1, .* 0 is off"):
         Sampling(top_k=-1)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
-def test_the_default_dtype_changes_no_score(kind: torch.dtype) -> None:
-    sampling = Sampling(0.9, logit_bias={7: 1.37}, frequency_penalty=0.7, top_p=0.9, seed=2)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(0.9, logit_bias={7: 1.37}, frequency_penalty=0.7, top_p=0.9, seed=2),
+        Sampling(logit_bias={token: 100 + token / 100 for token in range(96)}),
+        Sampling(sequence_bias={(3,): 1.37, (3, 5): 2.22}, bad_words_ids=[[7], [8, 9]]),
+    ],
+)
+def test_the_default_dtype_changes_no_score(kind: torch.dtype, sampling: Sampling) -> None:
     request: dict[str, Any] = {"max_new_tokens": NEW, "logprobs": 1}
     for static in ("off", "eager"):
-        engine = Engine(tiny.model("llama"), drafter=None, static=static)
-        expected = engine.generate(PROMPTS, sampling, **request)
-        torch.set_default_dtype(kind)
-        try:
-            result = engine.generate(PROMPTS, sampling, **request)
-        finally:
-            torch.set_default_dtype(torch.float32)
+        expected, result = list[Any](), list[Any]()
+        for default, outcomes in ((torch.float32, expected), (kind, result)):
+            engine = Engine(tiny.model("llama"), drafter=None, static=static)
+            torch.set_default_dtype(default)
+            try:
+                outcomes += engine.generate(PROMPTS, sampling, **request)
+            finally:
+                torch.set_default_dtype(torch.float32)
         assert [each.logprobs for each in result] == [each.logprobs for each in expected]
 
 
