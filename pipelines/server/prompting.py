@@ -112,6 +112,8 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
         prompt = build_prompt(tokenizer, question, hits, room=room, template=template)
     else:
         prompt = _conversation(body, turns, hits, tokenizer)
+    if not prompt.token_ids:
+        raise ApiError(400, "messages: expected some text, got none.", None, "messages")
     options |= {"spans": prompt.spans, "texts": prompt.layout}
     source = "documents" if body.documents else "messages"
     _limit(options, prompt.token_ids, new, engine, (source, name))

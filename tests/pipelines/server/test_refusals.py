@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.served import NAME, post, served
+from tests.support.served import NAME, engine, post, served
 
 USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
@@ -108,6 +108,13 @@ def test_an_error_says_what_is_wrong(
     error = (result := post(client, body)).json()["error"]
     assert result.status_code == status
     assert word in f"{error['message']} {error['param']} {error['code']}"
+
+
+def test_a_chat_without_text_or_template_is_refused_by_name() -> None:
+    with served(engine(chat=False)) as (client, _):
+        error = post(client, {**CHAT, "messages": [{**USER, "content": ""}]}).json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"] == "messages: expected some text, got none."
 
 
 @pytest.mark.parametrize(
