@@ -219,10 +219,10 @@ def checked_codes(codes: Any, raster: Raster, size: int) -> Tensor:
     flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)
     in_range = 0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size
     if not in_range:
-        shape = getattr(codes, "shape", None)
-        got = f"{codes!r}" if shape is None else f"of shape {list(shape)}"
+        shape, kind = getattr(codes, "shape", None), type(codes).__name__
+        got = f"{codes!r}" if shape is None else f"as {kind} of {codes.dtype}, {list(shape)}"
         raise InputError(
-            f"got codes {got}; expected whole numbers i64 {list(raster.shape)} or [n], at most "
+            f"got codes {got}; expected a tensor of i64, {list(raster.shape)} or [n], at most "
             f"{raster.codes}, from 0 to {size - 1}, and -1 where one is to be drawn."
         )
     return torch.tensor(raster.laid(flat.tolist()))

@@ -32,7 +32,7 @@ from ragspec.visual.families.base import Family, ModelFiles, family_of, kind_of_
 from ragspec.visual.loading import ImageFolder, find_folder, read_kind
 from ragspec.visual.output import ImageOutput, ImageSamples, as_images, weakest
 from ragspec.visual.run import CallState
-from ragspec.visual.saved import as_saved, write_setup
+from ragspec.visual.saved import SETUP, as_saved, write_setup
 
 _DECODED = 64  # images in one batch of the decoder
 
@@ -233,11 +233,12 @@ class ImagePipeline:
         folder is changed only once all is written, so it may be the one that was loaded.
 
         Args:
-            save_directory: The folder.
+            save_directory: A new folder, or one with a saved pipeline, which is replaced.
             options: Of transformers' `save_pretrained`, such as max_shard_size.
 
         Raises:
-            InputError: The model has adapters of peft.
+            InputError: The model has adapters of peft, or the folder has others' files under the
+                names of a pipeline.
         """
         if self._adapted:
             raise InputError(
@@ -260,7 +261,15 @@ class ImagePipeline:
                 if place is not None and not (new / part).exists():
                     shutil.copytree(place, new / part)
             write_setup(new, self._saved_rule, self.settings, self._record())
-            for path in sorted(new.iterdir()):
+            paths = sorted(new.iterdir())
+            taken = [path.name for path in paths if (root / path.name).is_dir()]
+            loaded = folder is not None and folder.target.parent.resolve() == root.resolve()
+            if taken and not loaded and not (root / SETUP).is_file():
+                raise InputError(
+                    f"{root} has {', '.join(taken)} and no {SETUP}; expected a new folder, or one "
+                    "that save_pretrained wrote, as these are replaced. Name another folder."
+                )
+            for path in paths:
                 if (root / path.name).is_dir():
                     shutil.rmtree(root / path.name)
                 path.replace(root / path.name)

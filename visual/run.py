@@ -75,8 +75,10 @@ class CallState:
         Masked models have one target a batch, as its table keeps every latent.
         """
         most = len(scales) if self.pipe.family.plain_rule is None else self.pipe.batch_size
-        for scale in dict.fromkeys(scales):
-            numbers = [number for number, each in enumerate(scales) if each == scale]
+        groups: dict[float, list[int]] = {}
+        for number, scale in enumerate(scales):
+            groups.setdefault(scale, []).append(number)
+        for numbers in groups.values():
             yield from (numbers[at : at + most] for at in range(0, len(numbers), most))
 
     def _speculative(self, config: ImageConfig, numbers: Sequence[int]) -> ImageSamples:

@@ -115,8 +115,12 @@ def test_what_a_call_cannot_mean_is_refused(folders: dict[str, Path]) -> None:
     wrong: list[dict[str, Any]] = [
         *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
         {"seed": 1, "generator": torch.Generator()},
-        *({"guidance_scale": scales} for scales in ([1.0, 2.0], [1.0, 2.0, -1.0])),
+        *(
+            {"guidance_scale": scales}
+            for scales in ([1.0, 2.0], [1.0, 2.0, -1.0], [1.0, 2.0, np.nan])
+        ),
         *({"codes": torch.zeros(shape, dtype=torch.int64)} for shape in ((9, 1), (2, 3))),
+        {"codes": np.zeros((3, 3), dtype=np.int64)},
     ]
     for inputs in wrong:
         with pytest.raises(InputError, match="expected"):
@@ -184,6 +188,14 @@ def test_a_pipeline_is_saved_where_it_was_loaded(
     assert again.batch_size == 3 and again.source.name == "jacobi"
     assert torch.allclose(values(again(**CALLS[kind], seed=5)), expected, atol=1e-3)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]
+
+
+def test_a_folder_of_others_is_not_replaced(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"has target and no ragspec\.json"):
+        opened(folders["codes"], None).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target", "notes.txt"]
 
 
 def test_adapters_of_peft_draw(folders: dict[str, Path], tmp_path: Path) -> None:
