@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,26 +92,22 @@ class SequenceBias:
     lazy = False
 
     def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
-        # Short ones first, as the sums of float32 depend on the order.
-        pairs = (([*map(int, ids)], np.float32(bias)) for ids, bias in biases)
-        self._biases = sorted(pairs, key=lambda pair: len(pair[0]))
+        self._biases = [([*map(int, ids)], float(bias)) for ids, bias in biases]
 
     def apply(
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
         """Return the logits [R, V] with the biases of each row; see `Processor`."""
-        sums: dict[tuple[int, int], np.float32] = {}
-        longest = len(self._biases[-1][0]) if self._biases else 0
+        sums: dict[tuple[int, int], float] = {}
+        longest = max(len(ids) for ids, _ in self._biases)
         for row, path in enumerate(paths):
             text = [*context[-longest:], *path]
             for (*before, last), bias in self._biases:
                 if not before or text[-len(before) :] == before:
-                    sums[row, last] = sums.get((row, last), np.float32(0)) + bias
-        if not sums:
-            return logits
-        rows, tokens = torch.tensor([*sums], device=logits.device).unbind(1)
-        values = torch.from_numpy(np.array([*sums.values()])).to(logits)
-        return logits.index_put((rows, tokens), logits[rows, tokens] + values)
+                    sums[row, last] = sums.get((row, last), 0.0) + bias
+        where = torch.tensor([*sums], dtype=torch.int64, device=logits.device).view(-1, 2).unbind(1)
+        values = torch.tensor([*sums.values()], dtype=logits.dtype, device=logits.device)
+        return logits.index_put(where, logits[where] + values)
 
 
 def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
@@ -169,7 +164,7 @@ def build_processors(
         results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
     if sampling.bad_words_ids:
         words = [word for word in sampling.bad_words_ids if len(word) > 1 or word[0] not in ends]
-        results.append(SequenceBias((word, -math.inf) for word in words))
+        results += [SequenceBias((word, -math.inf) for word in words)] if words else []
     if sampling.min_new_tokens and ends:
         minimum = sampling.min_new_tokens
         results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))
