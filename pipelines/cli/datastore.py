@@ -39,7 +39,9 @@ class DatastoreBuildOptions:
 
     texts: Annotated[
         list[str],
-        typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
+        typer.Argument(
+            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+        ),
     ]
     out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")]
     columns: TextColumns

@@ -42,7 +42,9 @@ class StoreBuildOptions:
 
     sources: Annotated[
         list[str],
-        typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
+        typer.Argument(
+            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+        ),
     ]
     out: OutOption
     columns: TextColumns

@@ -311,7 +311,7 @@ def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
     if not tokens:
         raise DocumentError(
             f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
-            "files of rows or a data set with text."
+            "files of rows or a data set hf:NAME with text."
         )
 
 

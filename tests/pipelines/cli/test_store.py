@@ -207,7 +207,7 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
     ("arguments", "code", "message"),
     [
         (["build", "./absent", "-o", "{out}"], 7, "absent is missing"),
-        (["build", "no/where", "-o", "{out}"], 2, "no data set"),
+        (["build", "hf:no/where", "-o", "{out}"], 2, "no data set"),
         (["build", "{rows}", "-o", "{out}", "-s", "field=b"], 2, "no column 'b'; it has a"),
         (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
         (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),

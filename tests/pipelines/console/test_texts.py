@@ -34,21 +34,12 @@ def test_rows_of_a_file_of_lines(tmp_path: Path, name: str) -> None:
     assert read(write_rows(tmp_path / name, ROWS)) == ["one", "two"]
 
 
-def test_rows_of_parquet_and_of_a_saved_data_set(tmp_path: Path) -> None:
+def test_rows_of_parquet(tmp_path: Path) -> None:
     import datasets
 
-    table = datasets.Dataset.from_list(ROWS)
-    table.to_parquet(str(tmp_path / "rows.parquet"))
-    table.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
-        str(tmp_path / "splits")
-    )
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
     assert read(tmp_path / "rows.parquet") == ["one", "two"]
-    assert read(tmp_path / "saved") == ["one", "two"]
-    assert read(tmp_path / "splits", split="test") == ["one"]
-    assert read(tmp_path / "saved", tmp_path / "rows.parquet") == ["one", "two"] * 2
-    with pytest.raises(InputError, match="no split 'dev'; it has train, test"):
-        read(tmp_path / "splits", split="dev")
+    assert read(*[tmp_path / "rows.parquet"] * 2) == ["one", "two"] * 2
 
 
 def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,28 +52,16 @@ def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None
         return ROWS
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("ragspec.models.resolve.hub_answers", lambda: True)
-    assert read("owner/name", split="test", config="en") == ["one", "two"]
-    assert requests == [("owner/name", "en", "test", {"streaming": True})]
-
-
-def test_a_hub_that_does_not_answer_is_not_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-    from huggingface_hub import constants
-
-    places: tuple[Any, ...] = (datasets.config, constants)
-
-    def load(name: str, config: str | None, **options: Any) -> Any:
-        assert all(place.HF_HUB_OFFLINE for place in places)
-        raise ConnectionError("offline")
-
-    for place in places:
-        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("ragspec.models.resolve.hub_answers", lambda: False)
-    with pytest.raises(InputError, match="in the cache, and the hub does not answer"):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    assert read("hf:owner/name", split="test", config="en") == ["one", "two"]
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert read("hf:owner/name") == ["one", "two"]
+    assert requests == [
+        ("owner/name", "en", "test", {"streaming": True}),
+        ("owner/name", None, "train", {"streaming": False}),
+    ]
+    with pytest.raises(DocumentError, match=r"owner/name is missing.*hf:NAME"):
         read("owner/name")
-    assert not any(place.HF_HUB_OFFLINE for place in places)
 
 
 def test_token_ids_and_other_columns(tmp_path: Path) -> None:
@@ -170,55 +149,25 @@ def in_hub_layout(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_in_hub_layout_is_a_data_set(tmp_path: Path) -> None:
+def test_a_folder_may_be_read_as_a_data_set(tmp_path: Path) -> None:
     folder = in_hub_layout(tmp_path / "a")
-    noted: list[str] = []
-    assert read(folder, skipped=lambda path, reason: noted.append(path)) == ["one"]
-    assert noted == [str(folder)]
-    assert read(folder, split="test") == ["two"]
+    assert read(f"hf:{folder}") == ["one"]
+    assert read(f"hf:{folder}", split="test") == ["two"]
     with pytest.raises(InputError, match=r"Bad split: dev.*'train', 'test'"):
-        read(folder, split="dev")
+        read(f"hf:{folder}", split="dev")
     with pytest.raises(InputError, match="'nope' not found"):
-        read(folder, config="nope")
+        read(f"hf:{folder}", config="nope")
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "train.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
-    assert read(tmp_path / "b") == ["one", "two"]
     (tmp_path / "b" / "train.json").write_text("{broken")
     with pytest.raises(DocumentError, match="cannot be read to its end"):
-        read(tmp_path / "b")
+        read(f"hf:{tmp_path / 'b'}")
 
 
-def test_the_data_card_says_what_a_data_set_is_created_of(tmp_path: Path) -> None:
-    card = ["---", "configs:"]
-    for name in ("de", "en"):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name / "rows.jsonl", [{"text": name}])
-        card += [f"- config_name: {name}", f"  data_files: {name}/*.jsonl"]
-    (tmp_path / "README.md").write_text("\n".join([*card, "---", "The data card."]))
-    assert read(tmp_path, config="en") == ["en"]
-    with pytest.raises(InputError, match="'de', 'en'"):
-        read(tmp_path)
-    (tmp_path / "README.md").write_text("---\ntitle: notes\n---\nconfigs:\n")
-    assert read(tmp_path) == ["---\ntitle: notes\n---\nconfigs:\n", "de", "en"]
-
-
-def test_a_split_or_config_that_no_source_has_is_refused(tmp_path: Path) -> None:
-    import datasets
-
+def test_a_split_or_config_without_a_data_set_is_refused(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", ROWS)
-    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
-        str(tmp_path / "splits")
-    )
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.md").write_text("text")
-    for source in (rows, tmp_path / "saved", tmp_path / "texts"):
-        for inputs in ({"split": "train"}, {"config": "en"}):
-            with pytest.raises(InputError, match=f"--{next(iter(inputs))} is .* leave it out"):
-                read(source, **inputs)
-    with pytest.raises(InputError, match="--config is 'en'"):
-        read(tmp_path / "splits", split="test", config="en")
-    assert read(rows, tmp_path / "splits", split="test") == ["one", "two"] * 2
+    for inputs in ({"split": "train"}, {"config": "en"}):
+        with pytest.raises(InputError, match=f"--{next(iter(inputs))} is .* leave it out"):
+            read(rows, **inputs)
 
 
 def test_a_file_without_a_usual_column_does_not_end_a_folder(tmp_path: Path) -> None:
