@@ -65,7 +65,7 @@ def run_and_show(
     if output.compare and outcome.generation.tokens and not interrupted:
         comparison = _compare(write, engine, sampling, outcome, terminal)
         interrupted = comparison is None
-    show(outcome, output, terminal, engine, comparison)
+    show(outcome, output, terminal, comparison, by_model=True)
     if output.trace is not None:  # last: a full disk must not cost the answer
         from ragspec.reports.trace import write_trace
 
@@ -118,10 +118,11 @@ def show(
     outcome: Result,
     output: OutputOptions,
     terminal: Terminal,
-    engine: Engine | None = None,
     comparison: Comparison | None = None,
+    *,
+    by_model: bool = False,
 ) -> None:
-    """Show a text, its sources and figures; `engine` wrote it, None if no model did."""
+    """Show a text, its sources and figures; `by_model` says whether a model wrote it."""
     report = outcome.generation.report
     if output.json:
         record = outcome.fields | {"label": report.label, "report": report.to_dict()}
@@ -135,18 +136,13 @@ def show(
         nearest = "the nearest sentences are above; " if outcome.fields["sentences"] else ""
         terminal.note(f"{nearest}--no-refusal calls the model anyway")
         return
-    if engine is None:
-        terminal.line(outcome.generation.text)
-    elif output.streams:
-        terminal.line()
-    else:
-        _show_coloured(outcome, engine, terminal)
+    terminal.line("" if by_model and output.streams else outcome.generation.text)
     _note_sources(outcome, terminal)
     if outcome.generation.finish_reason == "cancelled":
         terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
-    if engine is not None:
+    if by_model:
         terminal.note(report.summary())
     if comparison is not None:
         terminal.note(comparison.summary(), "bold")
@@ -191,16 +187,6 @@ def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
         after, _, _ = text[each.end :][:AROUND].rpartition(" ")
         terminal.note(f"{number}  {each.hit.document.name}, {each.place}", "bold")
         terminal.marked(before, each.text, after)
-
-
-def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:
-    from ragspec.pipelines.page.run_view import run_view
-    from ragspec.reports.trace import Trace, TraceHeader, step_texts
-
-    generation, header = outcome.generation, TraceHeader(documents=outcome.documents)
-    texts = step_texts(generation, engine.tokenizer)
-    view = run_view(Trace(header, tuple(generation.steps), texts, generation.report, complete=True))
-    terminal.spans(view.spans, view.legend)
 
 
 # --- The comparison ---

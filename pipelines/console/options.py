@@ -241,9 +241,6 @@ class OutputOptions:
         Path | None,
         typer.Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
     ] = None
-    stream: Annotated[
-        bool, Setting("Show text as it is written; with no at its end, coloured by source.")
-    ] = True
 
     def __post_init__(self) -> None:
         checks.checked_output(self.trace)
@@ -251,7 +248,7 @@ class OutputOptions:
     @property
     def streams(self) -> bool:
         """Whether to show text as it is written; not with --compare, as showing takes time."""
-        return self.stream and not (self.json or self.compare)
+        return not (self.json or self.compare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.table import Table
 
-    from ragspec.pipelines.page.run_view import Span
-
-STYLES = {
-    "s0": "blue",
-    "s1": "yellow",
-    "s2": "green",
-    "s3": "magenta",
-    "s4": "red",
-    "s5": "cyan",
-    "s6": "bright_blue",
-    "s7": "bright_red",
-    "own": "",
-}
-
-
 # Control characters, marks of text direction, and lone surrogates.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -156,20 +141,6 @@ class Terminal:
     def line(self, text: str = "", style: str = "") -> None:
         """Show a line of the result."""
         self.out.print(printable(text), style=style, soft_wrap=True)
-
-    def spans(self, spans: Sequence[Span], legend: Sequence[tuple[str, str]]) -> None:
-        """Show a finished text coloured by source; on a terminal with a legend."""
-        from rich.text import Text
-
-        text = Text()
-        for span in spans:
-            text.append(printable(span.lead))
-            text.append(printable(span.text), style=STYLES.get(span.css, ""))
-        text.rstrip()
-        self.out.print(text, soft_wrap=True)
-        if self.out.is_terminal and not self.quiet:
-            names = [Text(f"■ {name}", style=STYLES[css] or "dim") for name, css in legend]
-            self.err.print(Text("   ").join(names), soft_wrap=True)
 
     def json(self, data: Mapping[str, Any]) -> None:
         """Write one JSON object to standard output, on one line."""

@@ -157,7 +157,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
         ("model", header.model or "not named"),
         ("seed", "none" if report.seed is None else str(report.seed)),
         ("prompt", f"{report.prompt_tokens} tokens"),
-        ("ended by", report.finish_reason if trace.complete else "the trace is cut short"),
+        ("ended by", report.finish_reason),
         ("budget", f"{report.budget} (nodes × steps: {sizes})"),
         ("distinct 4-grams", f"{report.distinct_4:.0%}"),
         ("inside loops", f"{report.loop_share:.0%}"),

@@ -87,7 +87,7 @@ def draft_views(trace: Trace) -> list[DraftView]:
     colours, words = colours_of(trace.steps), _Words(trace)
     first = first_number(trace.steps)
     views = []
-    before = "prompt" if first == 0 or trace.complete else "…"
+    before = "prompt"
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
         views.append(_view(trace, step, number, before, colours, words))
         before = next((text for text in reversed(texts) if text.strip()), before)
@@ -113,10 +113,10 @@ class _Words:
 def _end_of(trace: Trace) -> int | None:
     """Return the end token that ended the text, None if the text ended otherwise.
 
-    The last token of a complete run has a text, be it the mark of an unfinished character, unless
+    The last token of a run has a text, be it the mark of an unfinished character, unless
     decoding leaves it out.
     """
-    if not trace.complete or trace.report.finish_reason != "stop" or not trace.steps:
+    if trace.report.finish_reason != "stop" or not trace.steps:
         return None
     last, texts = trace.steps[-1].tokens, trace.texts[-1]
     return last[-1] if last and not texts[-1] else None

@@ -2,14 +2,12 @@
 
 The file alone is enough for a page or a figure: it holds the texts of the emitted and of the
 drafted tokens and the names of the documents. The text of a drafted token stands once, in the first
-line that drafts it. Lines are written whole, so an interrupted run leaves a file that is readable
-up to its last step.
+line that drafts it. The file is written after the run.
 """
 
 from __future__ import annotations
 
 import json
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ragspec.errors import InputError
-from ragspec.reports.generation import Generation, report_of
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.decoding import decoder_of
@@ -59,7 +57,6 @@ class Trace:
 
     Attributes:
         texts: For each step, the texts of the tokens that it emitted.
-        complete: Whether the file ends with a report.
         vocabulary: Texts of the drafted tokens by id; empty if the file lacks them.
     """
 
@@ -67,7 +64,6 @@ class Trace:
     steps: tuple[Step, ...]
     texts: tuple[tuple[str, ...], ...]
     report: Report
-    complete: bool
     vocabulary: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -191,10 +187,10 @@ def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> di
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Return the trace that `write_trace` wrote, up to the last whole line.
+    """Return the trace that `write_trace` wrote.
 
     Raises:
-        InputError: The file is missing, is not a trace, or has a damaged line.
+        InputError: The file is missing, is not a whole trace, or has a damaged line.
     """
     lines = list(_lines(Path(path)))
     if not lines or lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION:
@@ -202,18 +198,16 @@ def read_trace(path: Path | str) -> Trace:
             f"{str(path)!r} is no trace of version {VERSION}: expected a file that "
             "`ragspec ask --trace FILE` wrote. Write it again with this version."
         )
-    complete = "report" in lines[-1]
     try:
-        header = _read_header(lines[0])
-        body = lines[1:-1] if complete else lines[1:]
+        header, body = _read_header(lines[0]), lines[1:-1]
         steps = tuple(_read_step(line) for line in body)
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
         vocabularies = [line.get("vocabulary", {}) for line in body]
         words = {int(token): str(text) for each in vocabularies for token, text in each.items()}
-        report = Report.from_dict(lines[-1]["report"]) if complete else _rebuild(header, steps)
+        report = Report.from_dict(lines[-1]["report"])
     except DAMAGE as error:
         raise damaged(path, error) from error
-    return Trace(header, steps, texts, report, complete, words)
+    return Trace(header, steps, texts, report, words)
 
 
 def damaged(path: Path | str, error: Exception) -> InputError:
@@ -226,22 +220,18 @@ def damaged(path: Path | str, error: Exception) -> InputError:
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     try:
-        # An interrupted run may end inside a character, which is left out.
-        text = getincrementaldecoder("utf-8")().decode(path.read_bytes())
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot read the trace {str(path)!r} ({error}): expected a text file written by "
             "`ragspec ask --trace FILE`."
         ) from error
-    rows = text.split("\n")
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(text.split("\n"), 1):
         if not row.strip():
             continue
         try:
             line = json.loads(row)
         except ValueError as error:
-            if number == len(rows):
-                return  # the line being written when the run was interrupted
             raise InputError(
                 f"line {number} of {str(path)!r} is not JSON ({error}): expected one JSON object "
                 "a line. Write the trace again."
@@ -283,17 +273,3 @@ def _read_step(line: Mapping[str, Any]) -> Step:
         raise ValueError(f"step {line.get('index')}: {len(emitted)} tokens, but {texts} texts")
     milliseconds = {str(stage): float(value) for stage, value in line["ms"].items()}
     return Step(tree, path, emitted, milliseconds)
-
-
-def _rebuild(header: TraceHeader, steps: Sequence[Step]) -> Report:
-    tokens = [token for step in steps for token in step.tokens]
-    seconds = sum(sum(step.milliseconds.values()) for step in steps) / 1000
-    return report_of(
-        steps,
-        tokens,
-        seconds,
-        "cancelled",
-        label=header.label,
-        seed=header.seed,
-        prompt_tokens=header.prompt_tokens,
-    )

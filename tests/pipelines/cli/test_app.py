@@ -129,7 +129,7 @@ def test_generate_streams_text_and_keeps_remarks_separately(
     streamed = capsys.readouterr()
     assert "tokens in" in streamed.err
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
-    assert main([*arguments, "-s", "stream=no"]) == 0
+    assert main([*arguments, "--compare"]) == 0
     whole = capsys.readouterr()
     assert streamed.out.strip() == whole.out.strip()
 

@@ -182,7 +182,7 @@ def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: 
     arguments = ["ask", "What follows the tokens?", "--docs", index, "--model", model]
     assert main([*arguments, "--max-new-tokens", "12"]) == 0
     streamed = capsys.readouterr()
-    assert main([*arguments, "--max-new-tokens", "12", "-s", "stream=no"]) == 0
+    assert main([*arguments, "--max-new-tokens", "12", "--compare"]) == 0
     whole = capsys.readouterr()
     assert streamed.out.strip() == whole.out.strip() != ""
     assert "tokens in" in streamed.err and "label exact" in whole.err
@@ -253,7 +253,7 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     assert out == "The documents do not speak of this.\n"
     assert "the model was not called: no sentence speaks of the question" in err
     assert "--no-refusal" in err and "1  trees.md" in err
-    assert main([*requests, "--json", "--compare", "-s", "stream=no"]) == 0
+    assert main([*requests, "--json", "--compare"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "no sentence" in result["refused"] and result["support"] == "unsupported"
     assert result["report"]["forward_passes"] == 0 and "compare" not in result

@@ -22,7 +22,6 @@ from ragspec.pipelines.console.options import (
     parse_drafter,
 )
 from ragspec.pipelines.console.terminal import Terminal, printable
-from ragspec.pipelines.page.run_view import Span
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.sampling.settings import Sampling
@@ -183,14 +182,6 @@ def test_quiet_keeps_errors_and_json(capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert json.loads(out) == {"text": "é\nb"} and out.count("\n") == 1
     assert err == "error: wrong\n"
-
-
-def test_spans_are_printed_as_their_text(capsys: pytest.CaptureFixture[str]) -> None:
-    spans = [Span.of(" one", "s0", ""), Span.of(" [two]", "local", ""), Span.of("\n", "local", "")]
-    Terminal().spans(spans, [("context", "s0")])
-    out, err = capsys.readouterr()
-    assert out == " one [two]\n"
-    assert err == ""  # the legend explains colours, and there are none in a pipe
 
 
 def test_table_holds_every_cell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.pipelines.console.terminal import STYLES
 from ragspec.pipelines.page.charts import (
     COLOURS,
     Chart,
@@ -132,12 +131,6 @@ def test_a_path_that_a_stop_has_cut_counts_as_far_as_it_stands() -> None:
     assert accepted_of(Step(DraftTree.chain([1, 2, 3], "context"), (0, 1, 2), (1, 2))) == (0, 1)
 
 
-def test_the_terminal_has_a_style_for_every_colour() -> None:
-    styles = [STYLES.get(f"s{slot}") for slot in range(COLOURS)]
-    assert None not in styles
-    assert len(set(styles)) == COLOURS
-
-
 def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     view = run_view(sample_trace(tmp_path))
     text = [(span.text.strip(), span.css) for span in view.spans]
@@ -183,7 +176,7 @@ def test_what_was_copied_from_no_document_has_its_colour(
     )
     report = report_of(steps, [1, 2, 3, 9, 9], 0.1, "stop")
     assert report.accepted_prediction_tokens == (2 if document == PREDICTION else 0)
-    view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report, True))
+    view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report))
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
     assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")

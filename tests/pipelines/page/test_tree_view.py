@@ -37,7 +37,7 @@ def trace_of(*steps: Step, vocabulary: dict[int, str] | None = None) -> Trace:
     texts = tuple(tuple(WORDS.get(token, "?") for token in step.tokens) for step in steps)
     report = report_of(steps, [token for step in steps for token in step.tokens], 0.1, "stop")
     header = TraceHeader(documents=("a.md",))
-    return Trace(header, steps, texts, report, True, WORDS if vocabulary is None else vocabulary)
+    return Trace(header, steps, texts, report, WORDS if vocabulary is None else vocabulary)
 
 
 def view_of(step: Step) -> DraftView:
@@ -100,8 +100,6 @@ def test_the_end_token_is_displayed_as_the_end() -> None:
     # A token that is part of a character has no text either, and one may end a text by its length.
     split = draft_views(trace("", " a"))[0]
     assert split.caption == "2 drafted, 1 accepted, then “#2” by the target"
-    cut = replace(trace(" a", ""), complete=False)
-    assert draft_views(cut)[1].caption == "2 drafted, 0 accepted, then “#0” by the target"
 
 
 def test_the_root_is_what_was_written_before(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     extra = {"question": "why?", "format": "no header field can be replaced"}
     write_trace(path, instance, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
     trace = read_trace(path)
-    assert trace.complete
     assert trace.header.documents == ("a.md", "b.md")
     assert (trace.header.model, trace.header.label, trace.header.seed) == ("tiny", "exact", 5)
     assert trace.header.prompt_tokens == 3
@@ -105,27 +104,15 @@ def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> No
     assert piece_text(7, lambda tokens: "seven" if len(tokens) == 1 else "twice") == "seven"
 
 
-def test_a_file_cut_short_reads_up_to_its_last_step(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]) + lines[3][:20])
-    trace = read_trace(path)
-    assert not trace.complete
-    assert len(trace.steps) == 2
-    assert trace.report.finish_reason == "cancelled"
-    assert trace.report.accepted == 1
-
-
-def test_a_file_cut_anywhere_in_its_last_line_reads_up_to_the_step_before(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write_trace(path, run(), letters)
     lines = path.read_bytes().splitlines(keepends=True)
     inside = lines[3].index("é".encode()) + 1  # between the two bytes of the character
-    for cut in (inside - 1, inside, inside + 1):
+    for cut in (0, inside - 1, inside, inside + 1):
         path.write_bytes(b"".join(lines[:3]) + lines[3][:cut])
-        trace = read_trace(path)
-        assert not trace.complete and len(trace.steps) == 2
+        with pytest.raises(InputError, match=r"damaged|line 4|cannot read"):
+            read_trace(path)
 
 
 def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
