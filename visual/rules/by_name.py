@@ -69,8 +69,8 @@ def make_rule(
     name: str,
     codebook: Any,
     *,
-    neighbours: int | CodeNeighbours | None = None,
-    partition: int | CodePartition | None = None,
+    neighbours: int | None = None,
+    partition: int | None = None,
     tv_budget: TVBudget | float | None = None,
     positions: int | None = None,
     normalised: bool = True,
@@ -81,8 +81,8 @@ def make_rule(
 
     Args:
         name: "exact" (the walk), a name of `relaxed`, or any other rule's.
-        neighbours: k, or a table.
-        partition: A number of clusters, or a partition.
+        neighbours: k; None for a number that fits the code-book.
+        partition: The number of clusters, likewise.
         tv_budget: See `TVBudget`. A number is spread evenly over `positions`, if set.
         positions: Codes per image.
         normalised: See `CodeNeighbours.build`.
@@ -91,7 +91,7 @@ def make_rule(
             None stands for the default.
 
     Raises:
-        InputError: The rule has no such setting, or a table is of another code-book.
+        InputError: The rule has no such setting, or it is out of range.
         UnknownNameError: There is no such rule.
     """
     inputs = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
@@ -102,13 +102,15 @@ def make_rule(
     allowed = settings_of(rule_class)
     check_settings(name, inputs, allowed)
     if "neighbours" in allowed:
-        table = _table(name, codebook, neighbours, normalised)
+        k = default_neighbours(len(codebook), name) if neighbours is None else neighbours
+        table = CodeNeighbours.build(codebook, k, normalised)
         inputs["neighbours"] = table.with_marks(marks) if marks else table
         for setting, default in (("lam", default_lam), ("delta", default_delta)):
             if setting in allowed:
                 inputs.setdefault(setting, default(len(codebook)))
     if "partition" in allowed:
-        clusters = _partition(codebook, partition, normalised)
+        count = default_clusters(len(codebook)) if partition is None else partition
+        clusters = CodePartition.build(codebook, count, normalised=normalised)
         inputs["partition"] = clusters.with_marks(marks) if marks else clusters
     if isinstance(tv_budget, Real):
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
@@ -116,27 +118,3 @@ def make_rule(
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
     rule: Rule = rule_class(**inputs)
     return rule
-
-
-def _table(
-    name: str, codebook: Any, selection: int | CodeNeighbours | None, normalised: bool
-) -> CodeNeighbours:
-    if isinstance(selection, CodeNeighbours):
-        selection.check(codebook)
-        return selection
-    k = default_neighbours(len(codebook), name) if selection is None else selection
-    return CodeNeighbours.build(codebook, k, normalised)
-
-
-def _partition(
-    codebook: Any, selection: int | CodePartition | None, normalised: bool
-) -> CodePartition:
-    if isinstance(selection, CodePartition):
-        if selection.size != len(codebook):
-            raise InputError(
-                f"got a partition of {selection.size} codes for a code-book of {len(codebook)}; "
-                "expected one made from it."
-            )
-        return selection
-    clusters = default_clusters(len(codebook)) if selection is None else selection
-    return CodePartition.build(codebook, clusters, normalised=normalised)

@@ -7,7 +7,6 @@ int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import Any
 
@@ -28,9 +27,6 @@ Codes = NDArray[np.int32]
 class CodeNeighbours:
     """The k nearest codes of every code, nearest first, itself excluded: int32 [V, k].
 
-    Args:
-        fingerprint: `codebook_fingerprint` of the rows' code-book; "" if unknown.
-
     Attributes:
         size, k: The number of codes V, and of neighbours per code.
 
@@ -38,7 +34,7 @@ class CodeNeighbours:
         InputError: The table has another type or shape, or ids out of range.
     """
 
-    def __init__(self, rows: Codes, fingerprint: str = "") -> None:
+    def __init__(self, rows: Codes) -> None:
         if rows.ndim != 2 or rows.dtype != np.int32 or not 1 <= rows.shape[1] < len(rows):
             raise InputError(
                 f"got neighbours of type {rows.dtype} and shape {rows.shape}; expected int32 "
@@ -51,7 +47,6 @@ class CodeNeighbours:
             )
         self.rows: Codes = np.asarray(rows)  # of a memory map: a plain array
         self.size, self.k = rows.shape
-        self.fingerprint = fingerprint
 
     @classmethod
     def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
@@ -81,23 +76,13 @@ class CodeNeighbours:
             ids = np.arange(start, start + len(near))
             near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
             rows[ids] = _largest(near, k)
-        return cls(rows, codebook_fingerprint(codebook))
+        return cls(rows)
 
     def with_marks(self, count: int) -> CodeNeighbours:
         """Return the table with `count` more ids that are no codes and have no neighbours."""
         marks = np.arange(self.size, self.size + count, dtype=np.int32)
         alone = np.repeat(marks[:, None], self.k, axis=1)  # its only neighbour is itself
-        return CodeNeighbours(np.concatenate([self.rows, alone]), self.fingerprint)
-
-    def check(self, codebook: Any) -> None:
-        """Raise InputError unless the table was built from this code-book [V, d]."""
-        same = not self.fingerprint or self.fingerprint == codebook_fingerprint(codebook)
-        if len(codebook) != self.size or not same:
-            raise InputError(
-                f"the table is of {self.size} codes (fingerprint {self.fingerprint[:12] or None}), "
-                f"the code-book has {len(codebook)} ({codebook_fingerprint(codebook)[:12]}); "
-                "expected one and the same. Build the table from the target's own code-book."
-            )
+        return CodeNeighbours(np.concatenate([self.rows, alone]))
 
 
 class CodePartition:
@@ -213,12 +198,6 @@ def unit_codes(codebook: Any) -> NDArray[np.float64]:
         )
     unit: NDArray[np.float64] = rows / lengths
     return unit
-
-
-def codebook_fingerprint(codebook: Any) -> str:
-    """Return the SHA-256 of a code-book's shape and rows, taken as float32."""
-    rows = torch.as_tensor(codebook).detach().float().cpu().contiguous().numpy()
-    return hashlib.sha256(f"{rows.shape}".encode() + rows.tobytes()).hexdigest()
 
 
 def _block(codes: int) -> int:

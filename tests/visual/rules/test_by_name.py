@@ -19,7 +19,7 @@ from ragspec.visual.rules.by_name import (
     make_rule,
     relaxed,
 )
-from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
 from ragspec.visual.rules.relation import NearestByRatio, NearestWithin
 from ragspec.visual.rules.tv_budget import TVBudget
@@ -61,19 +61,6 @@ def test_settings_accept_prob_the_rule() -> None:
     assert make_rule("rejection", BOOK).name == "rejection"
 
 
-def test_tables_created_before_are_used_and_checked() -> None:
-    table = CodeNeighbours.build(BOOK, 9)
-    rule: Any = make_rule("lantern", BOOK, neighbours=table)
-    assert rule.relation.neighbours is table and rule.relation.k == 9
-    with pytest.raises(InputError, match="one and the same"):
-        make_rule("lantern", codebook(64, seed=1), neighbours=table)
-    partition = CodePartition(np.zeros(64, np.int32))
-    gsd: Any = make_rule("gsd", BOOK, partition=partition)
-    assert gsd.relation.partition is partition
-    with pytest.raises(InputError, match="partition of 64"):
-        make_rule("gsd", codebook(32), partition=partition)
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -85,6 +72,7 @@ def test_tables_created_before_are_used_and_checked() -> None:
             "rule 'exact' has no delta, tv_budget; it takes no settings",
         ),
         ("lantern", {"neighbours": 2.5}, "got k=2.5"),
+        ("lantern", {"neighbours": CodeNeighbours.build(BOOK, 9)}, "expected 1 to 63"),
         ("lantern", {"delta": "big"}, "got delta='big'"),
         ("lantern++", {"lam": "big"}, "got lam='big'"),
         ("lantern++", {"lam": True}, "got lam=True"),
