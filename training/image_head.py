@@ -17,7 +17,7 @@ from image_train import Rows
 
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.training.image_texts import code_texts
-from ragspec.training.trainer import HeadTraining, TrainingProgress, train_head
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.visual.families.llamagen import LlamaGen
 from ragspec.visual.loading import find_folder
 from ragspec.visual.models.vq import VQTokenizer
@@ -53,7 +53,10 @@ def train(kind: str, args: argparse.Namespace) -> FeatureHead:
         length=len(texts[0]),
         seed=args.seed,
     )
-    return train_head(target, texts, settings, on_step=notify)
+    trainer = HeadTrainer(target, texts, settings)
+    for progress in trainer.run():
+        notify(progress)
+    return trainer.head.eval()
 
 
 def main() -> None:

@@ -6,14 +6,14 @@ A random model hardly lets itself be guessed; one layer does that looks little a
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.training.trainer import HeadTraining, train_head
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import image_models, tiny
@@ -30,6 +30,20 @@ def model(dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     with torch.no_grad():
         instance.model.layers[0].self_attn.o_proj.weight *= 0.1
     return instance.to(dtype)
+
+
+def train_head(
+    target: CausalTarget,
+    texts: Sequence[Sequence[int]],
+    settings: HeadTraining,
+    head: FeatureHead | None = None,
+    on_step: Callable[[TrainingProgress], None] = lambda step: None,
+) -> FeatureHead:
+    """Return a head that was trained to the end."""
+    trainer = HeadTrainer(target, texts, settings, head=head)
+    for progress in trainer.run():
+        on_step(progress)
+    return trainer.head.eval()
 
 
 @cache

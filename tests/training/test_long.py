@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.training.trainer import HeadTraining, train_head
+from ragspec.training.trainer import HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
@@ -52,7 +52,7 @@ def test_a_reader_of_whole_texts_gives_what_the_target_gives(scripts: tuple[Any,
         target, texts, settings, reader=scripts[1].AnswerReader(target, answers)
     )
     assert len(list(trainer.run())) == 3
-    expected = train_head(target, texts, settings)
+    expected = heads.train_head(target, texts, settings)
     torch.testing.assert_close(trainer.head.fc.weight, expected.fc.weight)
 
 

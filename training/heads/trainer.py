@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -103,40 +103,16 @@ class TrainingProgress:
     part: float
 
 
-def train_head(
-    target: CausalTarget,
-    texts: Sequence[Sequence[int]],
-    settings: HeadTraining | None = None,
-    *,
-    head: FeatureHead | None = None,
-    on_step: Callable[[TrainingProgress], None] | None = None,
-) -> FeatureHead:
-    """Train a head on token ids of texts, the target's own or similar ones, and return it.
-
-    The target's weights stay unchanged.
-
-    Args:
-        head: The head to continue with, which is changed; None starts a fresh one.
-
-    Raises:
-        InputError: No text has `SHORTEST` tokens, or the target cannot read one in chunks of
-            `settings.length`.
-        UnsupportedModelError: The target's output head cannot be reduced to some tokens.
-    """
-    trainer = HeadTrainer(target, texts, settings or HeadTraining(), head=head)
-    for progress in trainer.run():
-        if on_step is not None:
-            on_step(progress)
-    return trainer.head.eval()
-
-
 class HeadTrainer:
     """A training that can be interrupted at any step and resumed.
 
     If steps end it, the head is the same as without interruption; a time limit changes the rate.
-    See `train_head` for the other arguments and the errors.
+    The target's weights stay unchanged.
 
     Args:
+        target: The model, with its hidden states.
+        texts: Token ids, the target's own texts or similar ones.
+        head: The head to continue with, which is changed; None starts a fresh one.
         reader: Reads the texts, none of which may be longer than `settings.length`; None reads them
             with the target.
 

@@ -15,7 +15,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.loss import frozen_output, head_loss, rounds
-from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress, train_head
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.visual.models.target import ImageTarget
 from tests.support import heads, image_models, tiny
@@ -54,8 +54,8 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
             guessed = rounds(head, read, 0.0, depth)[-1][:, depth - 1 :]
         return float((guessed - read.states[:, depth:]).abs().mean())
 
-    once = last_round(train_head(instance, inputs, settings))
-    assert last_round(train_head(instance, inputs, replace(settings, depth=depth))) < once
+    once = last_round(heads.train_head(instance, inputs, settings))
+    assert last_round(heads.train_head(instance, inputs, replace(settings, depth=depth))) < once
 
 
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
@@ -83,21 +83,21 @@ def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
 
 def test_a_head_may_draft_frequent_tokens_only() -> None:
     inputs = [[1, 2, 3, 2, 3, 2, 9, 9] * 3] * 12
-    head = train_head(target(), inputs, replace(FEW, draft_vocab_size=3))
+    head = heads.train_head(target(), inputs, replace(FEW, draft_vocab_size=3))
     assert head.tokens is not None
     assert head.tokens.tolist() == [2, 3, 9]
     assert head.config.draft_vocab_size == 3
     with pytest.raises(InputError, match=f"vocabulary of {heads.VOCAB + 1} tokens; expected 1 to"):
-        train_head(target(), inputs, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
+        heads.train_head(target(), inputs, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
     with pytest.raises(UnsupportedModelError, match="no single linear map"):
         instance = picture(3.0)
         prompts = pictures(instance)
-        train_head(instance, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
+        heads.train_head(instance, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
 
 
 def test_the_seed_decides() -> None:
-    first, again = (train_head(target(), texts(), FEW) for _ in range(2))
-    other = train_head(target(), texts(), replace(FEW, seed=3))
+    first, again = (heads.train_head(target(), texts(), FEW) for _ in range(2))
+    other = heads.train_head(target(), texts(), replace(FEW, seed=3))
     assert torch.equal(first.fc.weight, again.fc.weight)
     assert not torch.equal(first.fc.weight, other.fc.weight)
     assert not first.training
@@ -106,7 +106,7 @@ def test_the_seed_decides() -> None:
 def test_the_target_is_left_as_it_was() -> None:
     instance: Any = copy.deepcopy(heads.model(torch.float32))
     before = {name: value.clone() for name, value in instance.named_parameters()}
-    train_head(CausalTarget(instance), texts(), FEW)
+    heads.train_head(CausalTarget(instance), texts(), FEW)
     for name, value in instance.named_parameters():
         assert torch.equal(value, before[name])
         assert value.grad is None
@@ -128,7 +128,7 @@ def test_a_picture_with_guidance_can_be_learned() -> None:
     prompts = pictures(instance)
     known: list[TrainingProgress] = []
     settings = HeadTraining(steps=12, batch_size=3, length=16, learning_rate=3e-3)
-    train_head(instance, prompts, settings, on_step=known.append)
+    heads.train_head(instance, prompts, settings, on_step=known.append)
     assert known[-1].loss < known[0].loss
 
 
@@ -137,33 +137,33 @@ def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
     prompts = pictures(instance)
     settings = HeadTraining(steps=1, batch_size=3, length=15)
     with pytest.raises(InputError, match=r"text of 16 tokens that length=15 cuts.*length to 16"):
-        train_head(instance, prompts, settings)
+        heads.train_head(instance, prompts, settings)
     with pytest.raises(InputError, match="begins with 0 condition ids"):
-        train_head(instance, [texts(1, 15)[0]], settings)
+        heads.train_head(instance, [texts(1, 15)[0]], settings)
 
 
 def test_time_may_end_the_run() -> None:
     known: list[TrainingProgress] = []
     settings = HeadTraining(steps=10_000, seconds=0.3, batch_size=4, length=24)
-    train_head(target(), texts(), settings, on_step=known.append)
+    heads.train_head(target(), texts(), settings, on_step=known.append)
     assert 1 <= len(known) < 1000
 
 
 def test_a_head_can_go_on_but_not_for_another_target() -> None:
     head = heads.fresh(target())
     weights = head.fc.weight.clone()
-    assert train_head(target(), texts(), FEW, head=head) is head
+    assert heads.train_head(target(), texts(), FEW, head=head) is head
     assert not torch.equal(head.fc.weight, weights)
     with pytest.raises(UnsupportedModelError, match="another target"):
-        train_head(target(1), texts(), FEW, head=head)
+        heads.train_head(target(1), texts(), FEW, head=head)
     with pytest.raises(InputError, match="draft_vocab_size=3 and a head of None"):
-        train_head(target(), texts(), replace(FEW, draft_vocab_size=3), head=head)
+        heads.train_head(target(), texts(), replace(FEW, draft_vocab_size=3), head=head)
 
 
 @pytest.mark.parametrize("inputs", [[], [[1, 2]]])
 def test_no_text_is_refused(inputs: list[list[int]]) -> None:
     with pytest.raises(InputError, match="expected text"):
-        train_head(target(), inputs, FEW)
+        heads.train_head(target(), inputs, FEW)
 
 
 @pytest.mark.parametrize(
