@@ -79,7 +79,9 @@ def from_answers(options: AnswerOptions) -> None:
 @app.command()
 def info(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Show the contents of a corpus."""
-    with _opened(path) as corpus:
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    with CorpusIndex.open(path, verify="size") as corpus:
         _show(corpus.info(), Terminal(quiet=json), json)
 
 
@@ -98,16 +100,6 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
         )
 
 
-@app.command()
-def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Merge the segments of each scope and source, for faster look-ups."""
-    terminal = Terminal(quiet=json)
-    with _opened(path) as corpus:
-        with terminal.working("merging"):
-            corpus.merge()
-        _show(corpus.info(), terminal, json)
-
-
 def limit_of(text: str | None) -> int | None:
     """Return the tokens of --max-tokens, such as 250000, 500k, 10M or 1.5G; None for all.
 
@@ -124,12 +116,6 @@ def limit_of(text: str | None) -> int | None:
     if not (limit := int(float(match[1]) * UNITS[match[2]])):
         raise InputError("--max-tokens is 0; expected at least 1.")
     return limit
-
-
-def _opened(path: Path) -> Any:
-    from ragspec.retrievers.corpus.index import CorpusIndex
-
-    return CorpusIndex.open(path, verify="size")
 
 
 def _show(info: Any, terminal: Terminal, json: bool) -> None:

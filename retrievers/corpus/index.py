@@ -291,10 +291,6 @@ class CorpusIndex:
             revise(self.path, change)
             self._adopt()
 
-    def merge(self) -> None:
-        """Merge the segments of each scope and source, up to the largest size of a segment."""
-        self.change(Revision.merge)
-
     def forget(self, scope: str) -> None:
         """Delete all text of a scope, on disk too."""
         checked_scope(scope)

@@ -1,4 +1,4 @@
-"""Changes of a corpus on disk: more text, a merge or an eviction, each as a new generation.
+"""Changes of a corpus on disk: more text, or less, each as a new generation.
 
 Only new segments are written; the others are carried over by hard links, with their hashes. Readers
 see the whole change or nothing of it, also after a crash (`storage.store`). Segments are merged as
@@ -110,23 +110,6 @@ class Revision:
         new = self.build([*texts, *documents], scope, SegmentSource.APPENDED)
         self.put(run, None)
         self.put((), new)  # the newest of all scopes: eviction takes the first
-
-    def merge(self, largest: int = LARGEST) -> None:
-        """Merge the segments of each scope and source, up to `largest` tokens each."""
-        groups = {(record.scope, record.source): None for record in self.catalogue.segments}
-        for scope, source in groups:
-            run: list[SegmentRecord] = []
-            for record in self._of(scope, source):
-                if run and sum(each.tokens for each in run) + record.tokens > largest:
-                    self._merge_run(run)
-                    run = []
-                run.append(record)
-            self._merge_run(run)
-
-    def _merge_run(self, run: Sequence[SegmentRecord]) -> None:
-        if len(run) > 1:
-            texts = [document for record in run for document in self.documents(record)]
-            self.put(run, self.build(texts, run[0].scope, run[0].source))
 
     def evict(self, max_tokens: int, among: Sequence[SegmentRecord]) -> None:
         """Drop the oldest text of segments, oldest first, until at most `max_tokens` are left.

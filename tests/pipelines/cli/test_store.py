@@ -56,7 +56,7 @@ def held(path: Path, scope: str = "global") -> list[str]:
     return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
 
 
-def test_a_folder_is_built_looked_at_and_merged(
+def test_a_folder_is_built_and_looked_at(
     texts: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     out = tmp_path / "c.store"
@@ -69,12 +69,6 @@ def test_a_folder_is_built_looked_at_and_merged(
     info = result(capsys, "info", str(out))
     assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
     assert info["model"] is None
-    with CorpusIndex.open(out) as store:
-        for _ in range(2):
-            store.append([1] * 5, scope="a")
-            store.flush()
-            store.append([1] * 500, scope="a")
-    assert len(result(capsys, "merge", str(out))["segments"]) == 2
     assert run("verify", str(out)) == 0
     assert "is sound" in capsys.readouterr().out
 
@@ -219,7 +213,6 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
         (["from-answers", "{rows}", "-o", "{out}"], 2, "no column of a usual name"),
         (["info", "absent.store"], 8, "holds no store"),
         (["verify", "absent.store"], 8, "holds no store"),
-        (["merge", "absent.store"], 8, "holds no store"),
     ],
 )
 def test_errors_are_one_message_and_a_code(

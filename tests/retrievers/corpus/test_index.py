@@ -140,9 +140,6 @@ def test_flushing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
             most = max(most, len(store.info().segments))
         assert text_of(store) == rows(1) + new
         assert most <= 1 + 4
-        store.merge()
-        assert [r.source.value for r in store.info().segments] == ["built", "appended"]
-        assert text_of(store) == rows(1) + new
 
 
 def test_enough_text_is_written_by_itself(tmp_path: Path) -> None:

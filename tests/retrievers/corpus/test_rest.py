@@ -216,7 +216,6 @@ def test_a_request_sees_the_store_as_it_was_when_it_opened(store: CorpusIndex) -
     before = store.drafter().open(request)
     store.append([20, 21, 22, 23], scope="global")
     store.flush()
-    store.merge()
     assert len(propose(before, [20, 21])) == 0
     assert propose(before, [1, 2, 3]).tokens.tolist() == [4, 5, 6]
     assert propose(store.drafter().open(request), [20, 21]).tokens.tolist() == [22, 23]

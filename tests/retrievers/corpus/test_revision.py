@@ -87,21 +87,10 @@ def test_what_was_appended_last_goes_last_whatever_it_is_merged_with(revision: R
     assert [record.scope for record in revision.catalogue.segments] == ["a"]
 
 
-def test_a_merge_has_the_age_of_its_newest_part(revision: Revision) -> None:
-    for number, scope in enumerate("aba"):
-        revision.put((), revision.build([np.full(5, number)], scope, SegmentSource.BUILT))
-    revision.merge()
-    assert held(revision) == [[1] * 5, [0] * 5, [2] * 5]
-
-
 def test_no_segment_grows_beyond_the_largest(revision: Revision) -> None:
     for document in texts([20] * 30):
         revision.append([document], "a", largest=100)
     assert max(record.tokens for record in revision.catalogue.segments) <= 100
-    before = len(revision.catalogue.segments)
-    revision.merge(largest=200)
-    assert max(record.tokens for record in revision.catalogue.segments) <= 200
-    assert len(revision.catalogue.segments) <= before / 2 + 1
     assert len(held(revision)) == 30
 
 
@@ -111,7 +100,6 @@ def test_scopes_and_sources_are_not_merged_with_each_other(revision: Revision) -
     revision.append([two], "a")
     revision.append([three], "b")
     revision.append([four], "a")
-    revision.merge()
     results = [(r.scope, r.source.value, r.documents) for r in revision.catalogue.segments]
     assert results == [("a", "built", 1), ("b", "appended", 1), ("a", "appended", 2)]
 

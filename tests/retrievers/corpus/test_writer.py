@@ -37,13 +37,11 @@ def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
     tenants = ["a", "b", "global"]
     current: dict[str, list[list[int]]] = {name: [] for name in tenants}
     with build(tmp_path / "c", flush_tokens=40) as store:
-        for number in range(60):
+        for _ in range(60):
             name = tenants[int(rng.integers(3))]
             row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]  # the first id tells
             current[name].append(row)
             store.append(row, scope=name)
-            if number % 20 == 19:
-                store.merge()
             for known, others in (("a", 1), ("b", 0), ("global", None)):
                 firsts = {row[0] for row in text_of(store, known)}
                 assert others not in firsts
@@ -183,10 +181,8 @@ def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
 def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
     store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overtakes = [
-        lambda: store.forget("global"),
-        store.merge,
-    ]  # two writers: the generation read is gone
+    # Two writers: the generation that is read is gone.
+    overtakes = [lambda: store.forget("global"), lambda: store.change(lambda revision: None)]
 
     def hashed(path: Path) -> str:
         while overtakes:
