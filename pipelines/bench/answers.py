@@ -38,10 +38,14 @@ class AnswersBenchOptions:
     documents: o.DocumentOptions
     engine: o.EngineOptions
     rows: RowOptions
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write questions and answers to this page.")
+    ] = None
     max_new_tokens: Annotated[int, Setting("Most tokens of an answer.", least=1)] = 160
 
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)
+        checks.checked_output(self.html)
         if not self.documents.docs:
             raise InputError("Expected --docs PATH, got none: the documents of the questions.")
 
@@ -108,11 +112,11 @@ def answers(options: AnswersBenchOptions) -> None:
     if options.rows.json is not None:
         record = facts | {"figures": figures, "rows": [asdict(row) for row in rows]}
         options.rows.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if options.rows.html is not None:
+    if options.html is not None:
         from ragspec.pipelines.page.page import render_template, save
 
         values = {"facts": facts, "figures": figures, "rows": rows}
-        save(render_template("answers.html.j2", **values), options.rows.html)
+        save(render_template("answers.html.j2", **values), options.html)
 
 
 def read_questions(path: Path) -> list[Item]:

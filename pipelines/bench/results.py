@@ -1,4 +1,4 @@
-"""The results of a benchmark for people and programs: a table, a JSON file and a page."""
+"""The results of a benchmark: a table for people, and a JSON file for programs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ class RowOptions:
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
     ] = None
-    html: Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")] = (
-        None
-    )
 
     def __post_init__(self) -> None:
-        for path in (self.json, self.html):
-            checks.checked_output(path)
+        checks.checked_output(self.json)
 
 
 TABLE_WIDTH = 140  # columns of a table that goes to a pipe or a file
@@ -81,10 +77,10 @@ def make_table(rows: Sequence[BenchRow], baseline: str) -> Table:
 def show_results(
     rows: Sequence[BenchRow], baseline: str, facts: dict[str, Any], files: RowOptions
 ) -> None:
-    """Print the table and write the JSON file and the page that were requested.
+    """Print the table, and write the JSON file if one is named.
 
     Raises:
-        InputError: A file cannot be written.
+        InputError: The file cannot be written.
     """
     from rich.console import Console
 
@@ -95,34 +91,12 @@ def show_results(
     facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
     if files.json is not None:
         write_json(files.json, rows, facts)
-    if files.html is not None:
-        write_page(files.html, rows, facts)
 
 
 def write_json(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:
     """Write the facts of a run and its rows."""
     document = {**facts, "rows": [row.to_dict() for row in rows]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def write_page(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:
-    """Write a self-contained page: a bar of each ratio with its interval, and the table."""
-    from ragspec.pipelines.page.page import render_template, save
-
-    most = max((row.ratio_high for row in rows if row.timed), default=1.0)
-    bars = [
-        {
-            "name": f"{row.category}, {row.variant}",
-            "ratio": _number(row.ratio),
-            "width": 100.0 * row.ratio / most,
-            "low": 100.0 * row.ratio_low / most,
-            "span": 100.0 * (row.ratio_high - row.ratio_low) / most,
-        }
-        for row in rows
-        if row.timed
-    ]
-    values = {"bars": bars, "one": 100.0 / most, "headings": headings(rows), "facts": facts}
-    save(render_template("bench.html.j2", **values, rows=[cells(row) for row in rows]), path)
 
 
 def _number(value: float, digits: int = 2) -> str:

@@ -10,15 +10,13 @@ import shutil
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragspec.pipelines.bench.measure import BenchRow
-from ragspec.pipelines.bench.results import write_page
 from ragspec.pipelines.page.page import trace_page
 from ragspec.reports.report import Event, Retrieval
 from tests.pipelines.page.test_page import sample_trace
@@ -80,14 +78,6 @@ def trace(folder: Path) -> str:
     return trace_page(parsed)
 
 
-def bench(folder: Path) -> str:
-    texts = {"category": LONG, "variant": LONG, "label": "exact"}
-    numbers = [each.name for each in fields(BenchRow) if each.name not in (*texts, "figures")]
-    row = BenchRow(**texts | dict.fromkeys(numbers, 1), figures={"NLL": 1.0})  # type: ignore[arg-type]
-    write_page(folder / "bench.html", [row], {"baseline": LONG})
-    return (folder / "bench.html").read_text(encoding="utf-8")
-
-
 def benchmarks(name: str) -> str:
     """Return a page of the benchmarks' own, with charts of every kind."""
     charts, scatter, pages, couplings = (
@@ -112,7 +102,6 @@ def benchmarks(name: str) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "trace": trace,
-    "bench": bench,
     "images": lambda folder: benchmarks("images.html.j2"),
     "latents": lambda folder: benchmarks("latents.html.j2"),
     "lengths": lambda folder: benchmarks("lengths.html.j2"),
