@@ -18,7 +18,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
+from ragspec.budget.goodput import AutoBudget
+from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter

@@ -73,7 +73,7 @@ class AnswerRow:
     question: str
     answers: tuple[str, ...]
     answer: str
-    shown: tuple[str, ...]
+    texts: tuple[str, ...]
     passages: bool
     sentences: bool
     right: bool
@@ -172,15 +172,15 @@ def measure_answers(
 
 def make_row(item: Item, answer: Answer, seconds: float) -> AnswerRow:
     """Return the figures of an answer."""
-    shown = tuple(each.text for each in answer.sentences)
+    texts = tuple(each.text for each in answer.sentences)
     refused = answer.refused is not None
     return AnswerRow(
         question=item.question,
         answers=item.answers,
         answer=answer.text,
-        shown=shown,
+        texts=texts,
         passages=any(has_answer(hit.passage.text, item.answers) for hit in answer.passages),
-        sentences=any(has_answer(text, item.answers) for text in shown),
+        sentences=any(has_answer(text, item.answers) for text in texts),
         right=has_answer(answer.short or answer.text, item.answers) if item.answers else refused,
         refused=refused,
         support=str(answer.support),
@@ -198,26 +198,26 @@ def has_answer(text: str, gold: Iterable[str]) -> bool:
 
 def summary(rows: Sequence[AnswerRow]) -> dict[str, str]:
     """Return the shares of all rows, for people."""
-    asked = [row for row in rows if row.answers]
-    written = [row for row in asked if not row.refused]
-    return dict(_shares(rows, asked, written))
+    answerable = [row for row in rows if row.answers]
+    written = [row for row in answerable if not row.refused]
+    return dict(_shares(rows, answerable, written))
 
 
 def _shares(
-    rows: Sequence[AnswerRow], asked: Sequence[AnswerRow], written: Sequence[AnswerRow]
+    rows: Sequence[AnswerRow], answerable: Sequence[AnswerRow], written: Sequence[AnswerRow]
 ) -> Iterator[tuple[str, str]]:
     def share(part: Iterable[bool]) -> str:
         values = list(part)
         return f"{fmean(values):.1%} of {len(values)}" if values else "-"
 
-    yield "passages hold an answer", share(row.passages for row in asked)
-    yield "sentences hold an answer", share(row.sentences for row in asked)
-    yield "right answers", share(row.right for row in asked)
+    yield "passages hold an answer", share(row.passages for row in answerable)
+    yield "sentences hold an answer", share(row.sentences for row in answerable)
+    yield "right answers", share(row.right for row in answerable)
     for word in ("supported", "quoted", "unsupported"):
         yield word, share(row.support == word for row in written)
     wrong = [row for row in written if not row.right]
     yield "wrong and supported", share(row.support == "supported" for row in wrong)
-    yield "refused, has an answer", share(row.refused for row in asked)
+    yield "refused, has an answer", share(row.refused for row in answerable)
     yield "refused, has none", share(row.refused for row in rows if not row.answers)
     if written:
         yield "seconds", f"{fmean(row.seconds for row in written):.2f}"

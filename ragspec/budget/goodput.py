@@ -1,4 +1,4 @@
-"""The tree of most tokens per second, step by step: the sessions of AutoBudget.
+"""The tree of most tokens per second, step by step: `AutoBudget` and its sessions.
 
 Three decisions are made for each step.
 - Whether to draft, by the expected acceptance: sources that cheaply know how likely their best
@@ -30,6 +30,7 @@ from ragspec.budget.base import BudgetSession
 from ragspec.budget.calibration import Appraisal, Calibration
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
+from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
@@ -303,3 +304,34 @@ def _likeliest(offers: Sequence[Offer], nodes: int, widths: Sequence[int]) -> li
     for _, i in pooled[: nodes * len(offers)]:
         sizes[i] += 1
     return sizes
+
+
+class AutoBudget:
+    """Chooses whether to draft and how much; all sequences opened here learn together.
+
+    Args:
+        maximum: The largest number of nodes.
+
+    Raises:
+        InputError: The maximum is below 1.
+    """
+
+    name = "auto"
+    needs_cost = True
+
+    def __init__(self, *, maximum: int = BUCKETS[-1]) -> None:
+        if maximum < 1:
+            raise InputError(
+                f"got maximum={maximum}; expected at least one node. Use budget=0 for plain "
+                "decoding."
+            )
+        self.maximum = maximum
+        self.experience = Experience()
+        self._cost: ForwardCost | None = None
+
+    def open(
+        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
+    ) -> GoodputSession:
+        """Return the budget of one sequence, which learns the cost of forwards."""
+        cost = self._cost = cost or self._cost or ForwardCost()
+        return GoodputSession(self.experience, cost, forward or SharedForward(), self.maximum)

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
-from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.goodput import GoodputSession
+from ragspec.budget.goodput import AutoBudget
 from ragspec.errors import InputError, UnknownNameError
 
 
@@ -56,34 +55,3 @@ class FixedBudget:
     ) -> BudgetSession:
         """Return the budget of one sequence; it ignores the cost."""
         return BudgetSession(self.nodes)
-
-
-class AutoBudget:
-    """Chooses whether to draft and how much; all sequences opened here learn together.
-
-    Args:
-        maximum: The largest number of nodes.
-
-    Raises:
-        InputError: The maximum is below 1.
-    """
-
-    name = "auto"
-    needs_cost = True
-
-    def __init__(self, *, maximum: int = BUCKETS[-1]) -> None:
-        if maximum < 1:
-            raise InputError(
-                f"got maximum={maximum}; expected at least one node. Use budget=0 for plain "
-                "decoding."
-            )
-        self.maximum = maximum
-        self.experience = Experience()
-        self._cost: ForwardCost | None = None
-
-    def open(
-        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
-    ) -> GoodputSession:
-        """Return the budget of one sequence, which learns the cost of forwards."""
-        cost = self._cost = cost or self._cost or ForwardCost()
-        return GoodputSession(self.experience, cost, forward or SharedForward(), self.maximum)

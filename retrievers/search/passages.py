@@ -11,18 +11,12 @@ from dataclasses import dataclass
 
 from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.sentences import LINE_BREAK, Span, chunks, sentence_spans
+from ragspec.retrievers.search.sparse import SPACELESS_LETTER
 
 WORDS = 105
 LONG_WORD = 12  # characters; a longer run without spaces counts as several words
-PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
-LINE_BREAK = re.compile(r"\n\s*")
 WORD = re.compile(r"\S+")
-# Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
-SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +86,6 @@ def units(text: str, words: int) -> Iterator[Span]:
             continue
         for line in chunks(text, sentence, LINE_BREAK):
             yield from runs(text, line, words)
-
-
-def sentence_spans(text: str, start: int, end: int) -> Iterator[Span]:
-    """Yield the spans of the sentences of text[start:end], which do not cross paragraphs."""
-    for paragraph in chunks(text, (start, end), PARAGRAPH_BREAK):
-        yield from chunks(text, paragraph, SENTENCE_BREAK)
-
-
-def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
-    """Cut a span at a pattern; pieces are stripped of white space and never empty."""
-    begin = span[0]
-    # Closing quotes, which the pattern takes besides white space, stay with the piece.
-    breaks = [(m.start() + len(m[0].rstrip()), m.end()) for m in break_at.finditer(text, *span)]
-    for end, following in [*breaks, (span[1], span[1])]:
-        if (piece := stripped(text, begin, end))[0] < piece[1]:
-            yield piece
-        begin = following
-
-
-def stripped(text: str, start: int, end: int) -> Span:
-    """Return the span without the white space at its ends."""
-    piece = text[start:end]
-    start += len(piece) - len(piece.lstrip())
-    return start, start + len(piece.strip())
 
 
 def weight(text: str, span: Span) -> int:

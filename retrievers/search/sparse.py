@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.search.passages import SPACELESS, SPACELESS_LETTER
-
 WORD = re.compile(r"[^\W_]+")
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
 INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
 OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
 ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")

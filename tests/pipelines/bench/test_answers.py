@@ -35,7 +35,7 @@ def test_questions_are_measured_and_shown(
     assert main([*request, "--model", str(model), "-s", "max-new-tokens=4", *files]) == 0
     record = json.loads(rows.read_text())
     asked, refused = record["rows"]
-    assert asked["passages"] and asked["sentences"] and asked["shown"] == [TEXT]
+    assert asked["passages"] and asked["sentences"] and asked["texts"] == [TEXT]
     assert not asked["refused"] and asked["tokens"] <= 4
     assert refused["refused"] and refused["right"]
     assert record["figures"]["refused, has none"] == "100.0% of 1"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.gains import BUCKETS, Gain
-from ragspec.budget.goodput import MARGIN, GoodputSession
-from ragspec.budget.policy import AutoBudget
+from ragspec.budget.goodput import MARGIN, AutoBudget, GoodputSession
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 

@@ -7,8 +7,8 @@ import pytest
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import SIZES, ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS
-from ragspec.budget.goodput import GoodputSession, fit_together
-from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
+from ragspec.budget.goodput import AutoBudget, GoodputSession, fit_together
+from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree

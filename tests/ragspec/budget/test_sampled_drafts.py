@@ -19,8 +19,8 @@ import torch
 from ragspec.budget import goodput
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import SIZES, ForwardCost
-from ragspec.budget.goodput import GoodputSession
-from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.budget.goodput import AutoBudget, GoodputSession
+from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.cache import DraftCache

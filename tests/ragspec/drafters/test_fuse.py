@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.budget.base import BudgetSession
-from ragspec.budget.policy import AutoBudget
+from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.errors import InputError

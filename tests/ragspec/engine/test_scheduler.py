@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ragspec.budget.forward_cost import ForwardCost
-from ragspec.budget.policy import AutoBudget
+from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle

@@ -13,7 +13,8 @@ import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import SIZES, ForwardCost
-from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.budget.goodput import AutoBudget
+from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
