@@ -29,7 +29,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "ragspec-setup.json"
 CONSTRAINTS = ROOT / "constraints" / "tested.txt"
-EXTRAS = "rag,images,data,gguf,adapters,onnx,serve,langchain,llamaindex,haystack,lm-eval,dev"
+EXTRAS = "rag,office,images,data,gguf,adapters,onnx,serve,langchain,llamaindex,haystack,lm-eval,dev"
 OLDEST = (3, 11)
 BROWSER_SECONDS = 60.0  # to download chromium
 

@@ -29,7 +29,7 @@ from ragspec.retrievers import Rapid
 from ragspec.sampling.settings import Sampling
 
 GUIDE = STARTER / "guide"
-QUESTIONS = [json.loads(line)["question"] for line in (GUIDE / "questions.jsonl").open()]
+QUESTIONS = [json.loads(line)["question"] for line in (STARTER / "questions.jsonl").open()]
 UNCOVERED = "Which mountain did Hannibal cross?"
 SAMPLINGS = (None, Sampling(temperature=0.8, seed=7), Sampling(temperature=1, top_p=0.9, seed=3))
 TWO = {"sampling": Sampling(temperature=1.0, n=2)}

@@ -16,7 +16,7 @@ from ragspec.pipelines import DocQA
 LOOPING = 0.2  # share of tokens inside loops above which an answer is left out of the median
 
 guide = Path(ragspec.__file__).parent / "starter" / "guide"
-lines = (guide / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+lines = (guide.parent / "questions.jsonl").read_text(encoding="utf-8").splitlines()
 questions = [json.loads(line)["question"] for line in lines][: int(os.environ.get("QUESTIONS", 10))]
 
 engine = ragspec.Engine.from_pretrained(

@@ -65,7 +65,7 @@ def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
 
     guide = STARTER / "guide"
     qa = DocQA.from_documents(guide, engine=engine, top_k=top_k)
-    lines = (guide / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (STARTER / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [(str(i), json.loads(line)["question"]) for i, line in enumerate(lines)]
     texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))]
     return docqa_items(qa, questions) + free_items(engine.tokenizer, texts)

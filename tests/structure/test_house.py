@@ -59,6 +59,9 @@ HEAVY = (
     "bm25s",
     "lxml",
     "pypdfium2",
+    "docx",
+    "pptx",
+    "openpyxl",
 )
 
 

@@ -137,6 +137,14 @@ assert out[0, ids["input_ids"].shape[1] :].tolist() == text.tokens
 from ragspec.pipelines import DocQA
 assert DocQA.from_documents("notes").ask("Who built the lighthouse at Grey Point?").text
 """,
+    "office": """
+import docx
+from ragspec.retrievers import load_document
+file = docx.Document()
+file.add_paragraph("A draft tree is checked.")
+file.save("tree.docx")
+assert load_document("tree.docx").text == "A draft tree is checked."
+""",
     "serve": """
 import threading, time, urllib.request, uvicorn
 from ragspec import Engine

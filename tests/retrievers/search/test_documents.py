@@ -10,7 +10,9 @@ import pytest
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.search.documents import find_headings, load_document, load_documents
+from ragspec.retrievers.formats.markup import markdown_headings, read_rst
+from ragspec.retrievers.formats.readers import extract_text
+from ragspec.retrievers.search.documents import load_document, load_documents
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.toy_embedder import make_embedder
 from tests.support.toy_pdf import pdf_of
@@ -34,23 +36,23 @@ def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) 
 def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("Text.")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    (tmp_path / "report.docx").write_bytes(b"PK")
+    (tmp_path / "report.odt").write_bytes(b"PK")
     (tmp_path / "blob").write_bytes(bytes(range(256)) * 8)
     (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
     (tmp_path / "empty.txt").write_text(" \n")
     result = load_documents([tmp_path])
     assert [document.name for document in result.documents] == ["good.txt"]
     reasons = {Path(skipped.path).name: skipped.reason for skipped in result.skipped}
-    assert set(reasons) == {"picture.png", "report.docx", "blob", "broken.pdf", "empty.txt"}
+    assert set(reasons) == {"picture.png", "report.odt", "blob", "broken.pdf", "empty.txt"}
     assert "picture" in reasons["picture.png"]
-    assert "word-processor" in reasons["report.docx"]
+    assert "word-processor" in reasons["report.odt"]
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
         ("a.zip", b"PK", "archive"),
-        ("a.jsonl", b"{}", "data file"),
+        ("a.parquet", b"{}", "data file"),
         ("a.txt", b"\x00\x01\x02" * 50, "binary"),
         ("a.txt", b"", "no text"),
         ("a.pdf", b"hello", "no PDF"),
@@ -183,14 +185,14 @@ def test_equal_names_from_two_folders_are_separate(tmp_path: Path) -> None:
 
 def test_headings_of_markdown_and_rst() -> None:
     markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n"
-    result = find_headings(markdown, ".md")
+    result = markdown_headings(markdown)
     assert [heading for _, heading in result] == ["One", "Two", "Three"]
     assert markdown[result[2][0] :].startswith("### Three")
-    rst = "Title\n=====\n\ntext\n\nPart\n----\n"
-    assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
-    assert find_headings(markdown, ".txt") == []
+    rst = read_rst(Path("a.rst"), b"Title\n=====\n\ntext\n\nPart\n----\n")
+    assert [heading for _, heading in rst.headings] == ["Title", "Part"]
+    assert extract_text(Path("a.txt"), markdown.encode()).headings == ()
     fences = "# One\n```\n# no\n```\n~~~~ c\n```\n# no\n~~~~\n## Two\n" * 2
-    assert [heading for _, heading in find_headings(fences, ".md")] == ["One", "Two"] * 2
+    assert [heading for _, heading in markdown_headings(fences)] == ["One", "Two"] * 2
 
 
 def test_bundled_guide_is_readable(root: Path) -> None:
@@ -198,4 +200,4 @@ def test_bundled_guide_is_readable(root: Path) -> None:
     assert len(result.documents) == 8
     assert all(400 <= len(document.text.split()) <= 900 for document in result.documents)
     assert all(document.title and document.headings for document in result.documents)
-    assert [Path(skipped.path).name for skipped in result.skipped] == ["questions.jsonl"]
+    assert result.skipped == ()

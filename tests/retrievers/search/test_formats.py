@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragspec.retrievers.formats.html import read_html
+from ragspec.retrievers.formats.pdf import cleaned, without_running_lines
 from ragspec.retrievers.search.documents import load_document
-from ragspec.retrievers.search.html import read_html
-from ragspec.retrievers.search.pdf import cleaned, without_running_lines
 from tests.support.toy_pdf import pdf_of
 
 PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style></head><body>

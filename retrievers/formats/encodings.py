@@ -8,11 +8,12 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from ragspec.errors import DocumentError
-from ragspec.registry import for_extra
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -38,6 +39,7 @@ GUESSED = [
 ]  # fmt: skip
 ENOUGH = 16  # fewest bytes above ASCII to guess from
 SAMPLE = 65536
+GAP = "\n\n"  # between the parts of a file
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))
 TERMINAL = re.compile(
@@ -51,6 +53,7 @@ class Extract:
 
     Attributes:
         notes: Repairs and guesses, and the parts that were left out.
+        unit: See `Document.unit`.
     """
 
     text: str
@@ -58,6 +61,20 @@ class Extract:
     headings: tuple[tuple[int, str], ...] = ()
     pages: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    unit: str = ""
+
+
+def joined(parts: Sequence[Extract], title: str = "", unit: str = "") -> Extract:
+    """Return parts of a file as one text, with an offset for each part if a unit names them."""
+    starts = tuple(accumulate((len(part.text) + len(GAP) for part in parts), initial=0))[:-1]
+    headings = tuple(
+        (start + offset, heading)
+        for start, part in zip(starts, parts, strict=True)
+        for offset, heading in part.headings
+    )
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    text = GAP.join(part.text for part in parts)
+    return Extract(text, title, headings, starts if unit else (), notes, unit)
 
 
 def decode(path: Path, data: bytes) -> Extract:
@@ -159,9 +176,7 @@ def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
     if sum(byte > 127 for byte in data) < ENOUGH:
         return "cp1252"
-    try:
-        from charset_normalizer import from_bytes
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
+    from charset_normalizer import from_bytes
+
     best = from_bytes(data, cp_isolation=GUESSED).best()
     return best.encoding if best else "cp1252"

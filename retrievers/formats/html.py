@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from posixpath import dirname, join, normpath
 from typing import Any
+from urllib.parse import unquote
+from zipfile import ZipFile
 
-from ragspec.registry import for_extra
-from ragspec.retrievers.search.encodings import Extract, clean
+from ragspec.errors import DocumentError
+from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.readers import left_out
 
 HIDDEN = frozenset(
     {"script", "style", "template", "noscript", "svg", "head", "title", "nav", "iframe"}
@@ -64,23 +71,26 @@ FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
     "msqrt": (lambda part: f"√{grouped(part)}",),
     "mroot": (grouped, lambda part: f"^(1/{part})"),
+    "rad": (lambda degree: degree and f"({degree})", lambda part: f"√{grouped(part)}"),  # of Office
     "mtr": (lambda part: f"{part}; ",),
     "math": (str,),
 }
+
+
+def read_page(path: Path, data: bytes) -> Extract:
+    """Return the text of an HTML file."""
+    extract = decode(path, data)
+    page = read_html(extract.text)
+    return replace(page, notes=extract.notes + page.notes)
 
 
 def read_html(source: str) -> Extract:
     """Return the text of an HTML page, its title, and its headings.
 
     The title is that of the page, else its first heading. Broken markup is read as far as possible.
-
-    Raises:
-        MissingExtraError: lxml is missing.
     """
-    try:
-        from lxml import etree
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
+    from lxml import etree
+
     if not source.strip():
         return Extract("")
     parser = etree.HTMLParser(
@@ -91,6 +101,13 @@ def read_html(source: str) -> Extract:
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
     title = SPACES.sub(" ", root.xpath("string(//title[not(parent::svg)])")).strip()
+    return read_tree(root, title)
+
+
+def read_tree(root: Any, title: str = "") -> Extract:
+    """Return the text of a tree of HTML elements, which is changed."""
+    from lxml import etree
+
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     flatten(root)
     writer = TextWriter()
@@ -100,6 +117,34 @@ def read_html(source: str) -> Extract:
     if not title and writer.headings:
         title = writer.headings[0][1]
     return Extract(text, title, tuple(writer.headings))
+
+
+def read_epub(path: Path, data: bytes) -> Extract:
+    """Return the chapters of an electronic book in their order.
+
+    Raises:
+        DocumentError: The book is protected.
+    """
+    from lxml import etree
+
+    notes, parser = left_out(path, data), etree.XMLParser(resolve_entities=False)
+    with ZipFile(BytesIO(data)) as archive:
+        names = set(archive.namelist())
+        if names & {"META-INF/rights.xml", "META-INF/sinf.xml"}:
+            raise DocumentError(f"{path} is protected by digital rights management.")
+        container = etree.fromstring(archive.read("META-INF/container.xml"), parser)
+        package = container.xpath("string(//@full-path)")
+        root = etree.fromstring(archive.read(package), parser)
+        hrefs = {item.get("id"): unquote(item.get("href")) for item in root.iterfind(".//{*}item")}
+        spine = [hrefs[each.get("idref")] for each in root.iterfind(".//{*}itemref")]
+        places = [normpath(join(dirname(package), href)) for href in spine]
+        notes += [
+            f"the chapter {clean(place)} is missing" for place in places if place not in names
+        ]
+        parts = [read_page(Path(place), archive.read(place)) for place in places if place in names]
+    book = joined([part for part in parts if part.text])
+    title = " ".join((root.findtext(".//{*}title") or "").split()) or parts[0].title
+    return replace(book, title=title, notes=(*book.notes, *notes))
 
 
 def flatten(root: Any) -> None:

@@ -6,15 +6,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
 from ragspec.errors import DocumentError
-from ragspec.registry import for_extra
-from ragspec.retrievers.search.encodings import Extract, clean
+from ragspec.retrievers.formats.encodings import Extract, clean, joined
 
-PAGE_BREAK = "\n\n"
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
@@ -41,10 +39,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
         DocumentError: The file is no PDF, broken, encrypted or without text.
         MissingExtraError: pypdfium2 is missing.
     """
-    try:
-        import pypdfium2
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
+    import pypdfium2
+
     if b"%PDF" not in data[:1024]:
         raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
     try:
@@ -65,11 +61,11 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     texts, removed = cleaned([clean(page.replace("\r\n", "\n")) for page in raw])
     if removed:
         notes.append(f"{removed} running lines of page edges were removed")
-    pages = tuple(accumulate((len(text) + len(PAGE_BREAK) for text in texts[:-1]), initial=0))
-    headings = tuple(
-        (at, f"{title or clean(path.name)}, page {number}") for number, at in enumerate(pages, 1)
-    )
-    return Extract(PAGE_BREAK.join(texts), title, headings, pages, tuple(notes))
+    parts = [
+        Extract(text, headings=((0, f"{title or clean(path.name)}, page {number}"),))
+        for number, text in enumerate(texts, 1)
+    ]
+    return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
 def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:

@@ -1,0 +1,1 @@
+"""Load files, split them into passages, and search the passages."""

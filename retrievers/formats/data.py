@@ -1,0 +1,107 @@
+"""JSON, lines of JSON and notebooks: a line for each value, with the path that leads to it.
+
+A file is one document. A record of JSON lines is a part of it, cited by its line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import DocumentError
+from ragspec.retrievers.formats.encodings import TERMINAL, Extract, clean, decode, joined
+from ragspec.retrievers.formats.html import read_html
+from ragspec.retrievers.formats.markup import markdown_headings
+
+TITLES = ("title", "name", "question", "subject")
+
+
+def value_lines(value: object, name: str = "") -> Iterator[str]:
+    """Yield a line for each value, named by its path."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from value_lines(each, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        for number, each in enumerate(value):
+            yield from value_lines(each, f"{name}[{number}]" if name else "")
+            yield from [""] * (not name)
+    else:
+        values = value if isinstance(value, list) else [value]
+        text = ", ".join(each if isinstance(each, str) else json.dumps(each) for each in values)
+        yield f"{name}: {text}" if name else text
+
+
+def record(source: str) -> Extract:
+    """Return the text of a JSON value, under its title if it has one; numbers stay as written.
+
+    Raises:
+        ValueError: The source is no JSON, or nests too deeply.
+    """
+    try:
+        value = json.loads(source, parse_int=str, parse_float=str)
+        text = clean("\n".join(value_lines(value))).strip("\n")
+    except RecursionError as error:
+        raise ValueError("it nests too deeply") from error
+    titles = [value.get(key) for key in TITLES] if isinstance(value, dict) else []
+    title = clean(next((each for each in titles if isinstance(each, str)), "")).strip()
+    return Extract(text, title, ((0, title),) if title else ())
+
+
+def read_json(path: Path, data: bytes) -> Extract:
+    """Return a line for each value of a JSON file; a file that is none is read as text."""
+    extract = decode(path, data)
+    try:
+        return replace(record(extract.text), notes=extract.notes)
+    except ValueError as error:
+        note = f"no valid JSON ({error}); read as plain text"
+        return replace(extract, unit="line", notes=(*extract.notes, note))
+
+
+def read_json_lines(path: Path, data: bytes) -> Extract:
+    """Return the records of a file with a JSON value on each line."""
+    extract = decode(path, data)
+    parts, broken = [], []
+    for number, line in enumerate(extract.text.split("\n"), 1):
+        try:
+            parts.append(record(line) if line.strip() else Extract(""))
+        except ValueError:
+            broken.append(str(number))
+            parts.append(Extract(line))
+    numbers = ", ".join(broken[:5])
+    note = f"{len(broken)} lines are no valid JSON and stand as they are, as {numbers}"
+    notes = (*extract.notes, note) if broken else extract.notes
+    return replace(joined(parts, unit="line"), notes=notes)
+
+
+def read_notebook(path: Path, data: bytes) -> Extract:
+    """Return the cells of a notebook with the text of their outputs.
+
+    Raises:
+        DocumentError: The file is no notebook.
+    """
+    notebook = json.loads(decode(path, data).text)
+    if not isinstance(notebook, dict) or "cells" not in notebook:
+        raise DocumentError(f"{path} is no notebook of version 4; expected JSON with cells.")
+    parts, pictures = [], 0
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        headings = markdown_headings(text) if cell["cell_type"] == "markdown" else ()
+        outputs = [each.get("data", each) for each in cell.get("outputs", ())]
+        pictures += sum(any(form.startswith("image/") for form in each) for each in outputs)
+        texts = filter(None, [text, *map(output_text, outputs)])
+        parts.append(Extract(clean(TERMINAL.sub("", "\n\n".join(texts))), headings=headings))
+    title = next((heading for part in parts for _, heading in part.headings), "")
+    notes = (f"{pictures} pictures left out",) if pictures else ()
+    return replace(joined(parts, title, "cell"), notes=notes)
+
+
+def output_text(forms: dict[str, Any]) -> str:
+    """Return the text of an output: a table of its page, else its plain text, else an error."""
+    page = "".join(forms.get("text/html", ""))
+    plain = "".join(forms.get("text/plain", forms.get("text", "")))
+    if page and ("<table" in page or not plain):
+        return read_html(page).text
+    return plain or ": ".join(forms[name] for name in ("ename", "evalue") if name in forms)

@@ -1,0 +1,70 @@
+"""Plain text, Markdown, reStructuredText and Python: the file's text, with title and headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ragspec.retrievers.formats.encodings import Extract, decode
+
+MARKDOWN_PART = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
+    r"|^#{1,6}[ \t]+(?P<hashed>\S.*?)[ \t]*#*[ \t]*$"
+    r"|^(?P<underlined>\S.*)\n(?:={3,}|-{3,})[ \t]*$",
+    re.M,
+)
+FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.M)
+RST_HEADING = re.compile(r"^(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
+PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
+
+
+def read_text(path: Path, data: bytes) -> Extract:
+    """Return the text of a file of no known format."""
+    return replace(decode(path, data), unit="line")
+
+
+def read_markdown(path: Path, data: bytes) -> Extract:
+    """Return Markdown with its headings; the title may come from front matter."""
+    extract = read_text(path, data)
+    headings = markdown_headings(extract.text)
+    title = headings[0][1] if headings else ""
+    if front := FRONT_MATTER.match(extract.text):
+        named = FRONT_TITLE.search(front[0])
+        title = named[1].strip("\"' ") if named else title
+    return replace(extract, title=title, headings=headings)
+
+
+def read_rst(path: Path, data: bytes) -> Extract:
+    """Return reStructuredText with its headings."""
+    extract = read_text(path, data)
+    titles = RST_HEADING.finditer(extract.text)
+    headings = tuple((match.start(), match[1].strip()) for match in titles)
+    return replace(extract, title=headings[0][1] if headings else "", headings=headings)
+
+
+def read_python(path: Path, data: bytes) -> Extract:
+    """Return Python source; functions and classes at the left edge are headings."""
+    extract = read_text(path, data)
+    names = PYTHON_HEADING.finditer(extract.text)
+    return replace(extract, headings=tuple((match.start(), match[2]) for match in names))
+
+
+def markdown_headings(text: str) -> tuple[tuple[int, str], ...]:
+    """Return (offset, heading) of Markdown, without front matter and fenced code."""
+    front = FRONT_MATTER.match(text)
+    return tuple(_headings(text, front.end() if front else 0))
+
+
+def _headings(text: str, start: int) -> Iterator[tuple[int, str]]:
+    fence = ""
+    for match in MARKDOWN_PART.finditer(text, start):
+        if mark := match["fence"]:
+            if not fence:
+                fence = mark
+            elif mark.startswith(fence) and not match["info"].strip():
+                fence = ""
+        elif not fence:
+            yield match.start(), (match["hashed"] or match["underlined"]).strip()

@@ -1,0 +1,129 @@
+"""Word-processor files and presentations: the trees of Office Open XML, renamed to HTML.
+
+python-docx and python-pptx open the files, and the writer of HTML pages writes the text, so that
+exponents, formulas, tables and headings look as those of pages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from ragspec.retrievers.formats.encodings import Extract, joined
+from ragspec.retrievers.formats.html import read_tree
+from ragspec.retrievers.formats.readers import left_out
+
+HTML_NAMES = {
+    "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
+    "f": "mfrac", "sSup": "msup", "sSub": "msub", "sSubSup": "msubsup", "rad": "rad",
+}  # fmt: skip
+TEXTS = {"tab": " ", "noBreakHyphen": "-", "footnoteReference": "[{}]", "endnoteReference": "[{}]"}
+# Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
+DROPPED = ("del", "moveFrom", "Fallback", "tabs", "fPr", "sSupPr", "sSubPr", "sSubSupPr", "radPr")
+RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
+HEADINGS = {"Title": "h1"} | {f"Heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
+
+
+def attribute(element: Any, path: str) -> str:
+    """Return the first attribute at a path of local names, "" without it."""
+    *steps, name = path.split("/")
+    if steps:
+        element = element.find("/".join(f"{{*}}{step}" for step in steps))
+    items = [] if element is None else element.items()
+    return next((value for key, value in items if key.rpartition("}")[2] == name), "")
+
+
+def read_part(part: Any, counts: Counter[str], styles: Mapping[str, str]) -> Extract:
+    """Return the text of a tree of Office Open XML.
+
+    Args:
+        counts: What is left out, and how often; it is added to.
+        styles: The HTML name of each style of paragraphs that is a heading or a list.
+    """
+    from lxml import etree
+
+    root = etree.fromstring(etree.tostring(part))
+    changes = root.iter("{*}del", "{*}moveFrom")
+    counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
+    etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
+    for element in list(root.iter(etree.Element)):
+        name = str(element.tag).rpartition("}")[2]
+        element.tail = None
+        if name != "t":
+            element.text = TEXTS.get(name, "").format(attribute(element, "id"))
+        element.tag = HTML_NAMES.get(name, "span")
+        if name == "p":
+            style = styles.get(attribute(element, "pPr/pStyle/val"), "p")
+            numbered = style == "li" or element.find("{*}pPr/{*}numPr") is not None
+            counts["automatic numbers and bullets"] += numbered
+            element.tag = "li" if numbered and style == "p" else style
+        elif name == "r":
+            element.tag = shape_of(element)
+    return read_tree(root)
+
+
+def shape_of(run: Any) -> str:
+    """Return "sup", "sub" or "span" for a run of text; a run joins a like one before it."""
+    shift = attribute(run, "rPr/vertAlign/val") or attribute(run, "rPr/baseline")
+    high = shift == "superscript" or shift.rstrip("%").strip("0").isdigit()
+    name = "sup" if high else "sub" if shift == "subscript" or shift.startswith("-") else "span"
+    before = run.getprevious()
+    if name != "span" and before is not None and before.tag == name:
+        run[:0] = list(before)
+    return name
+
+
+def read_docx(path: Path, data: bytes) -> Extract:
+    """Return the text of a word-processor file with its headings, and the notes at the foot."""
+    import docx
+    from lxml import etree
+
+    notes = left_out(path, data)
+    file, counts = docx.Document(BytesIO(data)), Counter[str]()
+    styles = dict[str, str]()
+    for style in file.styles:
+        numbered = style.element.find("{*}pPr/{*}numPr") is not None
+        names = [getattr(each, "name", "") for each in (style, getattr(style, "base_style", None))]
+        tags = [HEADINGS[name] for name in names if name in HEADINGS] + ["li"] * numbered
+        styles |= {style.style_id: tags[0]} if tags else {}
+    parts = [read_part(file.element.body, counts, styles)]
+    for relation in file.part.rels.values():
+        kind = relation.reltype.rpartition("/")[2]
+        if kind in ("footnotes", "endnotes"):
+            for note in etree.fromstring(relation.target_part.blob):
+                if not attribute(note, "type"):  # one of a type is a separator
+                    text = read_part(note, counts, {}).text
+                    parts.append(Extract(f"[{attribute(note, 'id')}] {text}"))
+        elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
+            counts["headers and footers"] += 1
+    notes += [f"{count} {what} left out" for what, count in counts.items() if count]
+    title = (file.core_properties.title or "").strip() or parts[0].title
+    return replace(joined(parts, title), notes=tuple(notes))
+
+
+def read_pptx(path: Path, data: bytes) -> Extract:
+    """Return the slides of a presentation, each with the speaker's notes."""
+    import pptx
+
+    notes, counts = left_out(path, data), Counter[str]()
+    file = pptx.Presentation(BytesIO(data))
+    title = (file.core_properties.title or "").strip()
+    slides = [Extract("")] * len(file.slides)
+    for number, slide in enumerate(file.slides):
+        if slide.element.get("show") == "0":
+            notes.append(f"the hidden slide {number + 1} left out")
+            continue
+        for shape in list(slide.element.iter("{*}sp")):
+            if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
+                shape.getparent().remove(shape)
+        texts = [read_part(slide.element, counts, {}).text]
+        if slide.has_notes_slide and (frame := slide.notes_slide.notes_text_frame):
+            texts += [f"Notes: {frame.text.strip()}"] * bool(frame.text.strip())
+        named = slide.shapes.title.text.split() if slide.shapes.title is not None else []
+        heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
+        slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
+    return replace(joined(slides, title, "slide"), notes=tuple(notes))

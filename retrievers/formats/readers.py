@@ -1,0 +1,130 @@
+"""The table of file formats: which reader takes a suffix, and which suffixes are refused.
+
+A reader is a function of a file's path and bytes that returns an `Extract`. It is imported on use.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from ragspec.errors import DocumentError, RagspecError
+from ragspec.registry import for_extra
+from ragspec.retrievers.formats.encodings import Extract
+
+MAX_BYTES = 64 * 2**20
+_READERS = {
+    ".md .markdown .mdown .mkd": "markup:read_markdown",
+    ".rst .rest": "markup:read_rst",
+    ".py .pyi": "markup:read_python",
+    ".html .htm .xhtml": "html:read_page",
+    ".epub": "html:read_epub",
+    ".pdf": "pdf:read_pdf",
+    ".docx .docm .dotx": "office:read_docx",
+    ".pptx .pptm .ppsx": "office:read_pptx",
+    ".xlsx .xlsm .xltx": "sheets:read_xlsx",
+    ".csv .tsv .tab": "sheets:read_csv",
+    ".json": "data:read_json",
+    ".jsonl .ndjson": "data:read_json_lines",
+    ".ipynb": "data:read_notebook",
+    ".eml": "mail:read_message",
+    ".mbox .mbx": "mail:read_mailbox",
+}
+READERS = {suffix: reader for names, reader in _READERS.items() for suffix in names.split()}
+TEXT = "markup:read_text"  # for every other suffix
+UNREAD = {
+    ".doc .odt .rtf .pages": "word-processor file",
+    ".xls .xlsb .ods .numbers": "spreadsheet",
+    ".ppt .odp .key": "presentation",
+    ".msg .pst": "mail of Outlook",
+    ".mobi .azw3": "electronic book",
+    ".zip .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",
+    ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .ico .heic": "picture",
+    ".parquet .npy .npz .sqlite .db": "data file",
+    ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
+}
+MAX_UNPACKED = 2**29
+# What readers leave out -> its name in the archive of an office file or a book.
+LEFT_OUT = {
+    "pictures": re.compile(r"^(?!docProps/).*\.(png|jpe?g|gif|svg|emf|wmf|bmp|tiff?|webp)$", re.I),
+    "charts and diagrams": re.compile(r"/(charts/chart|diagrams/data)[^/]*\.xml$"),
+    "macros": re.compile(r"/vbaProject\.bin$"),
+    "embedded files": re.compile(r"/embeddings/[^/]+$"),
+    "files of comments": re.compile(r"/(threadedC|c)omments?[^/]*\.xml$"),
+}
+UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}
+
+
+def format_of(path: Path) -> str:
+    """Return the suffix that names the format of a file, in lower case, without ".gz"."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
+
+
+def check_format(path: Path) -> None:
+    """Raise DocumentError for a file of a refused format."""
+    suffix = format_of(path)
+    if suffix in UNREAD_SUFFIXES:
+        kind = UNREAD_SUFFIXES[suffix]
+        raise DocumentError(f"{path} is a {suffix} file ({kind}); convert it to text first.")
+
+
+def extract_text(path: Path, data: bytes) -> Extract:
+    """Return the text of a file by the format that its suffix names.
+
+    Raises:
+        DocumentError: The file is damaged or holds no text of this format.
+        MissingExtraError: The format's package is missing.
+    """
+    suffix = format_of(path)
+    if path.suffix.lower() == ".gz":
+        data = _unpacked(path, data)
+    module, _, reader = READERS.get(suffix, TEXT).partition(":")
+    try:
+        read = getattr(import_module(f"ragspec.retrievers.formats.{module}"), reader)
+        extract: Extract = read(path, data)
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
+    except RagspecError:
+        raise
+    except Exception as error:  # the packages that read files share no class of errors
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise DocumentError(f"{path} is damaged, or no {suffix} file ({reason}).") from error
+    return extract
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """Return the bytes that gzip packed."""
+    try:
+        plain = gzip.GzipFile(fileobj=BytesIO(data)).read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DocumentError(f"{path} is a broken gzip file ({error}).") from error
+    if len(plain) > MAX_BYTES:
+        raise DocumentError(f"{path} unpacks to more than the limit of {MAX_BYTES} bytes.")
+    return plain
+
+
+def left_out(path: Path, data: bytes) -> list[str]:
+    """Return notes on the parts of an archive that have no text or are not read.
+
+    Raises:
+        DocumentError: It is no archive, is encrypted, or unpacks to too much.
+    """
+    if data.startswith(b"\xd0\xcf\x11\xe0"):  # OLE, in which Office stores files with a password
+        raise DocumentError(f"{path} is encrypted or of an old format; save it without a password.")
+    try:
+        files = ZipFile(BytesIO(data)).infolist()
+    except BadZipFile as error:
+        raise DocumentError(f"{path} is a broken {path.suffix} file ({error}).") from error
+    if (size := sum(file.file_size for file in files)) > MAX_UNPACKED:
+        raise DocumentError(f"{path} unpacks to {size} bytes, more than {MAX_UNPACKED}.")
+    counts = {
+        part: sum(bool(name.search(file.filename)) for file in files)
+        for part, name in LEFT_OUT.items()
+    }
+    return [f"{count} {part} left out" for part, count in counts.items() if count]

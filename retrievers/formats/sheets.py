@@ -1,0 +1,86 @@
+"""Tables: CSV files and spreadsheets, a line for each row, with the names of its columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.readers import MAX_BYTES, left_out
+
+NUMBER = re.compile(r"[-+]?[\d.,]+%?")
+PERCENT = re.compile(r"(?:\.(0+))?%")
+
+
+def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each row: "Name: value; ..." below a row of names, else cells and tabs.
+
+    The first row names the columns if its cells are several different texts, none a number.
+    """
+    names: list[str] | None = None
+    for row in rows:
+        cells = [" ".join(cell.split()) for cell in row]
+        while cells and not cells[-1]:
+            cells.pop()
+        if names:
+            pairs = zip(names + [""] * (len(cells) - len(names)), cells, strict=False)
+            yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+            continue
+        yield "\t".join(cells)
+        if names is None and cells:
+            named = all(cells) and not any(NUMBER.fullmatch(cell) for cell in cells)
+            names = cells if named and 1 < len(cells) == len(set(cells)) else []
+
+
+def read_csv(path: Path, data: bytes) -> Extract:
+    """Return a table of comma- or tab-separated values, a line for each row."""
+    extract = decode(path, data)
+    delimiter = "\t"
+    if path.suffix.lower() != ".tsv":
+        head = extract.text.partition("\n")[0]
+        delimiter = max(",;\t|", key=head.count)
+    csv.field_size_limit(MAX_BYTES)
+    rows = csv.reader(extract.text.splitlines(keepends=True), delimiter=delimiter)
+    return replace(extract, text="\n".join(row_lines(rows)), unit="row")
+
+
+def read_xlsx(path: Path, data: bytes) -> Extract:
+    """Return the sheets of a workbook, a line for each row, with the results of formulas."""
+    from openpyxl import load_workbook
+
+    notes = left_out(path, data)
+    file = load_workbook(BytesIO(data), read_only=True, data_only=True)
+    formulas = load_workbook(BytesIO(data), read_only=True)
+    parts, unsaved = [], 0
+    for sheet in file.worksheets:
+        if sheet.sheet_state != "visible":
+            notes.append(f"the hidden sheet {clean(sheet.title)} left out")
+            continue
+        rows = []
+        for row in zip(sheet.iter_rows(), formulas[sheet.title].iter_rows(), strict=True):
+            pairs = list(zip(*row, strict=True))
+            unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
+            rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
+        text = "\n".join(row_lines(rows)).rstrip("\n")
+        parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
+    if unsaved:
+        notes.append(f"{unsaved} formulas have no saved result and stand as formulas")
+    return replace(joined(parts, file.properties.title or "", "sheet"), notes=tuple(notes))
+
+
+def cell_text(cell: Any) -> str:
+    """Return the value of a cell as its reader sees it, as far as its format is plain."""
+    value = cell.value
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "seconds").removesuffix(" 00:00:00")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if match := PERCENT.search(cell.number_format or ""):
+            return f"{value:.{len(match[1] or '')}%}"
+        return f"{value:.15g}" if isinstance(value, float) else str(value)
+    return "" if value is None else str(value)

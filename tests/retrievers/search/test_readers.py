@@ -1,0 +1,274 @@
+"""Readers by suffix: office files, books, mail, notebooks, tables, JSON and manual pages."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import DocumentError, MissingExtraError
+from ragspec.retrievers.search.documents import Document, load_document, load_documents
+from ragspec.retrievers.search.passage_index import PassageIndex
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
+<w:r><w:t>It is </w:t></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
+<w:ins><w:r><w:t>new: </w:t></w:r></w:ins><m:oMath><m:f><m:fPr/><m:num><m:r><m:t>a+b</m:t></m:r>
+</m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f><m:rad><m:deg/><m:e><m:r><m:t>y</m:t></m:r></m:e>
+</m:rad></m:oMath></w:p>"""
+MAIL = b"""From: Ann <ann@example.org>\r
+Subject: =?utf-8?q?Gr=C3=B6=C3=9Fe?=\r
+Content-Type: multipart/mixed; boundary=B\r
+\r
+--B\r
+Content-Type: text/html; charset=utf-8\r
+\r
+<p>It lifts 10<sup>6</sup> litres.</p>\r
+--B\r
+Content-Type: application/pdf\r
+Content-Disposition: attachment; filename="bill.pdf"\r
+\r
+x\r
+--B--\r
+"""
+MAILBOX = b"From a@b Mon Jan  1 10:00:00 2024\n%s\nFrom a@b Mon Jan  1 10:00:00 2024\n%s" % (
+    MAIL.replace(b"\r", b""),
+    b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n",
+)
+CELLS: list[dict[str, Any]] = [
+    {"cell_type": "markdown", "source": ["# Sales\n", "By year."]},
+    {
+        "cell_type": "code",
+        "source": "total()",
+        "outputs": [{"data": {"text/plain": ["17"], "image/png": "x"}}, {"text": "done\x1b[0m"}],
+    },
+]
+PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
+
+
+def docx(path: Path) -> None:
+    import docx
+    from lxml import etree
+
+    file = docx.Document()
+    file.add_heading("The pump", 1)
+    line = file.add_paragraph("It lifts 10")
+    line.add_run("6").font.superscript = True
+    line.add_run(" litres of CO")
+    line.add_run("2").font.subscript = True
+    table = file.add_table(2, 2)
+    for cell, text in zip(table._cells, ("Part", "Price", "Seal", "4.50"), strict=True):
+        cell.text = text
+    file.add_paragraph("first", style="List Bullet")
+    table._tbl.addnext(etree.fromstring(TRACKED.replace("\n", "")))
+    file.sections[0].header.paragraphs[0].text = "ACME"
+    file.save(str(path))
+
+
+def pptx(path: Path) -> None:
+    import pptx
+
+    file = pptx.Presentation()
+    for title, hidden in (("Goals", False), ("Secret", True), ("Sales", False)):
+        slide = file.slides.add_slide(file.slide_layouts[1])
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = f"About {title}"
+        slide._element.set("show", str(int(not hidden)))
+    slide.notes_slide.notes_text_frame.text = "Speak slowly."
+    slide.shapes.add_table(1, 2, 0, 0, 9, 9).table.cell(0, 1).text = "17"
+    file.save(str(path))
+
+
+def xlsx(path: Path) -> None:
+    import openpyxl
+
+    file = openpyxl.Workbook()
+    sheet = file.active
+    sheet.title = "Prices"
+    for row in (
+        ["Item", "Price", "Since"],
+        ["Seal", 4.5, datetime(2026, 3, 1)],
+        [],
+        ["Hose", 0.25],
+    ):
+        sheet.append(row)
+    sheet["B4"].number_format, sheet["C4"] = "0.0%", "=B2*2"
+    hidden = file.create_sheet("Old")
+    hidden.sheet_state = "hidden"
+    file.save(path)
+
+
+def epub(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("META-INF/container.xml", '<c><rootfile full-path="o/b.opf"/></c>')
+        items = "".join(f'<item id="{n}" href="{n}%20.xhtml"/><itemref idref="{n}"/>' for n in "ba")
+        lost = '<item id="l" href="l.xhtml"/><itemref idref="l"/>'
+        file.writestr("o/b.opf", f"<p><title>The Book</title>{items}{lost}</p>")
+        for name in "ab":
+            file.writestr(f"o/{name} .xhtml", PAGE.format(name))
+
+
+def write(data: bytes | str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return make
+
+
+# The name and the maker of a file, its text, its title, and a part of each note.
+CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
+    (
+        "a.docx",
+        docx,
+        "The pump\n\nIt lifts 10^6 litres of CO₂\n\nPart\tPrice\nSeal\t4.50\n\n"
+        "It is new: (a+b)/2√y\n\nfirst",
+        "The pump",
+        ["1 tracked deletions", "1 automatic numbers", "1 headers and footers"],
+    ),
+    (
+        "a.pptx",
+        pptx,
+        "Goals\n\nAbout Goals\n\n\n\nSales\n\nAbout Sales\n\n\t17\n\nNotes: Speak slowly.",
+        "a.pptx",
+        ["hidden slide 2"],
+    ),
+    (
+        "a.xlsx",
+        xlsx,
+        "Item\tPrice\tSince\nItem: Seal; Price: 4.5; Since: 2026-03-01\n\n"
+        "Item: Hose; Price: 25.0%; Since: =B2*2",
+        "a.xlsx",
+        ["hidden sheet Old", "1 formulas have no saved result"],
+    ),
+    ("a.epub", epub, "b\n\nText of b.\n\na\n\nText of a.", "The Book", ["chapter o/l.xhtml"]),
+    (
+        "a.eml",
+        write(MAIL),
+        "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.",
+        "Größe",
+        ["attachment bill.pdf"],
+    ),
+    (
+        "a.mbox",
+        write(MAILBOX),
+        "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.\n\n"
+        "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.",
+        "a.mbox",
+        ["attachment bill.pdf"],
+    ),
+    (
+        "a.ipynb",
+        write(json.dumps({"cells": CELLS})),
+        "# Sales\nBy year.\n\ntotal()\n\n17\n\ndone",
+        "Sales",
+        ["1 pictures"],
+    ),
+    (
+        "a.csv",
+        write('Name;Price\n"Seal; red";4,50\nHose;"1\n2"\n'),
+        "Name\tPrice\nName: Seal; red; Price: 4,50\nName: Hose; Price: 1 2",
+        "a.csv",
+        [],
+    ),
+    ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "a.tsv", []),
+    (
+        "a.json",
+        write('{"name": "P", "n": 12345678901234567890.10, "a": {"b": ["x", {"c": true}]}}'),
+        "name: P\nn: 12345678901234567890.10\na.b[0]: x\na.b[1].c: true",
+        "P",
+        [],
+    ),
+    ("b.json", write("{// old\n}"), "{// old\n}", "b.json", ["no valid JSON"]),
+    (
+        "a.jsonl",
+        write('{"question": "Q?", "n": 1}\n\n{bad\n{"a": [1, 2]}'),
+        "question: Q?\nn: 1\n\n\n\n{bad\n\na: 1, 2",
+        "a.jsonl",
+        ["1 lines are no valid JSON and stand as they are, as 3"],
+    ),
+    ("messages.1.gz", write(gzip.compress(b"plain log\n")), "plain log", "messages.1.gz", []),
+]
+
+
+PLACES = {
+    "a.pptx": ("About Sales", "slide 3"),
+    "a.xlsx": ("Hose", "sheet 1, row 4"),
+    "a.mbox": ("From here", "message 2"),
+    "a.ipynb": ("done", "cell 2"),
+    "a.jsonl": ("a: 1, 2", "line 4"),
+    "a.csv": ("Hose", "row 3"),
+    "b.json": ("}", "line 2"),
+    "a.eml": ("lifts", ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "text", "title", "notes"), CASES, ids=[case[0] for case in CASES]
+)
+def test_files_are_read_as_their_readers_see_them(
+    tmp_path: Path, name: str, make: Callable[[Path], None], text: str, title: str, notes: list[str]
+) -> None:
+    make(tmp_path / name)
+    document = load_document(tmp_path / name)
+    assert (document.text.strip(), document.title) == (text, title)
+    assert len(document.notes) == len(notes), document.notes
+    assert all(part in note for part, note in zip(notes, document.notes, strict=True))
+    piece, place = PLACES.get(name, ("", document.place_of(0)))
+    assert document.place_of(document.text.index(piece)) == place
+    assert document.page_of(0) is None
+    PassageIndex.build([document], embedder=None).save(tmp_path / "idx")
+    assert PassageIndex.open(tmp_path / "idx").documents == (document,)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("a.docx", b"PK\x03\x04 cut", "a broken .docx file"),
+        ("a.xlsx", b"\xd0\xcf\x11\xe0 ole", "is encrypted"),
+        ("a.ipynb", b"[1]", "is no notebook"),
+        ("a.mbox", b"hello", "is no mailbox"),
+        ("a.eml", b"\n\nhello", "is no mail"),
+        ("a.txt.gz", b"\x1f\x8b cut", "is a broken gzip file"),
+        ("a.tar.gz", b"\x1f\x8b", "archive"),
+        ("a.doc", b"x", "word-processor"),
+    ],
+)
+def test_files_that_cannot_be_read_say_why(
+    tmp_path: Path, name: str, data: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DocumentError, match=reason):
+        load_document(tmp_path / name)
+
+
+@pytest.mark.parametrize("make", [docx, pptx, xlsx, epub])
+def test_damaged_archives_are_refused_or_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / f"a.{make.__name__}"
+    make(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 12)):
+        path.write_bytes(whole[:at] + bytes(40) + whole[at + 40 :])
+        try:
+            assert isinstance(load_document(path), Document)
+        except DocumentError as error:
+            assert path.name in str(error)
+
+
+def test_a_missing_package_is_named_for_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "docx", None)
+    docx_file, text = tmp_path / "a.docx", tmp_path / "b.txt"
+    epub(docx_file)
+    text.write_text("Text.")
+    with pytest.raises(MissingExtraError, match=r"pip install 'ragspec\[office\]'"):
+        load_document(docx_file)
+    assert "ragspec[office]" in load_documents(tmp_path).skipped[0].reason
