@@ -34,6 +34,7 @@ _READERS = {
     ".ipynb": "data:read_notebook",
     ".eml": "mail:read_message",
     ".mbox .mbx": "mail:read_mailbox",
+    ".1 .2 .3 .4 .5 .6 .7 .8": "man:read_man",
 }
 READERS = {suffix: reader for names, reader in _READERS.items() for suffix in names.split()}
 TEXT = "markup:read_text"  # for every other suffix
@@ -84,7 +85,8 @@ def extract_text(path: Path, data: bytes) -> Extract:
     suffix = format_of(path)
     if path.suffix.lower() == ".gz":
         data = _unpacked(path, data)
-    module, _, reader = READERS.get(suffix, TEXT).partition(":")
+    section = suffix[:2] if suffix[1:2].isdigit() else suffix  # of a manual: .3pm is .3
+    module, _, reader = READERS.get(section, TEXT).partition(":")
     try:
         read = getattr(import_module(f"ragspec.retrievers.formats.{module}"), reader)
         extract: Extract = read(path, data)

@@ -43,6 +43,41 @@ MAILBOX = b"From a@b Mon Jan  1 10:00:00 2024\n%s\nFrom a@b Mon Jan  1 10:00:00 
     MAIL.replace(b"\r", b""),
     b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n",
 )
+MAN = rb""".\" A comment
+.TH PUMP 1 2026
+.de XX
+hidden
+..
+.SH NAME
+pump \- lift water
+.SH OPTIONS
+.TP
+.BR \-n ", " \-\-no\-cache
+Keep \fInothing\fR; see
+.BR ls (1).
+.nf
+pump  a
+  b
+.fi
+.TS
+l l.
+one	two
+T{
+long
+.B cell
+T}	x
+.TE
+"""
+MDOC = b""".Dt PUMP 8
+.Sh NAME
+.Nm pump
+.Nd lift water
+.Sh SYNOPSIS
+.Nm
+.Op Fl v
+.Op Fl o Ar file
+.Xr ls 1 .
+"""
 CELLS: list[dict[str, Any]] = [
     {"cell_type": "markdown", "source": ["# Sales\n", "By year."]},
     {
@@ -194,6 +229,21 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.jsonl",
         ["1 lines are no valid JSON and stand as they are, as 3"],
     ),
+    (
+        "pump.1",
+        write(MAN),
+        "NAME\n\npump - lift water\n\nOPTIONS\n\n-n, --no-cache\nKeep nothing; see ls(1).\n\n"
+        "pump  a\n  b\n\none\ttwo\nlong cell\tx",
+        "PUMP(1)",
+        [],
+    ),
+    (
+        "pump.8.gz",
+        write(gzip.compress(MDOC)),
+        "NAME\n\npump – lift water\n\nSYNOPSIS\n\npump [-v] [-o file] ls(1).",
+        "PUMP(8)",
+        [],
+    ),
     ("messages.1.gz", write(gzip.compress(b"plain log\n")), "plain log", "messages.1.gz", []),
 ]
 
@@ -236,6 +286,7 @@ def test_files_are_read_as_their_readers_see_them(
         ("a.ipynb", b"[1]", "is no notebook"),
         ("a.mbox", b"hello", "is no mailbox"),
         ("a.eml", b"\n\nhello", "is no mail"),
+        ("a.1", b".so man1/b.1\n", "only refers to man1/b.1"),
         ("a.txt.gz", b"\x1f\x8b cut", "is a broken gzip file"),
         ("a.tar.gz", b"\x1f\x8b", "archive"),
         ("a.doc", b"x", "word-processor"),

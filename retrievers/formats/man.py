@@ -1,0 +1,195 @@
+"""Manual pages: the macros of man(7), mdoc(7) and tbl(1) as HTML, which the writer of pages reads.
+
+Only the requests that pages use are known; definitions and conditions of troff are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+from ragspec.errors import DocumentError
+from ragspec.retrievers.formats.encodings import Extract, decode
+from ragspec.retrievers.formats.html import read_html
+from ragspec.retrievers.formats.markup import read_text
+
+PAGE = re.compile(r"^[.'][ \t]*(?:TH|Dt|so)[ \t]+(.*)", re.M)
+CHARACTERS = {
+    "bu": "•", "em": "—", "en": "–", "hy": "-", "co": "©", "rg": "®", "tm": "™", "aq": "'",
+    "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "ga": "`", "ti": "~", "ha": "^",
+    "rs": "\\", "<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "+-": "±", "mu": "×",
+    "de": "°", "ss": "ß", "Fo": "«", "Fc": "»", "at": "@", "sh": "#", "Do": "$", "ba": "|",
+    "la": "⟨", "ra": "⟩", "--": "—", "Tm": "™", "R": "®", "lt": "<", "gt": ">", "Ba": "|",
+    "C+": "C++", "Aq": "'", "Bq": "„", "ul": "_", "mi": "−", "'e": "é", "`e": "è", ":u": "ü",
+}  # fmt: skip
+SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | {each: each for each in "-\\ '`._"}
+ESCAPE = re.compile(
+    r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|\d)"
+    r"|[hvwlLDoxbNSHXZRCA]'[^']*'|\*?\[(?P<long>[^\]]*)\]|\*?\((?P<two>..)|\*(?P<one>.)"
+    r"|(?P<sign>.)|$)"
+)
+ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
+XREF = re.compile(r"(?<![^\s.])Xr (\S+) (\d\w*)(?=\s|$)")
+REQUEST = re.compile(r"[.'][ \t]*([A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
+TEXT_ONLY = re.compile(r"^[.'](?:if|ie) n (?=[.'])(?!.*\\\{)", re.M)  # true, as nothing is typeset
+SKIPPED = re.compile(r"[.'][ \t]*(?:(de|ig|am)|(if|ie|el|while))\b[ \t]*(\S*)")
+# What stands before and after the text of a request.
+HTML = {
+    "SH": ("<h2>", "</h2>"), "Sh": ("<h2>", "</h2>"), "SS": ("<h3>", "</h3>"),
+    "Ss": ("<h3>", "</h3>"), "TP": ("<p>", "<br>"), "TQ": ("", "<br>"), "IP": ("<p>", "<br>"),
+    "It": ("<p>", "<br>"), "br": ("<br>", ""), "Dl": ("<br>", "\n"), "D1": ("<br>", "\n"),
+    **dict.fromkeys(("PP", "P", "LP", "Pp", "sp", "Sp", "HP", "RS", "RE"), ("<p>", "")),
+    **dict.fromkeys(("nf", "EX", "Vb"), ("<pre>", "")),
+    **dict.fromkeys(("fi", "EE", "Ve", "Ed"), ("</pre>", "")),
+}  # fmt: skip
+NEXT = frozenset({"SH", "SS", "TP", "TQ"})  # their text may be the next line
+FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "OP"})
+PAIRS = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
+ENCLOSED = {"Op": "[]", "Bq": "[]", "Pq": "()", "Aq": "<>", "Dq": "“”", "Qq": '""', "Sq": "‘’"}
+ENCLOSED |= {"Ql": "‘’", "Brq": "{}"}
+BLOCKS = {"Oo": "[", "Oc": "]", "Po": "(", "Pc": ")", "Ao": "<", "Ac": ">", "Do": "“", "Dc": "”"}
+# Macros of mdoc that give a font or a link, and such without a text of their own.
+SILENT = re.compile(
+    r"A[dnr]|C[dm]|Dv|E[mrv]|F[acdlnot]|I[cn]|L[ik]|M[st]|N[mos]|P[af]|S[txy]|T[an]|V[at]|X[cor]"
+)
+QUIET = frozenset({"Bd", "Bk", "Bl", "Db", "Dd", "Dt", "Ek", "El", "Lb", "Os", "Re", "Rs", "Sm"})
+
+
+def plain(text: str) -> str:
+    """Return a text of troff without its escapes."""
+
+    def character(match: re.Match[str]) -> str:
+        name = match["long"] or match["two"] or match["one"] or ""
+        if code := re.fullmatch(r"u([0-9A-F]{4,6})", name):
+            return chr(int(code[1], 16))
+        return SIGNS.get(match["sign"] or "", "") or CHARACTERS.get(name, "")
+
+    return ESCAPE.sub(character, text) if "\\" in text else text
+
+
+def arguments(text: str) -> list[str]:
+    """Return the arguments of a request, without quotes."""
+    words = ARGUMENT.findall(text.replace("\\ ", "\\~"))
+    return [word or quoted.replace('""', '"') for quoted, word in words]
+
+
+def read_man(path: Path, data: bytes) -> Extract:
+    """Return a manual page; a file with such a suffix that is none is read as plain text.
+
+    Raises:
+        DocumentError: The page only names another file.
+    """
+    extract = decode(path, data)
+    page = PAGE.search(extract.text)
+    if page is None:
+        return read_text(path, data)
+    names = [plain(each) for each in arguments(page[1])]
+    text = read_html("".join(html_of(extract.text)))
+    if not text.text:
+        raise DocumentError(f"{path} only refers to {names[0]}; name that page.")
+    title = f"{names[0]}({names[1]})" if len(names) > 1 else text.title
+    return replace(text, title=title, notes=extract.notes)
+
+
+def lines_of(source: str) -> Iterator[str]:
+    """Yield the lines of a page, without comments, definitions, conditions and their blocks."""
+    end, depth = "", 0
+    for line in TEXT_ONLY.sub("", source.replace("\\\n", "")).split("\n"):
+        skipped = SKIPPED.match(line)
+        if end:
+            end = "" if line.rstrip() == end else end
+        elif depth or (skipped and skipped[2]):
+            depth += line.count("\\{") - line.count("\\}")
+        elif skipped:
+            end = f".{skipped[3] or '.'}" if skipped[1] == "ig" else ".."
+        elif not line.startswith((".\\", "'\\", "...")):
+            yield line
+
+
+def html_of(source: str) -> Iterator[str]:
+    """Yield the HTML of a page."""
+    after, literal, command = "", False, ""
+    lines = lines_of(source)
+    for line in lines:
+        request = REQUEST.match(XREF.sub(r"No \1(\2)", line))
+        name, rest = (request[1], request[2]) if request else ("", line)
+        if name == "TS":
+            yield table(lines)
+        elif name in HTML or (name == "Bd" and re.search("literal|unfilled", rest)):
+            before, ending = HTML.get(name, ("<pre>", ""))
+            literal = before == "<pre>" or (literal and before not in ("</pre>", "<h2>", "<h3>"))
+            words = arguments(rest)
+            words = {"IP": words[:1], "TP": [], "TQ": []}.get(name, words if ending else [])
+            start = "\n" if literal and before == "<p>" else before
+            content = macros(words, command) if name[1].islower() else plain(" ".join(words))
+            yield start + escape(content, False) + ending * bool(words)
+            after = ending if name in NEXT and not words else after
+        elif request or not line.startswith((".", "'")) or line.startswith("..."):
+            if name == "Nm" and not command:
+                command = plain(rest)
+            text = text_of(name, rest, command)
+            if text is None:
+                continue
+            gap = "<p>" if not text.strip() else "<br>" if text[0] == " " else ""
+            yield ("" if literal else gap) + escape(text, False) + after + "\n"
+            after = ""
+
+
+def text_of(name: str, rest: str, command: str) -> str | None:
+    """Return the text of a line, or of a request; None if it has none."""
+    if not name:
+        return plain(rest)
+    if name in FONTS or name in PAIRS:
+        return plain(("" if name in PAIRS else " ").join(arguments(rest)))
+    if name in QUIET or not (name[0].isupper() and name[1:].islower()):
+        return None
+    if name == "Ex":
+        return f"The {command} utility exits 0 on success, and >0 if an error occurs."
+    return macros([name, *arguments(rest)], command)
+
+
+def macros(words: list[str], command: str = "") -> str:
+    """Return the text of a line of callable macros of mdoc and their arguments."""
+    texts, closing, flag = list[str](), "", False
+    for word, following in zip(words, [*words, "."][1:], strict=True):
+        text = None
+        if word in ENCLOSED:
+            text, closing = ENCLOSED[word][0], ENCLOSED[word][1] + closing
+        elif SILENT.fullmatch(word):
+            bare = following in ".,;:?!)]" or SILENT.fullmatch(following)
+            text = {"Nm": command, "Ar": "file ...", "Fl": "-"}.get(word) if bare else None
+            texts += ["\b"] * (word == "Ns")
+            flag = word == "Fl"
+        else:
+            text = BLOCKS.get(word) or {"Nd": "–", "Ux": "UNIX"}.get(word) or plain(word)
+            text = f"-{text}" if flag and text not in ".,;:?!)]|" else text
+        texts += [text] if text else []
+    line = re.sub(r" ?\x08 ?", "", " ".join(texts) + closing)
+    return re.sub(r"(?<=[\[(<“‘]) | (?=[.,;:?!)\]>”](?:[ \])]|$))", "", line)
+
+
+def table(lines: Iterator[str]) -> str:
+    """Return the rows of a table of tbl(1) as HTML."""
+    separator, rows, in_formats = "\t", list[str](), True
+    cells = list[str]()  # of a row whose last cell is a block of text
+    for line in lines:
+        if line.startswith(".TE"):
+            break
+        if line.startswith(".T&") or in_formats:
+            option = re.search(r"tab ?\((.)\)", line)
+            separator = option[1] if option else separator
+            in_formats = not line.rstrip().endswith(".")
+        elif cells and not line.startswith("T}"):
+            cells.append(f" {plain(line.partition(' ')[2] if line[:1] == '.' else line)}")
+        elif not line.startswith((".", "_", "=")):
+            cells.append(plain(line.removeprefix("T}") if cells else line))
+            if cells[-1].endswith("T{"):
+                cells[-1] = cells[-1].removesuffix("T{")
+                continue
+            row = [escape(cell.strip(), False) for cell in "".join(cells).split(separator)]
+            rows.append("".join(f"<td>{cell}</td>" for cell in row))
+            cells.clear()
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>\n"
