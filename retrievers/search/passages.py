@@ -96,15 +96,17 @@ def weight(text: str, span: Span) -> int:
 
 def runs(text: str, span: Span, words: int) -> Iterator[Span]:
     """Cut a span into runs of at most `words` words, never within a word of ordinary length."""
-    first, last = span[0], span[0]
+    first, last, count, letters = span[0], span[0], 0, 0
     for match in WORD.finditer(text, *span):
         spaceless = not text.isascii() and SPACELESS_LETTER.search(match[0])
         size = words if spaceless else words * LONG_WORD
         for start in range(*match.span(), size):
             end = min(match.end(), start + size)
-            if last > first and weight(text, (first, end)) > words:
+            count += start == match.start()
+            more = len(SPACELESS_LETTER.findall(text, start, end)) if spaceless else 0
+            if last > first and max(count, (end - first) // LONG_WORD, letters + more) > words:
                 yield first, last
-                first = start
-            last = end
+                first, count, letters = start, 1, 0
+            last, letters = end, letters + more
     if last > first:
         yield first, last
