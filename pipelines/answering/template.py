@@ -215,7 +215,7 @@ def reads_sentences(engine: Any) -> bool:
 
     A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).
     """
-    return is_chat(engine.tokenizer) and engine.model.num_parameters() < SMALL
+    return is_chat(engine.tokenizer) and engine.target.loaded.num_parameters() < SMALL
 
 
 def passages_for(engine: Any) -> int:

@@ -51,10 +51,11 @@ def get(name: Annotated[str, typer.Argument(help="A name of the list, such as sm
 @app.command()
 def remove(
     name: Annotated[
-        str, typer.Argument(help="A fetched model, or a GGUF file that was converted.")
+        str,
+        typer.Argument(help="A fetched model, a GGUF file that was converted, or a kept graph."),
     ],
 ) -> None:
-    """Delete a downloaded model, or what a GGUF file was converted to; the file itself stays."""
+    """Delete a downloaded model, a converted GGUF file (not the file itself), or a kept graph."""
     import shutil
 
     from ragspec.errors import UnknownNameError
@@ -75,6 +76,7 @@ def known_models() -> list[dict[str, Any]]:
     from ragspec.errors import ModelNotFoundError
     from ragspec.models import resolve
     from ragspec.models.gguf import converted_models
+    from ragspec.verification.onnx.cached_graph import cached_graphs
 
     records: list[dict[str, Any]] = [
         {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
@@ -104,6 +106,10 @@ def known_models() -> list[dict[str, Any]]:
     for each in converted_models():
         record = {"name": str(each.file), "folder": str(each.folder), **_facts(each.folder)}
         records.append({**record, "removable": str(each.file)})
+    for folder, facts in cached_graphs():
+        context = facts.get("config", {}).get("max_position_embeddings")
+        record = {"name": folder.name, "folder": str(folder), "removable": folder.name}
+        records.append({**record, "parameters": facts.get("parameters"), "context": context})
     return records
 
 

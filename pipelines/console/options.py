@@ -105,19 +105,26 @@ class EngineOptions(PlaceOptions):
         from ragspec.engine import engine
         from ragspec.models.load import load_model
         from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
+        from ragspec.verification.open import load_target
 
         silence_transformers()
-        model, tokenizer = load_model(
+        target, tokenizer = load_target(
             self.model,
             self.device,
             self.dtype,
             device_map=self.device_map,
             adapter=self.adapter,
-            small=self.runtime != "torch",
+            static=self.static,
+            runtime=self.runtime,
         )
         stores = stores or StoreOptions()
+        stored = stores.store is not None or stores.history is not None
         sources = open_sources(
-            stores.store, stores.history, tokenizer=tokenizer, model=model, scope=stores.tenant
+            stores.store,
+            stores.history,
+            tokenizer=tokenizer,
+            model=target.model if stored else None,
+            scope=stores.tenant,
         )
         names = parse_drafter(self.drafter or "auto")
         draft_model = None
@@ -125,8 +132,7 @@ class EngineOptions(PlaceOptions):
             draft_model = load_model(self.draft_model, self.device, self.dtype)
         if draft_model is not None and drafts_with_model(names):
             draft, draft_tokenizer = draft_model
-            size = int(model.config.get_text_config().vocab_size)
-            check_draft_model(draft, draft_tokenizer, tokenizer, size)
+            check_draft_model(draft, draft_tokenizer, tokenizer, target.vocab_size)
             sources, draft_model = replace(sources, draft_model=draft), None
         if tokenizer is None:
             raise ModelError(
@@ -134,13 +140,11 @@ class EngineOptions(PlaceOptions):
                 "Save it there with tokenizer.save_pretrained(folder)."
             )
         return engine.Engine(
-            model,
+            target,
             tokenizer,
-            compose(names, sources, model),
+            compose(names, sources, target),
             draft_model,
             number_or_name(self.budget),
-            static=self.static,
-            runtime=self.runtime,
         )
 
 

@@ -105,6 +105,11 @@ class ForwardCost:
         each = max(0.0, slopes[1] - slopes[0]) / (padded(16, widths) - 1) if slopes[1:] else 0.0
         return cls(timed, (max(0.0, slopes[0] - each) if slopes[1:] else 0.0, each), widths)
 
+    @property
+    def timings(self) -> tuple[list[float], tuple[float, float]]:
+        """The measured seconds by `SIZES`, and the growth, without what was learned since."""
+        return self._measured, self._growth
+
     def positions(self, counts: Sequence[int]) -> int:
         """Return the positions of a forward, given those of each of its sequences."""
         if not self.widths:

@@ -32,7 +32,7 @@ from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import open_static, open_target
+from ragspec.verification.open import load_target, open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache
 
 BudgetSpec = str | int | BudgetPolicy
@@ -84,12 +84,16 @@ class Engine:
         self.target: CausalTarget = model if ready else open_target(model, static, runtime)
         if ready and static != "auto":
             self.target = open_static(self.target, static)
-        self.model = self.target.model
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
         self.cost: ForwardCost | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._configure_drafting(drafter, draft_model, budget, rule)
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self.target.model
 
     @classmethod
     def from_pretrained(
@@ -118,17 +122,13 @@ class Engine:
         Raises:
             ModelNotFoundError: No model was found; the message lists the places that were tried.
         """
-        loaded, tokenizer = load_model(
-            model,
-            device,
-            dtype,
-            device_map=device_map,
-            adapter=adapter,
-            small=options.get("runtime") != "torch",
+        runs = {name: options.pop(name) for name in ("static", "runtime") if name in options}
+        target, tokenizer = load_target(
+            model, device, dtype, device_map=device_map, adapter=adapter, **runs
         )
         if isinstance(draft_model, (str, Path)):
             draft_model = load_model(draft_model, device, dtype)
-        return cls(loaded, tokenizer, drafter, draft_model, budget, **options)
+        return cls(target, tokenizer, drafter, draft_model, budget, **options)
 
     def generate(
         self,
@@ -396,7 +396,9 @@ class Engine:
             return
         match_drafter(self.drafter, offered)
         if self.cost is None and self.budget.needs_cost:
-            self.measure()
+            self.cost = copy.deepcopy(self.target.known_cost)
+            if self.cost is None:
+                self.measure()
 
     def measure(self) -> None:
         """Measure the cost of forwards, on which the budget "auto" depends, in about a second.

@@ -29,7 +29,7 @@ class KvMemory:
     """
 
     def __init__(self, target: CausalTarget, limit: int, max_batch_size: int) -> None:
-        self._slot = slot_bytes(target.model.config, target.dtype) * target.copies
+        self._slot = slot_bytes(target.config, target.dtype) * target.copies
         self._rows = 0 if target.runner is None else 1 << (max_batch_size - 1).bit_length()
         self._limit = limit
         slots = limit // self._slot // max(1, self._rows)

@@ -192,7 +192,7 @@ def read_requests(
     predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
     shared = _shared(options, vocab_size, tokenizer)
     common = Request((), sampling, rule, defaults=defaults, resume_from=resume_from, **shared)
-    memo = {id(thing): thing for thing in (target.model, tokenizer)}  # copies share these
+    memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
     requests: list[Request] = []
     for number, prompt in enumerate(encoded.ids):
         known = _known_states(options.get("known_states", ()), prompt)

@@ -233,7 +233,7 @@ class Sequence:
             drift=None if self.transform is None else self.transform.drift,
             static=parts.target.static,
             runtime=parts.target.runtime,
-            weights=weights_of(parts.target.model),
+            weights=weights_of(parts.target.loaded),
         )
         return Generation(
             text=self.stop.text,

@@ -105,7 +105,7 @@ def load_model(
     else:
         where = f"{name} was found at {folder}"
         model = _read_model(where, folder, LOCAL, weights)
-        tokenizer = _read_tokenizer(where, folder, LOCAL)
+        tokenizer = read_tokenizer(where, folder, LOCAL)
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
@@ -127,7 +127,7 @@ def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:
     check_gguf(file)
     files, where = {**LOCAL, "gguf_file": file.name}, f"{file} is there"
     model = _read_model(where, file.parent, files, {**weights, **_dequantised()})
-    return model, _read_tokenizer(where, file.parent, files)
+    return model, read_tokenizer(where, file.parent, files)
 
 
 def _read_model(
@@ -172,7 +172,7 @@ def _read_model(
     return model
 
 
-def _read_tokenizer(where: str, folder: Path, files: Mapping[str, Any]) -> Any:
+def read_tokenizer(where: str, folder: Path, files: Mapping[str, Any]) -> Any:
     """Return the tokenizer of a folder, None if it has none; see `_read_model`."""
     from transformers import AutoTokenizer
 

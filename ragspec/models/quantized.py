@@ -12,6 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -178,34 +179,48 @@ def expect_package(package: str) -> None:
         raise for_extra(ModuleNotFoundError(name=package))
 
 
+def onnx_runtime() -> Any:
+    """Return the package onnxruntime, without its telemetry."""
+    os.environ.setdefault(NO_TELEMETRY, "1")
+    return importlib.import_module("onnxruntime")
+
+
 class Session:
     """A graph of ONNX Runtime over weights in memory.
 
     Args:
-        proto: The graph, in ONNX's format.
+        proto: The graph, in ONNX's format, or the file of one with its weights in files beside it.
         weights: Its external weights by name, contiguous and on the CPU.
     """
 
-    def __init__(self, proto: bytes, weights: Mapping[str, Tensor]) -> None:
-        os.environ.setdefault(NO_TELEMETRY, "1")
-        runtime = importlib.import_module("onnxruntime")
+    def __init__(
+        self, proto: bytes | str, weights: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
+        runtime = onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_cpu_mem_arena = False
         self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy
         self._held = [self.value(weight.numpy()) for weight in weights.values()]  # read in place
-        options.add_external_initializers(list(weights), self._held)
+        if weights:
+            options.add_external_initializers(list(weights), self._held)
         self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 
-def declared(name: str, tensor: Tensor) -> Any:
-    """Return the declaration of a weight that a `Session` is handed."""
+def declared(name: str, tensor: Tensor, place: tuple[str, int, int] | None = None) -> Any:
+    """Return the declaration of a weight that a `Session` is handed, or that lies in a file.
+
+    Args:
+        place: File, offset and length in bytes.
+    """
     from onnx import TensorProto
 
     kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
     proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
     proto.data_location = TensorProto.EXTERNAL
-    proto.external_data.add(key="location", value="memory")
+    keys = ("location", "offset", "length")
+    for key, value in zip(keys, place or ("memory",), strict=False):
+        proto.external_data.add(key=key, value=str(value))
     return proto
 
 

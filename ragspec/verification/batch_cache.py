@@ -1,4 +1,4 @@
-"""The caches of the sequences of one forward, as one transformers cache.
+"""The caches of the sequences of one forward, together.
 
 A forward over several sequences is packed: their tokens follow each other in one row of the model,
 without padding. Each sequence attends to its own buffers, and shared slots are attended to once for
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.verification.sequence_cache import SequenceCache, SlotRange
 
@@ -69,41 +68,8 @@ def _part_at(row: SequenceCache, slot: int) -> SlotRange:
     return SlotRange(row.tail, slot - first, row.length - first)
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer of a `BatchCache`, as transformers' models ask for it."""
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, cache: BatchCache) -> None:
-        super().__init__()
-        self._cache = cache
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: buffers are created as they are written."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Refuse: a layer does not know its number."""
-        raise NotImplementedError("expected BatchCache.update")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of slots that the queries read, and their offset 0."""
-        return self._cache.extent + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Return the slots in use."""
-        return self._cache.extent
-
-    def get_max_length(self) -> int:
-        """Return -1: the buffers grow."""
-        return -1
-
-
-class BatchCache(Cache):  # type: ignore[misc, unused-ignore]
-    """The caches of the sequences of one forward, as one transformers cache.
+class BatchCache:
+    """The caches of the sequences of one forward.
 
     Attributes:
         rows: The sequences, in the order of their tokens.
@@ -113,7 +79,6 @@ class BatchCache(Cache):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, rows: Sequence[SequenceCache], counts: Sequence[int] = ()) -> None:
-        super().__init__(layers=[])
         self.rows = list(rows)
         self.counts = list(counts)
         for row, count in zip(self.rows, self.counts, strict=False):
@@ -133,14 +98,12 @@ class BatchCache(Cache):  # type: ignore[misc, unused-ignore]
         return len(self.rows) > 1 or bool(self.shared)
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
     ) -> tuple[Tensor, Tensor]:
         """Write the new slots of layer `layer_idx`; see `SequenceCache.write`.
 
         Of several sequences the new states return, by which `parts` finds the slots of each.
         """
-        while len(self.layers) <= layer_idx:
-            self.layers.append(_Layer(self))
         if not self.packed:
             return self.rows[0].write(layer_idx, key_states, value_states)
         keys = torch.split(key_states, self.counts, 2)
@@ -151,14 +114,6 @@ class BatchCache(Cache):  # type: ignore[misc, unused-ignore]
         ]
         self._parts[id(key_states)] = key_states, layer_idx, parts
         return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of slots that the queries read, and their offset 0."""
-        return self.extent + query_length, 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the slots in use."""
-        return self.extent
 
     def parts(self, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each sequence, in the layer that returned `key`.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
@@ -57,6 +58,7 @@ class CausalTarget:
         probed: The kinds of weights that were probed, None without a probe; see `probe_again`.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
+        known_cost: The cost of forwards as it was measured before, None if it was not.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.
@@ -70,12 +72,13 @@ class CausalTarget:
     packs: bool = True
     probed: frozenset[tuple[type, type, torch.dtype]] | None = None
     selects_logits: bool = True
+    known_cost: ForwardCost | None = None
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
     detour: str = ""  # why forwards do not run on ONNX Runtime
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        self.model, self.config = model, model.config
         text = model.config.get_text_config()
         self.vocab_size: int = int(text.vocab_size)
         self.input_size: int = self.vocab_size
@@ -94,6 +97,11 @@ class CausalTarget:
         self._training: bool = self._unwrapped.training
 
     @property
+    def loaded(self) -> Any:
+        """The model, or a stand-in until something needs its modules; see `CachedTarget`."""
+        return self.model
+
+    @property
     def device(self) -> torch.device:
         """The device of token ids, also if the model was moved after it was opened."""
         if hasattr(self._embedding, "_hf_hook"):
@@ -106,20 +114,20 @@ class CausalTarget:
         """The classes of modules with weights, and classes and dtypes of the weights."""
         return frozenset(
             (type(module), type(weight), weight.dtype)
-            for module in self.model.modules()
+            for module in self.loaded.modules()
             for weight in module.parameters(recurse=False)
         )
 
     @property
     def dtype(self) -> torch.dtype:
         """The model's dtype, also if it was cast after it was opened."""
-        dtype: torch.dtype = self.model.dtype
+        dtype: torch.dtype = self.loaded.dtype
         return dtype
 
     @property
     def rounds(self) -> bool:
         """Whether forwards of several widths round visibly, as the model is at present."""
-        return rounds(self.model, self.device)
+        return rounds(self.loaded, self.device)
 
     @property
     def runs_alone(self) -> bool:
@@ -141,7 +149,7 @@ class CausalTarget:
     @property
     def generation_config(self) -> Any:
         """The model's generation config, None if it has none."""
-        return getattr(self.model, "generation_config", None)
+        return getattr(self.loaded, "generation_config", None)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that the model cannot continue. Its ids are in range."""
@@ -232,7 +240,9 @@ class CausalTarget:
         Args:
             keep: The number k of last queries whose logits are returned, or their indices i64 [k].
         """
-        arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
+        arguments: dict[str, Any] = {"past_key_values": ModelCache(cache), "use_cache": True}
         if self.takes_positions:
             arguments["position_ids"] = view.positions
         if self.keeps_logits:

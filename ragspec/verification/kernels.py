@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 _HALVES = (torch.bfloat16, torch.float16)
 _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # called by sdpa; returns weights as well
@@ -175,6 +174,8 @@ def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
 
     Both kernels align the triangle to the last query and key and need no mask.
     """
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo
+
     n, slots, shape = query.shape[2], key.shape[2], query.shape
     shared = query.shape[1] != key.shape[1]
     if shared and query.dtype not in _HALVES:  # the float32 kernel does not support groups

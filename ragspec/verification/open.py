@@ -5,17 +5,21 @@ ONNX Runtime, or steps of fixed shape, are used if a trial shows that they suit 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda, release_memory
-from ragspec.models.quantized import SESSIONS
+from ragspec.models.load import load_model
+from ragspec.models.quantized import INT8, SESSIONS
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.cached_graph import cached_graph
 from ragspec.verification.onnx.target import OnnxTarget, hindrance
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
@@ -65,6 +69,42 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
         target = open_static(probe_target(target), static)
     target.detour, target.probed = reason, target.kinds
     return target
+
+
+def load_target(
+    name: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    *,
+    device_map: str | Mapping[str, Any] | None = None,
+    adapter: str | Path | None = None,
+    static: str = "auto",
+    runtime: str = "auto",
+) -> tuple[CausalTarget, Any]:
+    """Return (target, tokenizer) of a model given by path or name.
+
+    A model in 8 bits that runs on ONNX Runtime is opened from its cached graph; see `CachedGraph`.
+
+    Args:
+        device, dtype, device_map, adapter: See `load_model`; "auto" stores large models in 8 bits.
+        static, runtime: See `open_target`.
+
+    Raises:
+        ModelNotFoundError, ModelError, UnsupportedModelError, InputError: As for these two.
+    """
+    cached = None
+    plain = device_map is None and adapter is None and dtype in ("auto", INT8)
+    if plain and runtime in ("auto", "onnx") and static in ("auto", "off"):
+        cached = cached_graph(name, device, str(dtype))
+    if cached is not None and (opened := cached.open()) is not None:
+        return opened
+    model, tokenizer = load_model(
+        name, device, dtype, device_map=device_map, adapter=adapter, small=runtime != "torch"
+    )
+    target = open_target(model, static, runtime)
+    if cached is not None and isinstance(target, OnnxTarget) and target.chains:
+        cached.keep(target, tokenizer)
+    return target, tokenizer
 
 
 def probe_again(target: CausalTarget) -> None:

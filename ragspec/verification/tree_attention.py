@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, eager_mask
 
 from ragspec.verification.batch_cache import BatchCache, SharedPart
 from ragspec.verification.kernels import (
@@ -149,7 +148,7 @@ def tree_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    mask_function: MaskFunction = causal_mask_function,
+    mask_function: MaskFunction | None = None,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -165,6 +164,9 @@ def tree_mask(
     attention. The full mask is also returned to models with their own attention code, which have no
     other source of it, and to models that forbid the skip because they modify the mask.
     """
+    from transformers.masking_utils import causal_mask_function, eager_mask
+
+    mask_function = mask_function or causal_mask_function
     view = _view.get()
     bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
     if view is not None and bidirectional:
@@ -197,6 +199,8 @@ def _row_mask(
     settings: Mapping[str, Any],
 ) -> Tensor | None:
     """Return the mask of one sequence, see `tree_mask`."""
+    from transformers.masking_utils import causal_mask_function
+
     q_length = view.positions.shape[1]
     required = _leases.explicit(settings.get("config")) or not settings.get(
         "allow_is_causal_skip", True
@@ -423,8 +427,15 @@ class _Leases:
 
 
 _leases = _Leases()
-AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, tree_mask)
+
+
+@cache
+def _register() -> None:
+    """Make transformers know the two functions; its models are then imported already."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, tree_mask)
 
 
 @contextmanager
@@ -434,6 +445,7 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
     Args:
         configs: `model_configs(model)`, for callers that lease the model for every step.
     """
+    _register()
     configs = model_configs(model) if configs is None else configs
     _leases.take(configs)
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -45,6 +45,10 @@ class Model(Protocol):
     keeps_logits: bool
     rereads: bool
     border: int | None
+
+    @property
+    def loaded(self) -> Any:
+        """The model, or what stands for it until something needs its modules."""
 
     @property
     def device(self) -> torch.device:
@@ -101,9 +105,9 @@ class TreeSession(TargetSession):
         self._head_inputs: HeadInputs | None = None
 
     def __enter__(self) -> Self:
-        self._configs = model_configs(self.target.model)
+        self._configs = model_configs(self.target.loaded)
         if self._prefix_cache is not None:
-            self._prefix_cache.check(self.target.model)
+            self._prefix_cache.check(self.target.loaded)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -324,7 +328,7 @@ class TreeSession(TargetSession):
         if len(counts) > 1:
             index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
             keep = torch.tensor(index, device=device)
-        with lease(self.target.model, self._configs), packs:
+        with packs:
             if head is None:
                 logits = self.target.forward(tokens, view, cache, keep)
                 return list(torch.split(logits[0], [len(each) for each in queries])), []
@@ -342,13 +346,19 @@ class TreeSession(TargetSession):
         return every if last is None else [each[-1:] for each in every], split
 
     def _packed(self, rows: Sequence[SequenceCache]) -> AbstractContextManager[None]:
-        """Prepare a forward over some rows; return the packed weights that it uses."""
+        """Prepare a forward over some rows; return the context that it runs in."""
         if len(rows) == 1 and self.target.runs_alone:
             rows[0].unshare()
             return nullcontext()
+        return self._through_modules()
+
+    @contextmanager
+    def _through_modules(self) -> Iterator[None]:
+        """Lease the model, with packed weights, inside the block."""
         if self._packs is None:
             self._packs = Packed(pack(self.target.model))
-        return self._packs
+        with lease(self.target.model, self._configs), self._packs:
+            yield
 
     def _expect_one_table(self) -> None:
         """Raise InputError if a text is read across the rotary border in one forward."""

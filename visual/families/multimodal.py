@@ -22,6 +22,7 @@ from torch import Tensor
 from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.device import input_device
 from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
 from ragspec.visual.checks import whole
 from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
@@ -94,7 +95,10 @@ class MultimodalTarget(ImageTarget):
     ) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
         states = self.inner(
-            inputs_embeds=embedded, position_ids=positions, past_key_values=cache, use_cache=True
+            inputs_embeds=embedded,
+            position_ids=positions,
+            past_key_values=ModelCache(cache),
+            use_cache=True,
         ).last_hidden_state
         return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])
 

@@ -22,6 +22,7 @@ from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
@@ -141,7 +142,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         states: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
-            past_key_values=cache,
+            past_key_values=ModelCache(cache),
             use_cache=True,
             logits_to_keep=keep,
             output_hidden_states=True,

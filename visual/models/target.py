@@ -20,6 +20,7 @@ from torch import Tensor
 from ragspec.errors import InputError, ModelError
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.tree_attention import TreeView, View, hide_padding, packed_view, tree_view
 from ragspec.visual.models.raster import Raster
 
@@ -245,7 +246,7 @@ class ImageTarget(CausalTarget):
         logits: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
-            past_key_values=cache,
+            past_key_values=ModelCache(cache),
             use_cache=True,
             logits_to_keep=keep,
         ).logits

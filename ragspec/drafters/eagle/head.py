@@ -241,6 +241,8 @@ class FeatureHead(nn.Module):
             cache: Stores keys and values.
             mask: Tokens that each one attends to, bool [1, 1, n, n]; None for all up to itself.
         """
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
         read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
         if positions is not None and cache is None and mask is None:
             # Without a mask, transformers treats a gap in positions as the start of another text.
@@ -250,7 +252,7 @@ class FeatureHead(nn.Module):
             inputs_embeds=read,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            past_key_values=None if cache is None else ModelCache(cache),
             use_cache=cache is not None,
         ).last_hidden_state
         return guessed

@@ -23,7 +23,7 @@ from torch import Tensor
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.buffers import Arena, step_cache
+from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import FixedStep
@@ -105,6 +105,8 @@ class LevelStep(FixedStep):
     def __init__(
         self, target: CausalTarget, runner: StepRunner, arena: Arena, shape: LevelShape
     ) -> None:
+        from ragspec.verification.model_cache import step_cache  # imports transformers
+
         device = arena.device
         read = read_places(shape.tree, shape.levels)
         sizes = [shape.pending, *(last - first for first, last in read.bounds)]

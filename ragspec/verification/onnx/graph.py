@@ -7,8 +7,9 @@ weights as torch stores them. A tree is verified by a bias on its scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, se
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+
+IN_MEMORY: Mapping[str, tuple[str, int, int]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -154,8 +157,15 @@ def build_graph(model: PreTrainedModel) -> Graph:
     return graph
 
 
-def in_onnx(graph: Graph, model: PreTrainedModel) -> bytes:
-    """Return a graph in ONNX's format; weights but for small constants stay outside of it."""
+def in_onnx(
+    graph: Graph, model: PreTrainedModel, places: Mapping[str, tuple[str, int, int]] = IN_MEMORY
+) -> bytes:
+    """Return a graph in ONNX's format; weights but for small constants stay outside of it.
+
+    Args:
+        places: File, offset and length of each weight; without them a `Session` is handed the
+            weights.
+    """
     config, info = model.config, helper.make_tensor_value_info
     real, whole, short = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
     width = model.model.layers[0].self_attn.head_dim
@@ -177,7 +187,7 @@ def in_onnx(graph: Graph, model: PreTrainedModel) -> bytes:
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64
-        else declared(name, weight)
+        else declared(name, weight, places.get(name))
         for name, weight in graph.weights.items()
     ]
     return serialized(helper.make_graph(graph.nodes, "model", inputs, outputs, weights))

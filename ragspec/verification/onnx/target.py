@@ -89,20 +89,23 @@ class OnnxTarget(CausalTarget):
 
     Args:
         model: A model without a `hindrance`.
+
+    Attributes:
+        same_bits: Whether a chain has the bits of its tokens one by one.
     """
+
+    same_bits: bool = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        config = model.config
-        self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
         self._width: int = model.model.layers[0].self_attn.head_dim
         self._weights = self._look()
         self._unchanged = True
         self._session = self._open_session()
-        self._tables = self._rotary(POSITIONS)
+        self._tables = self.rotary(POSITIONS)
         if any(isinstance(each, BlockLinear) for each in model.modules()):
             self.chains, self.packs = True, False
-            self._same_bits = self._has_same_bits()
+            self.same_bits = self._has_same_bits()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model; the copy opens a session of its own."""
@@ -121,7 +124,7 @@ class OnnxTarget(CausalTarget):
     @property
     def rounds(self) -> bool:
         """Whether forwards of several widths round visibly; see `CausalTarget.rounds`."""
-        return not (self.chains and self._same_bits and self._unchanged) and super().rounds
+        return not (self.chains and self.same_bits and self._unchanged) and super().rounds
 
     def open(self, *args: Any, **kwargs: Any) -> TreeSession:
         """Return a session; see `CausalTarget.open`."""
@@ -143,7 +146,7 @@ class OnnxTarget(CausalTarget):
         if not row.tail.keys:
             self._fill(row.tail)
         end = row.extent + count
-        head = self.output_head
+        head = self.loaded.get_output_embeddings()
         heard = bool(head._forward_pre_hooks)  # somebody reads its inputs, so torch computes logits
         inputs = {
             "ids": tokens,
@@ -194,8 +197,9 @@ class OnnxTarget(CausalTarget):
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""
-        head, state = self.output_head, list[object]()  # hooks of the head read hidden states
-        for module in self.model.modules():
+        state = list[object]()
+        head = self.loaded.get_output_embeddings()  # its hooks read hidden states
+        for module in self.loaded.modules():
             hooked = _is_hooked(module) and module is not head
             state.append((id(module), type(module), hooked))
             state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
@@ -204,11 +208,12 @@ class OnnxTarget(CausalTarget):
 
     def _fill(self, buffers: Buffers) -> None:
         """Make the buffers of all layers."""
-        for layer in range(self._layers):
-            shape = 1, self._heads, buffers.capacity, self._width
+        heads = self.config.num_key_value_heads
+        for layer in range(self.config.num_hidden_layers):
+            shape = 1, heads, buffers.capacity, self._width
             buffers.keys[layer], buffers.values[layer] = torch.empty(shape), torch.empty(shape)
 
-    def _rotary(self, positions: int) -> dict[str, Tensor]:
+    def rotary(self, positions: int) -> dict[str, Tensor]:
         """Return the model's rotary tables [positions, width / 2]."""
         places = torch.arange(positions)[None]
         cosines, sines = self.model.model.rotary_emb(torch.zeros(1), places)
@@ -221,7 +226,7 @@ class OnnxTarget(CausalTarget):
     def _rotary_to(self, positions: int) -> dict[str, Tensor]:
         """Return rotary tables of at least so many positions."""
         if positions > len(self._tables["cosines"]):
-            self._tables = self._rotary(2 * positions)
+            self._tables = self.rotary(2 * positions)
         return self._tables
 
     def _has_same_bits(self) -> bool:

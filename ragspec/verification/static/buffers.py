@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
@@ -140,60 +139,6 @@ class StackedRow(SequenceCache):
         """Copy slots i64 [n] down to those from `start` on, in all layers at once."""
         for stack in self._stacks:
             stack[:, :, start : start + len(source)] = stack.index_select(2, source)
-
-
-class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer of a step of fixed shape.
-
-    Args:
-        keys, values: Views of the buffers [B, heads, S, width].
-        columns: The slots that the step writes, i64 [B, n], one tensor for all layers.
-    """
-
-    is_sliding = False
-    is_compileable = True
-
-    def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self.columns = keys, values, columns
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the buffers already exist."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the n new slots in place, and return all S: two views [B, heads, S, width]."""
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            if len(buffer) == 1:
-                buffer.index_copy_(2, self.columns[0], states)
-            else:
-                at = self.columns[:, None, :, None].expand_as(states)
-                buffer.scatter_(2, at, states)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of slots S, and their offset 0."""
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        """Return 0: callers always pass positions."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return the number of slots S."""
-        return int(self.keys.shape[2])
-
-
-def step_cache(arena: Arena, rows: int, slots: int, columns: Tensor) -> Cache:
-    """Return the cache of a step: the first rows and slots of the buffers."""
-    return Cache(
-        layers=[
-            StepLayer(keys[:rows, :, :slots], values[:rows, :, :slots], columns)
-            for keys, values in arena.pairs()
-        ]
-    )
 
 
 def compact(buffers: Sequence[Tensor], source: Tensor, target: Tensor) -> None:

@@ -27,7 +27,7 @@ from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.verification.reading import HeadInputs
-from ragspec.verification.static.buffers import Arena, compact, step_cache
+from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.distributions import FRESH
 from ragspec.verification.static.layout import (
     Counters,
@@ -192,6 +192,8 @@ class StaticStep(FixedStep):
         distributions: BatchDistribution | None,
         head: torch.nn.Module | None = None,
     ) -> None:
+        from ragspec.verification.model_cache import step_cache  # imports transformers
+
         rows, n, device = shape.rows, shape.queries, arena.device
         super().__init__(rows, shape.width, device, f"step_{rows}x{n}_of_{shape.slots}")
         self.shape = shape

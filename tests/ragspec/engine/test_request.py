@@ -19,7 +19,7 @@ from tests.support import tiny
 def target(vocab_size: int = 50, limit: int | None = 100, ends: int | None = 7) -> Any:
     """Return the part of a target that requests are checked against."""
     return SimpleNamespace(
-        model=None,
+        loaded=None,
         vocab_size=vocab_size,
         input_size=100,
         max_length=limit,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
 from tests.support.architectures import VOCAB, build
 
@@ -129,8 +130,9 @@ def test_sizes_for_the_mask_count_speculative_slots() -> None:
     cache.commit([0, 2])
     write([cache], [[7, 8]])
     batch = BatchCache([cache])
-    assert batch.get_seq_length() == 4
-    assert batch.get_mask_sizes(4, 0) == (8, 0)
+    sizes = ModelCache(batch)
+    assert sizes.get_seq_length() == 4
+    assert sizes.get_mask_sizes(4, 0) == (8, 0)
 
 
 @given(st.data())

@@ -17,8 +17,9 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.model_cache import StepLayer, step_cache
 from ragspec.verification.open import open_static
-from ragspec.verification.static.buffers import Arena, LayerShape, StepLayer, compact, step_cache
+from ragspec.verification.static.buffers import Arena, LayerShape, compact
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession

@@ -1,0 +1,122 @@
+"""Our buffers as caches of transformers, whose import takes a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.static.buffers import Arena
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+    """One layer of a `ModelCache`, as transformers' models ask for it."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: BatchCache) -> None:
+        super().__init__()
+        self._cache = cache
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: buffers are created as they are written."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Refuse: a layer does not know its number."""
+        raise NotImplementedError("expected ModelCache.update")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of slots that the queries read, and their offset 0."""
+        return self._cache.extent + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the slots in use."""
+        return self._cache.extent
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffers grow."""
+        return -1
+
+
+class ModelCache(Cache):  # type: ignore[misc, unused-ignore]
+    """The caches of the sequences of one forward, as one transformers cache."""
+
+    def __init__(self, cache: BatchCache) -> None:
+        super().__init__(layers=[])
+        self._cache = cache
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new slots of layer `layer_idx`; see `BatchCache.update`."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(_Layer(self._cache))
+        return self._cache.update(key_states, value_states, layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of slots that the queries read, and their offset 0."""
+        return self._cache.extent + query_length, 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the slots in use."""
+        return self._cache.extent
+
+
+class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+    """One layer of a step of fixed shape.
+
+    Args:
+        keys, values: Views of the buffers [B, heads, S, width].
+        columns: The slots that the step writes, i64 [B, n], one tensor for all layers.
+    """
+
+    is_sliding = False
+    is_compileable = True
+
+    def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.columns = keys, values, columns
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the buffers already exist."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the n new slots in place, and return all S: two views [B, heads, S, width]."""
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if len(buffer) == 1:
+                buffer.index_copy_(2, self.columns[0], states)
+            else:
+                at = self.columns[:, None, :, None].expand_as(states)
+                buffer.scatter_(2, at, states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of slots S, and their offset 0."""
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        """Return 0: callers always pass positions."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return the number of slots S."""
+        return int(self.keys.shape[2])
+
+
+def step_cache(arena: Arena, rows: int, slots: int, columns: Tensor) -> Cache:
+    """Return the cache of a step: the first rows and slots of the buffers."""
+    return Cache(
+        layers=[
+            StepLayer(keys[:rows, :, :slots], values[:rows, :, :slots], columns)
+            for keys, values in arena.pairs()
+        ]
+    )

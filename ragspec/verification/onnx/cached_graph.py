@@ -1,0 +1,284 @@
+"""Quantized models as graphs in the cache folder, which open without transformers' modules.
+
+A folder has the graph, its weights, which the runtime maps, and a record: what the probe decided,
+the configuration, the cost of forwards, and the SHA-256 of each file and of the record itself.
+Its name has a key of all on which the bits depend: the model's files (by size and time), this
+format, the packages, the processor and the threads. A damaged folder is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.budget.forward_cost import SIZES, ForwardCost
+from ragspec.models.device import pick_device
+from ragspec.models.gguf import SPARE, converted_folder
+from ragspec.models.load import LOCAL, load_model, read_tokenizer
+from ragspec.models.quantized import (
+    BLOCK,
+    INT8,
+    BlockLinear,
+    Session,
+    missing_package,
+    onnx_runtime,
+)
+from ragspec.models.resolve import is_model, resolve_model
+from ragspec.storage.filesystem import cache_directory
+from ragspec.storage.manifest import sha256_file
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.target import OnnxTarget
+
+VERSION = 1
+RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
+LONGEST_TABLE = 8192  # positions of the kept rotary tables
+
+
+@dataclass(frozen=True, slots=True)
+class CachedGraph:
+    """The graph of a model in the cache folder, there or not.
+
+    Attributes:
+        name: The name or path that the model is loaded by.
+        source: The folder of the model.
+        folder: The folder of the graph.
+    """
+
+    name: str
+    source: Path
+    folder: Path
+
+    def open(self) -> tuple[CausalTarget, Any] | None:
+        """Return (target, tokenizer); None if the graph is not there, or was damaged."""
+        if not self.folder.is_dir():
+            return None
+        try:
+            record = read_record(self.folder)
+            for name, digest in record["files"].items():
+                if sha256_file(self.folder / name) != digest:
+                    raise ValueError(f"{name} has changed")
+            target = CachedTarget(
+                self.folder, record, lambda: load_model(self.name, "cpu", INT8)[0]
+            )
+        except Exception as error:  # the runtime has no tree of errors
+            warnings.warn(
+                f"the graph kept in {self.folder} is damaged ({error}); it is made anew.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return None
+        if record["plain_tokenizer"]:  # AutoTokenizer scans the folders of all models
+            from transformers import PreTrainedTokenizerFast
+
+            return target, PreTrainedTokenizerFast.from_pretrained(self.source, **LOCAL)
+        return target, read_tokenizer(str(self.source), self.source, LOCAL)
+
+    def keep(self, target: OnnxTarget, tokenizer: Any) -> None:
+        """Write the graph of a target, unless the disk is full or read-only."""
+        target.known_cost = ForwardCost.probed(target.time_forward, target.max_length)
+        size = sum(weight.nbytes for weight in target.model.parameters())
+        with contextlib.suppress(OSError):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self.folder.parent).free < size + SPARE:
+                return
+            with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".part-") as part:
+                whole = Path(part) / "graph"
+                whole.mkdir()
+                _write(whole, target, tokenizer)
+                os.replace(whole, self.folder)  # fails if another process was faster
+
+
+def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> CachedGraph | None:
+    """Return the graph of a model as the cache has or will have it; None on another device.
+
+    Args:
+        dtype: "int8", or "auto" if the model's size decides.
+
+    Raises:
+        ModelNotFoundError, InputError: As for `load_model`.
+    """
+    source = resolve_model(name)
+    folder = source.folder
+    if source.file is not None:
+        folder = converted_folder(folder / source.file, torch.float32)
+    if pick_device(device).type != "cpu" or missing_package() or not is_model(folder):
+        return None
+    files = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
+    stats = [(str(path.resolve()), path.stat()) for path in files]
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text("utf-8").partition("flags")[2].partition("\n")[0] if cpu.exists() else ""
+    identity = [
+        *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats),
+        (VERSION, dtype, onnx_runtime().__version__, torch.__version__, torch.get_num_threads()),
+        (platform.machine(), platform.processor(), flags),
+    ]
+    key = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+    return CachedGraph(
+        str(name), folder, cache_directory() / "models" / f"{folder.name}-int8-{key}"
+    )
+
+
+def cached_graphs() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folders of the kept graphs and their records; that of a damaged one is empty."""
+    for path in sorted((cache_directory() / "models").glob(f"*/{RECORD}")):
+        try:
+            yield path.parent, read_record(path.parent)
+        except (OSError, ValueError):
+            yield path.parent, {}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the record of a kept graph.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is damaged.
+    """
+    digest, _, text = (folder / RECORD).read_text(encoding="utf-8").partition("\n")
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise ValueError(f"{RECORD} has changed")
+    record: dict[str, Any] = json.loads(text)
+    return record
+
+
+def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
+    """Write graph, weights and record of a target to a folder."""
+    from safetensors.torch import save_file
+    from transformers import PreTrainedTokenizerFast
+
+    from ragspec.verification.onnx.graph import build_graph, in_onnx
+
+    model, graph = target.model, build_graph(target.model)
+    stored, weights = dict[int, str](), dict[str, Tensor]()
+    for name, weight in graph.weights.items():
+        if weight.dtype != torch.int64:  # an embedding may have the weights of the head
+            weights.setdefault(stored.setdefault(weight.data_ptr(), name), weight.contiguous())
+    longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
+    save_file(weights | target.rotary(longest), folder / WEIGHTS)
+    with (folder / WEIGHTS).open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    places = {}
+    for name, weight in graph.weights.items():
+        if weight.dtype != torch.int64:
+            start, end = header[stored[weight.data_ptr()]]["data_offsets"]
+            places[name] = WEIGHTS, 8 + size + start, end - start
+    (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
+    generation, cost = getattr(model, "generation_config", None), target.known_cost
+    record = {
+        "files": {name: sha256_file(folder / name) for name in (GRAPH, WEIGHTS)},
+        "model_type": model.config.model_type,
+        "config": model.config.to_dict(),
+        "generation_config": None if generation is None else generation.to_dict(),
+        "parameters": int(model.num_parameters()),
+        "same_bits": target.same_bits,
+        "timings": None if cost is None else cost.timings,
+        "plain_tokenizer": type(tokenizer) is PreTrainedTokenizerFast,
+    }
+    text = json.dumps(record)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / RECORD).write_text(f"{digest}\n{text}", encoding="utf-8")
+
+
+class StandIn(nn.Module):
+    """What a target asks of a model between forwards, with one block for all of its weights.
+
+    Args:
+        record: The record of a kept graph.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        from transformers.configuration_utils import PreTrainedConfig
+        from transformers.generation.configuration_utils import GenerationConfig
+
+        super().__init__()
+        self.config = PreTrainedConfig.from_dict(record["config"])
+        self.config.model_type = record["model_type"]
+        if (settings := record["generation_config"]) is not None:
+            self.generation_config = GenerationConfig.from_dict(settings)
+        self.parameter_count = record["parameters"]
+        self.head = BlockLinear(nn.Linear(BLOCK, 1, bias=False))
+
+    def forward(
+        self, input_ids: Any, position_ids: Any, past_key_values: Any, logits_to_keep: Any
+    ) -> Any:
+        """Refuse: forwards run on the graph."""
+        raise NotImplementedError("expected a forward through the graph")
+
+    def num_parameters(self) -> int:
+        """Return the number of the model's weights."""
+        return int(self.parameter_count)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return a module on the device of the weights."""
+        return self.head
+
+    get_output_embeddings = get_input_embeddings
+
+
+class CachedTarget(OnnxTarget):
+    """An `OnnxTarget` over a kept graph; its model is loaded when something needs the modules.
+
+    Args:
+        folder: The folder of the graph, whose files are whole.
+        record: Its record.
+        load: Returns the model.
+    """
+
+    def __init__(self, folder: Path, record: dict[str, Any], load: Callable[[], Any]) -> None:
+        from safetensors import safe_open
+
+        self._load, self._lock = load, threading.RLock()
+        CausalTarget.__init__(self, StandIn(record).eval())
+        self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
+        if record["timings"] is not None:
+            seconds, growth = record["timings"]
+            self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
+        self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            self._tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
+        self._width = 2 * self._tables["cosines"].shape[1]
+        self._session = Session(str(folder / GRAPH))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the model; see `OnnxTarget`."""
+        return OnnxTarget, (self.model,), {"probed": self.probed}
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers, loaded at the first call."""
+        with self._lock:
+            if isinstance(self._model, StandIn):
+                self.model = self._load()
+                self._unwrapped, self._embedding = self._model, self._model.get_input_embeddings()
+                self._weights, self.probed = self._look(), self.kinds
+            return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def loaded(self) -> Any:
+        """The model, or a `StandIn` if nothing has needed it yet."""
+        return self._model
+
+    def _look(self) -> list[object]:
+        with self._lock:  # not while the model is loaded
+            return super()._look()

@@ -1,0 +1,139 @@
+"""Kept graphs: the same texts without the modules, damage, changes, and removal."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.cli.models import known_models, remove
+from ragspec.storage import filesystem
+from ragspec.verification.onnx import cached_graph, target
+from ragspec.verification.onnx.cached_graph import GRAPH, RECORD, WEIGHTS, CachedTarget
+from tests.support import tiny
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(target, "LEAST_WEIGHTS", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return filesystem.cache_directory() / "models"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, attention_bias=True))
+    model.generation_config.repetition_penalty = 1.2
+    model.save_pretrained(tmp_path / "model")
+    tiny.bpe_tokenizer(tiny.VOCAB).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def opened(folder: Path) -> Engine:
+    return Engine.from_pretrained(folder, "lookup", device="cpu", dtype="int8")
+
+
+def write(engine: Engine) -> Any:
+    return engine.generate(tiny.prompt(30), max_new_tokens=40, ignore_eos=True)
+
+
+def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(folder: Path) -> None:
+    first, second = opened(folder), opened(folder)
+    expected, result = write(first), write(second)
+    assert not isinstance(first.target, CachedTarget) and isinstance(second.target, CachedTarget)
+    assert result.tokens == expected.tokens and result.label == expected.label == "exact"
+    assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
+    assert isinstance(second.target.loaded, cached_graph.StandIn)
+    ours, theirs = second.target.config, vars(first.target.config)
+    assert ours.model_type == "llama" and len(theirs) > 20
+    for name, value in theirs.items():  # those with _ are of the call
+        assert name[0] == "_" or name == "use_cache" or getattr(ours, name) == value, name
+    settings = [engine.target.generation_config.to_dict() for engine in (first, second)]
+    assert settings[0] == settings[1]
+    assert first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
+    assert second.cost is not None and second.cost is not opened(folder).cost
+    for other in (copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
+        assert write(other).tokens == expected.tokens
+    assert not isinstance(second.target.loaded, cached_graph.StandIn)
+    assert write(second).report.runtime == "onnx"
+    states, loaded = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(each, loaded[name]) for name, each in states.items())
+    with torch.no_grad():
+        second.model.model.norm.weight.mul_(-3.0)
+    changed = write(second)
+    assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
+
+
+@pytest.mark.parametrize("name", [RECORD, GRAPH, WEIGHTS])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, damage: str) -> None:
+    expected = write(opened(folder)).tokens
+    (path,) = cache.glob(f"*/{name}")
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        at = 2 * len(whole) // 3
+        flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        path.write_bytes(whole[:at] if damage == "cut" else flipped)
+    with pytest.warns(RuntimeWarning, match="is damaged .* made anew"):
+        engine = opened(folder)
+    assert write(engine).tokens == expected and not isinstance(engine.target, CachedTarget)
+    assert isinstance(opened(folder).target, CachedTarget)
+
+
+def test_changed_models_and_settings_have_graphs_of_their_own(folder: Path, cache: Path) -> None:
+    before = write(opened(folder)).tokens
+    tiny.model("llama", seed=7, tie_word_embeddings=True).save_pretrained(folder)
+    assert write(opened(folder)).tokens != before
+    torch.set_num_threads(threads := torch.get_num_threads())
+    for options in ({"runtime": "torch"}, {"dtype": "float32"}, {"dtype": "auto"}):
+        settings = {"device": "cpu", "dtype": "int8", **options}
+        assert not isinstance(Engine.from_pretrained(folder, **settings).target, CachedTarget)
+    assert threads and len(list(cache.glob(f"*/{GRAPH}"))) == 2
+
+
+def test_graphs_are_listed_and_removed(folder: Path, cache: Path) -> None:
+    opened(folder)
+    (path,) = (each.parent for each in cache.glob(f"*/{GRAPH}"))
+    (record,) = (each for each in known_models() if each["name"] == path.name)
+    assert record["parameters"] == opened(folder).target.loaded.num_parameters() > 0
+    remove(path.name)
+    assert not path.exists()
+
+
+def test_a_full_disk_is_no_error(folder: Path, cache: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(cached_graph, "SPARE", 1 << 60)
+    assert write(opened(folder)).tokens and not list(cache.glob(f"*/{GRAPH}"))
+
+
+COLD = """
+import sys
+from ragspec.engine.engine import Engine
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"transformers", "onnx", "onnxruntime", "numba"}, loaded
+from ragspec.verification.onnx import target
+target.LEAST_WEIGHTS = 0
+engine = Engine.from_pretrained(sys.argv[1], device="cpu", dtype="int8")
+assert engine.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).tokens
+heavy = {"transformers.modeling_utils", "transformers.models", "onnx", "torch._dynamo"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_a_cached_graph_opens_without_modelling_code(folder: Path) -> None:
+    opened(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", COLD, str(folder)], capture_output=True, encoding="utf-8"
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
