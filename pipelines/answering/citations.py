@@ -16,7 +16,8 @@ from typing import Self
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import accepted_of
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.sentences import Sentence, Span, sentence_spans
+from ragspec.retrievers.search.sentences import Sentence
+from ragspec.retrievers.search.text import Span, sentence_spans
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not

@@ -17,7 +17,7 @@ from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import Sentence, score_spans
-from ragspec.retrievers.search.sparse import words_of
+from ragspec.retrievers.search.text import words_of
 
 LEAST_SCORE = 1.4  # of a sentence that speaks of the question
 NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")

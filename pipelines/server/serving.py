@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ragspec.drafters.combined import within
+from ragspec.drafters.fuse import within
 from ragspec.drafters.method import Sources, listed
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.handle import RequestHandle

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.combined import match_drafter
-from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.fuse import Fuse, match_drafter
 from ragspec.drafters.method import GLOBAL, Sources
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities

@@ -17,7 +17,7 @@ from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.build import DrafterSpec, build_drafter
-from ragspec.drafters.combined import match_drafter, required_transform
+from ragspec.drafters.fuse import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.request import OnRead, Options, Request, read_requests

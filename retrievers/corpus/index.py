@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.drafters.combined import within
+from ragspec.drafters.fuse import within
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.buffer import AppendBuffer

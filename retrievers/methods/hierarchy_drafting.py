@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.combined import Combined
-from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
+from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex

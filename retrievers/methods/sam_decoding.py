@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
-from ragspec.drafters.combined import Combined
-from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
+from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
 from ragspec.needs import Needs

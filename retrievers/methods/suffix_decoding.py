@@ -21,8 +21,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.combined import Combined
-from ragspec.drafters.fuse import PATIENCE, Fuse, Source, SourcesSession, as_kind
+from ragspec.drafters.fuse import PATIENCE, Combined, Fuse, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs

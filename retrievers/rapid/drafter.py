@@ -28,7 +28,7 @@ from ragspec.drafters.base import (
     DraftSession,
     KnownDistribution,
 )
-from ragspec.drafters.combined import Combined, match_drafter
+from ragspec.drafters.fuse import Combined, match_drafter
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs

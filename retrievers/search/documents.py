@@ -64,11 +64,6 @@ class Document:
             return f"sheet {part}, row {line}"
         return f"{self.unit} {part or line}"
 
-    def heading_of(self, offset: int) -> str:
-        """Return the nearest heading above a character, the title without one."""
-        number = bisect_right(self.headings, offset, key=lambda heading: heading[0])
-        return self.headings[number - 1][1] if number else self.title
-
     def place(self, start: int, end: int) -> str:
         """Return a position in the text, in words for people."""
         page = self.page_of(start)

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.sentences import LINE_BREAK, Span, chunks, sentence_spans
-from ragspec.retrievers.search.sparse import SPACELESS_LETTER
+from ragspec.retrievers.search.text import (
+    LINE_BREAK,
+    SPACELESS_LETTER,
+    Span,
+    chunks,
+    heading_of,
+    sentence_spans,
+)
 
 WORDS = 105
 LONG_WORD = 12  # characters; a longer run without spaces counts as several words
@@ -57,7 +63,7 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
     starts = [offset for offset, _ in document.headings]
     passages = []
     for start, end in group(list(units(document.text, words)), document.text, set(starts), words):
-        title = document.heading_of((start + end) // 2)
+        title = heading_of(document, (start + end) // 2)
         passages.append(Passage(number, start, end, title, document.text[start:end]))
     return passages
 

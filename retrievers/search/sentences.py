@@ -8,28 +8,30 @@ speak of a question, be they one or ten thousand (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ragspec.retrievers.search.sparse import words_of
+from ragspec.retrievers.search.text import (
+    LINE_BREAK,
+    PARAGRAPH_BREAK,
+    Span,
+    chunks,
+    heading_of,
+    sentence_spans,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from ragspec.retrievers.search.dense import StaticEmbedder
     from ragspec.retrievers.search.fusion import Hit
 
-PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
-LINE_BREAK = re.compile(r"\n\s*")
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
 MARKS = ".!?。！？"
 RANK_COST = 0.06  # of the score, for each better passage of the search
 LEAST_SCORE = 0.74  # of a question that the documents speak of
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
 
 def titled(hit: Hit, start: int, end: int) -> str:
     """Return a part of a document below its titles."""
-    titles = hit.document.title, hit.document.heading_of(start), hit.passage.title
+    titles = hit.document.title, heading_of(hit.document, start), hit.passage.title
     return "\n".join((*titles, hit.document.text[start:end]))
 
 
@@ -147,30 +149,6 @@ def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span
             yield from chunks(text, (first, last), LINE_BREAK)
         elif first < last:
             yield first, last
-
-
-def sentence_spans(text: str, start: int, end: int) -> Iterator[Span]:
-    """Yield the spans of the sentences of text[start:end], which do not cross paragraphs."""
-    for paragraph in chunks(text, (start, end), PARAGRAPH_BREAK):
-        yield from chunks(text, paragraph, SENTENCE_BREAK)
-
-
-def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
-    """Cut a span at a pattern; pieces are stripped of white space and never empty."""
-    begin = span[0]
-    # Closing quotes, which the pattern takes besides white space, stay with the piece.
-    breaks = [(m.start() + len(m[0].rstrip()), m.end()) for m in break_at.finditer(text, *span)]
-    for end, following in [*breaks, (span[1], span[1])]:
-        if (piece := stripped(text, begin, end))[0] < piece[1]:
-            yield piece
-        begin = following
-
-
-def stripped(text: str, start: int, end: int) -> Span:
-    """Return the span without the white space at its ends."""
-    piece = text[start:end]
-    start += len(piece) - len(piece.lstrip())
-    return start, start + len(piece.strip())
 
 
 @cache

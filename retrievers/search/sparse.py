@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,50 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WORD = re.compile(r"[^\W_]+")
-# Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
-SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
-INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
-OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
-ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
-VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
-_STOP_WORDS = (
-    "a an and are as at be been but by can did do does for from had has have how i if in into is "
-    "it its of on or s t that the their there these this to was were what when where which who "
-    "whom whose why will with you your"
-)
-STOP_WORDS = frozenset(_STOP_WORDS.split())
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without accents, stop words and plural endings.
-
-    Scripts without spaces give pairs of neighbouring letters.
-    """
-    if not text.isascii():
-        folded = unicodedata.normalize("NFKD", text)
-        letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
-        text = unicodedata.normalize("NFC", "".join(letters))
-    text = text.lower()
-    if text.isascii() or not OTHER.search(text):
-        return [stem(word) for word in WORD.findall(text) if word not in STOP_WORDS]
-    words = list[str]()
-    for word in ANY_WORD.findall(text):
-        if SPACELESS_LETTER.match(word):
-            words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
-        elif word not in STOP_WORDS:
-            words.append(stem(word))
-    return words
-
-
-def stem(word: str) -> str:
-    """Remove an English plural ending (Harman's s-stemmer, 1991)."""
-    if len(word) > 4 and word.endswith("ies") and word[-4] not in "ae":
-        return word[:-3] + "y"
-    if len(word) > 3 and word.endswith("s") and word[-2] not in "us":
-        return word[:-1]
-    return word
+from ragspec.retrievers.search.text import words_of
 
 
 def largest(scores: NDArray[Any], k: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ragspec.drafters.combined import within
+from ragspec.drafters.fuse import within
 from ragspec.errors import InputError, ModelError, SamplingError
 from ragspec.pipelines.console.checks import checked_output, checked_text
 from ragspec.pipelines.console.options import (

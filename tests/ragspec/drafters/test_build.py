@@ -12,8 +12,7 @@ import pytest
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.combined import Combined, kind_of
-from ragspec.drafters.fuse import Fuse, Source
+from ragspec.drafters.fuse import Combined, Fuse, Source, kind_of
 from ragspec.errors import (
     InputError,
     ModelNotFoundError,

@@ -11,8 +11,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from ragspec.drafters.build import with_prediction
-from ragspec.drafters.combined import within
-from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.fuse import Fuse, within
 from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import ANCHOR, check_length, encode_prompts, read_prediction
 from ragspec.errors import InputError, PromptTooLongError

@@ -20,7 +20,8 @@ from ragspec.retrievers.search.fusion import (
     search_hits,
 )
 from ragspec.retrievers.search.passages import WORD, split_document, split_documents, weight
-from ragspec.retrievers.search.sparse import SparseIndex, stem, words_of
+from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.retrievers.search.text import stem, words_of
 
 TEXTS = [
     "The cats sleep in the house.",

@@ -1,0 +1,91 @@
+"""The words, the sentences and the headings of a text, in every script."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ragspec.retrievers.search.documents import Document
+
+PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
+LINE_BREAK = re.compile(r"\n\s*")
+WORD = re.compile(r"[^\W_]+")
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
+INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
+OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
+ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
+VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
+_STOP_WORDS = (
+    "a an and are as at be been but by can did do does for from had has have how i if in into is "
+    "it its of on or s t that the their there these this to was were what when where which who "
+    "whom whose why will with you your"
+)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+Span = tuple[int, int]
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case, without accents, stop words and plural endings.
+
+    Scripts without spaces give pairs of neighbouring letters.
+    """
+    if not text.isascii():
+        folded = unicodedata.normalize("NFKD", text)
+        letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
+        text = unicodedata.normalize("NFC", "".join(letters))
+    text = text.lower()
+    if text.isascii() or not OTHER.search(text):
+        return [stem(word) for word in WORD.findall(text) if word not in STOP_WORDS]
+    words = list[str]()
+    for word in ANY_WORD.findall(text):
+        if SPACELESS_LETTER.match(word):
+            words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
+        elif word not in STOP_WORDS:
+            words.append(stem(word))
+    return words
+
+
+def stem(word: str) -> str:
+    """Remove an English plural ending (Harman's s-stemmer, 1991)."""
+    if len(word) > 4 and word.endswith("ies") and word[-4] not in "ae":
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and word[-2] not in "us":
+        return word[:-1]
+    return word
+
+
+def sentence_spans(text: str, start: int, end: int) -> Iterator[Span]:
+    """Yield the spans of the sentences of text[start:end], which do not cross paragraphs."""
+    for paragraph in chunks(text, (start, end), PARAGRAPH_BREAK):
+        yield from chunks(text, paragraph, SENTENCE_BREAK)
+
+
+def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
+    """Cut a span at a pattern; pieces are stripped of white space and never empty."""
+    begin = span[0]
+    # Closing quotes, which the pattern takes besides white space, stay with the piece.
+    breaks = [(m.start() + len(m[0].rstrip()), m.end()) for m in break_at.finditer(text, *span)]
+    for end, following in [*breaks, (span[1], span[1])]:
+        if (piece := stripped(text, begin, end))[0] < piece[1]:
+            yield piece
+        begin = following
+
+
+def stripped(text: str, start: int, end: int) -> Span:
+    """Return the span without the white space at its ends."""
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())
+
+
+def heading_of(document: Document, offset: int) -> str:
+    """Return the nearest heading above a character, the document's title without one."""
+    number = bisect_right(document.headings, offset, key=lambda heading: heading[0])
+    return document.headings[number - 1][1] if number else document.title
