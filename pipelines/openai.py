@@ -248,6 +248,7 @@ def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str,
             "start": each.start,
             "end": each.end,
             "page": each.page,
+            "place": each.place,
             "passage": each.passage,
             "matched_by": each.matched_by,
         }

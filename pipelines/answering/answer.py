@@ -142,7 +142,7 @@ class Answer:
             "repeats": self.repeats,
             "refused": self.refused,
             "left_out": len(self.prompt.left_out),
-            "citations": [asdict(each) | {"place": each.place} for each in self.citations],
+            "citations": [asdict(each) for each in self.citations],
             "passages": [_record(hit) for hit in self.passages],
             "chunks": [_record(hit) for hit in self.chunks],
             "label": self.label,

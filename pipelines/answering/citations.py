@@ -35,6 +35,7 @@ class Citation:
 
     Attributes:
         document: The document's name.
+        place: The position in the document, in words for people.
         page: Its page, from 1; None if it has none.
         matched_by: "draft" (accepted drafts copied it from the passage) or "match" (equal text).
         passage: Number of the passage in the prompt, from 1.
@@ -47,6 +48,7 @@ class Citation:
     answer_end: int
     passage: int
     matched_by: str
+    place: str
     page: int | None = None
 
     @classmethod
@@ -60,14 +62,9 @@ class Citation:
             answer_end=answer_start + sentence.end - sentence.start,
             passage=passage,
             matched_by="match",
+            place=sentence.place,
             page=sentence.hit.document.page_of(sentence.start),
         )
-
-    @property
-    def place(self) -> str:
-        """The position in the document, in words for people."""
-        where = f"characters {self.start} to {self.end}"
-        return where if self.page is None else f"page {self.page}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,7 @@ def citation(quote: Quote, hit: Hit, number: int) -> Citation:
         answer_end=quote.answer_end,
         passage=number,
         matched_by=quote.matched_by,
+        place=hit.document.place(start, hit.passage.start + quote.end),
         page=hit.document.page_of(start),
     )
 

@@ -61,7 +61,7 @@ def find_evidence(
     claim = short or claim_of(text, citations)
     every = (*quoted_sentences(question, citations, hits), *sentences)
     speaking = sorted((s for s in every if s.score >= LEAST_SCORE), key=lambda s: -s.score)
-    by = next((each for each in speaking if says(claim, each.titled, question)), None)
+    by = next((each for each in speaking if says(claim, each.text, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
     return {
         "sentences": sentences,

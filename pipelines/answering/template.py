@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
 
 Span = tuple[int, int]
 PARTS = re.compile(
@@ -210,7 +213,7 @@ def suited(tokenizer: Any) -> str:
     return "answer" if is_chat(tokenizer) else "evidence"
 
 
-def reads_sentences(engine: Any) -> bool:
+def reads_sentences(engine: Engine) -> bool:
     """Return whether an engine's model answers better over the best sentence than over passages.
 
     A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).
@@ -218,7 +221,7 @@ def reads_sentences(engine: Any) -> bool:
     return is_chat(engine.tokenizer) and engine.target.loaded.num_parameters() < SMALL
 
 
-def passages_for(engine: Any) -> int:
+def passages_for(engine: Engine) -> int:
     """Return the default number of passages for an engine's model."""
     return 1 if reads_sentences(engine) else 3
 

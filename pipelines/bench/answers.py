@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -158,14 +158,14 @@ def measure_answers(
     items: Sequence[Item],
     max_new_tokens: int,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-    **options: Any,
+    refuse: bool = True,
 ) -> list[AnswerRow]:
     """Ask every question and return its figures."""
     rows = []
     for number, item in enumerate(items):
         on_progress("answering", number, len(items))
         began = time.perf_counter()
-        answer = answerer.ask(item.question, max_new_tokens=max_new_tokens, **options)
+        answer = answerer.ask(item.question, max_new_tokens=max_new_tokens, refuse=refuse)
         rows.append(make_row(item, answer, time.perf_counter() - began))
     return rows
 

@@ -128,7 +128,8 @@ class ChatSession:
         elif documents and not (reply.passages or reply.citations):
             terminal.note("no passage was found: the model had the conversation alone")
         elif documents:
-            note_support(reply.to_dict(), terminal)
+            by = None if reply.supporting is None else reply.supporting.to_dict()
+            note_support(reply.support, by, terminal)
         if reply.repeats:
             terminal.note("ended: it began to repeat itself", "bold")
         if reply.cut:

@@ -157,7 +157,7 @@ def _note_sources(outcome: Result, terminal: Terminal) -> None:
         used, left = len(fields["passages"]), fields["left_out"]
         terminal.note(f"{used} of {used + left} passages fit the model's context; the last left")
     if "support" in fields:
-        note_support(fields, terminal)
+        note_support(fields["support"], fields["supporting"], terminal)
     if fields.get("repeats"):
         terminal.note("ended: it began to repeat itself", "bold")
     if outcome.generation.finish_reason == "length" and "citations" in fields:
@@ -172,11 +172,12 @@ SUPPORT = {
 AROUND = 80  # characters of the document shown on each side of a sentence
 
 
-def note_support(fields: Mapping[str, Any], terminal: Terminal) -> None:
-    """Note how far the documents support an answer, given as JSON types."""
-    by = fields["supporting"]
+def note_support(
+    support: str, by: Mapping[str, str | int | float] | None, terminal: Terminal
+) -> None:
+    """Note how far the documents support an answer, and by which sentence, as JSON types."""
     where = f" ({by['document']}, {by['place']})" if by else ""
-    terminal.note(SUPPORT[fields["support"]] + where, "" if by else "bold")
+    terminal.note(SUPPORT[support] + where, "" if by else "bold")
 
 
 def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:

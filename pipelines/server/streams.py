@@ -103,7 +103,7 @@ class RunningTexts:
         annotations = citations_of(evidence["citations"], request.cited)
         return {"annotations": annotations, "support": evidence["support"], **self.opening(index)}
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self, index: int) -> dict[str, list[dict[str, str | int | float]]]:
         """Return the documents' sentences that answer a question, known before the text."""
         request = self.requests[index]
         sentences = (request.refusal or request.search).sentences
@@ -154,7 +154,7 @@ async def _encode(
     try:
         if reply.chat:
             for index in range(len(running.requests)):
-                opening = {"role": "assistant", **running.opening(index)}
+                opening: dict[str, Any] = {"role": "assistant", **running.opening(index)}
                 yield chunk(reply.choice(index, "", stream=True, **opening))
         async for index, text, placed, generation in read_texts(running):
             if text or placed:

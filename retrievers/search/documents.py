@@ -54,20 +54,15 @@ class Document:
         """Return the page number of a character, from 1; None without pages."""
         return (bisect_right(self.pages, offset) or None) if self.unit == "page" else None
 
-    def place_of(self, offset: int) -> str:
-        """Return where a character stands, such as "page 3", "line 12" or "sheet 2, row 7"."""
+    def place(self, start: int, end: int) -> str:
+        """Return where text[start:end] stands, such as "page 3", "line 12" or "sheet 2, row 7"."""
         if not self.unit:
-            return ""
-        part = bisect_right(self.pages, offset)
-        line = self.text.count("\n", self.pages[part - 1] if part else 0, offset) + 1
+            return f"characters {start} to {end}"
+        part = bisect_right(self.pages, start)
+        line = self.text.count("\n", self.pages[part - 1] if part else 0, start) + 1
         if self.unit == "sheet":
             return f"sheet {part}, row {line}"
         return f"{self.unit} {part or line}"
-
-    def place(self, start: int, end: int) -> str:
-        """Return a position in the text, in words for people."""
-        page = self.page_of(start)
-        return f"characters {start} to {end}" if page is None else f"page {page}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
@@ -54,11 +54,6 @@ class Sentence:
         return self.hit.document.text[self.start : self.end]
 
     @property
-    def titled(self) -> str:
-        """The words below the titles that stand above them."""
-        return titled(self.hit, self.start, self.end)
-
-    @property
     def alone(self) -> Hit:
         """The passage cut to the sentence."""
         passage = replace(self.hit.passage, start=self.start, end=self.end, text=self.text)
@@ -69,7 +64,7 @@ class Sentence:
         """The position in the document, in words for people."""
         return self.hit.document.place(self.start, self.end)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | float]:
         """Return the sentence as JSON types."""
         return {
             "document": self.hit.document.name,

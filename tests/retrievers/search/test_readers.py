@@ -271,8 +271,9 @@ def test_files_are_read_as_their_readers_see_them(
     assert (document.text.strip(), document.title) == (text, title)
     assert len(document.notes) == len(notes), document.notes
     assert all(part in note for part, note in zip(notes, document.notes, strict=True))
-    piece, place = PLACES.get(name, ("", document.place_of(0)))
-    assert document.place_of(document.text.index(piece)) == place
+    piece, place = PLACES.get(name, ("", document.place(0, 0)))
+    at = document.text.index(piece)
+    assert document.place(at, at) == (place or f"characters {at} to {at}")
     assert document.page_of(0) is None
     PassageIndex.build([document], embedder=None).save(tmp_path / "idx")
     assert PassageIndex.open(tmp_path / "idx").documents == (document,)
