@@ -19,9 +19,10 @@ from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import Sentence, score_spans
 from ragspec.retrievers.search.text import words_of
 
-LEAST_SCORE = 1.4  # of a sentence that speaks of the question
+LEAST_SCORE = 1.5  # of a sentence that speaks of the question
 NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
+ENDING = re.compile(r"(?:ing|ed|es|ly|e)$")
 IN_QUOTES = re.compile(r"[\"“][^\"“”]*[\"”]|\[\d+\]")
 
 
@@ -93,4 +94,10 @@ def says(claim: str, sentence: str, question: str) -> bool:
     words = set(words_of(claim)) - set(words_of(question))
     same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
     numbers = set(NUMBER.findall(claim)) <= set(NUMBER.findall(sentence + " " + question))
-    return bool(words) and same and numbers and words <= set(words_of(sentence))
+    stems = {root(word) for word in words_of(sentence)}
+    return bool(words) and same and numbers and {root(word) for word in words} <= stems
+
+
+def root(word: str) -> str:
+    """Return a word without an ending, so that "required" is "requires"."""
+    return ENDING.sub("", word) if len(word) > 4 else word

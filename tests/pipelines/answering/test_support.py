@@ -31,8 +31,16 @@ def asked(question: str, script: str) -> Any:
 @pytest.mark.parametrize(
     ("question", "script", "support"),
     [
-        ("After how many years does the warranty end?", "It ends after three.", "supported"),
-        ("After how many years does the warranty end?", "It ends after five.", "unsupported"),
+        (
+            "After how many years does the warranty of the pump end?",
+            "Ending after three.",
+            "supported",
+        ),
+        (
+            "After how many years does the warranty of the pump end?",
+            "Ending after five.",
+            "unsupported",
+        ),
         ("What does E07 mean?", f'E07 is a faulty pump: "{TEXTS[1]}"', "quoted"),
         ("What does E07 mean?", "E07 means that the pressure is too high.", "unsupported"),
         ("What does E07 mean?", TEXTS[0], "quoted"),
