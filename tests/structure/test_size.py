@@ -2,8 +2,8 @@
 
 A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
 The library rose twice: by 850 lines, as the faults that hostile looks had found were mended and
-forwards run on ONNX Runtime; and by 1,650, as office files, books, mail, tables and manual pages are
-read, answers say how far documents support them, and quantized models open from a cached graph.
+forwards run on ONNX Runtime; and by 1,650, as office files, books, mail, tables and manual pages
+are read, answers say how far documents support them, and 8-bit models open from a cached graph.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def share_of_any() -> float:
 
 LIMITS: dict[Callable[[], float], Limit] = {
     lambda: lines(LIBRARY): Limit(53_000, 40_000),
-    lines_of_tests: Limit(49_910, 42_000),
+    lines_of_tests: Limit(49_925, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(6, 0),

@@ -211,12 +211,13 @@ class OnnxTarget(CausalTarget):
         heads = self.config.num_key_value_heads
         for layer in range(self.config.num_hidden_layers):
             shape = 1, heads, buffers.capacity, self._width
-            buffers.keys[layer], buffers.values[layer] = torch.empty(shape), torch.empty(shape)
+            for states in (buffers.keys, buffers.values):
+                states[layer] = torch.empty(shape, dtype=torch.float32)
 
     def rotary(self, positions: int) -> dict[str, Tensor]:
         """Return the model's rotary tables [positions, width / 2]."""
         places = torch.arange(positions)[None]
-        cosines, sines = self.model.model.rotary_emb(torch.zeros(1), places)
+        cosines, sines = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), places)
         half = self._width // 2
         return {
             "cosines": cosines[0, :, :half].contiguous(),
@@ -250,7 +251,7 @@ class OnnxTarget(CausalTarget):
 
 def _bias(view: TreeView, n: int, slots: int) -> Tensor:
     """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
-    bias = torch.zeros(1, 1, n, slots)
+    bias = torch.zeros(1, 1, n, slots, dtype=torch.float32)
     if view.related is not None:
         recent = bias[..., slots - view.related.shape[2] :]
         recent.masked_fill_(~view.related[:, None], HIDDEN)

@@ -237,6 +237,19 @@ def test_a_longer_rotary_table_has_the_bits_of_the_first(monkeypatch: pytest.Mon
         assert write(Engine(model, None, None, chunk=chunk), prompt).tokens == expected
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_nothing(default: torch.dtype) -> None:
+    engine = Engine(tiny.model("llama"), runtime="onnx")
+    expected = engine.generate(tiny.prompt(), max_new_tokens=NEW)
+    engine.prefix_cache.clear()
+    torch.set_default_dtype(default)
+    try:
+        result = engine.generate(tiny.prompt(), max_new_tokens=NEW)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert result.tokens == expected.tokens
+
+
 @pytest.mark.parametrize("stored", [copy.deepcopy, small], ids=["float32", "int8"])
 def test_copies_open_sessions_of_their_own(stored: Callable[[Any], Any]) -> None:
     engine, prompt = Engine(stored(tiny.model("qwen2", seed=5)), None, "lookup"), tiny.prompt()
