@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +20,7 @@ from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Retriever, search_hits
+from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
 from ragspec.sampling.stopping import EndRepetition
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 160
 JUDGED = 5  # passages whose sentences are ranked
+COPIES = 4  # passages that are searched for each, as some may be copies
 OnText = Callable[[str], None]
 
 
@@ -186,8 +187,11 @@ class Answerer(ABC):
         if self.retriever is None:
             return SearchResult()
         top_k = self.top_k if top_k is None else top_k
-        many = max(top_k, JUDGED) if isinstance(self.retriever, PassageIndex) else top_k
-        hits = search_hits(self.retriever, question, many)
+        if isinstance(self.retriever, PassageIndex):
+            many = max(top_k, JUDGED)
+            hits = unique(self.retriever.search(question, COPIES * many))[:many]
+        else:
+            hits = search_hits(self.retriever, question, top_k)
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None
@@ -244,6 +248,12 @@ class Answerer(ABC):
         }
         fields |= facts
         return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
+
+
+def unique(hits: Sequence[Hit]) -> list[Hit]:
+    """Return passages without further copies of a text."""
+    texts = dict[str, Hit]()
+    return [hit for hit in hits if texts.setdefault(hit.passage.text, hit) is hit]
 
 
 def drain(chunks: Any, stream: OnText) -> Any:

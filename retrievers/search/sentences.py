@@ -77,7 +77,7 @@ class Sentence:
 
 
 def rank_sentences(question: str, hits: Sequence[Hit], most: int = MOST) -> list[Sentence]:
-    """Return the sentences of passages that answer a question best, best first.
+    """Return the sentences of passages that answer a question best, best first, copies once.
 
     Args:
         hits: The passages, best first.
@@ -85,7 +85,11 @@ def rank_sentences(question: str, hits: Sequence[Hit], most: int = MOST) -> list
     places = [(rank, hit, *span) for rank, hit in enumerate(hits) for span in statements(hit)]
     scores = score_spans(question, [place[1:] for place in places])
     order = sorted(range(len(places)), key=lambda at: places[at][0] * RANK_COST - scores[at])
-    return [Sentence(*places[at][1:], scores[at]) for at in order[:most]]
+    ranked = dict[str, Sentence]()
+    for at in order:
+        sentence = Sentence(*places[at][1:], scores[at])
+        ranked.setdefault(sentence.text, sentence)
+    return list(ranked.values())[:most]
 
 
 def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[float]:

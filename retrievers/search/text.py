@@ -15,12 +15,15 @@ PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
 LINE_BREAK = re.compile(r"\n\s*")
 WORD = re.compile(r"[^\W_]+")
+# Words, identifiers, versions, options, and names such as C++.
+TOKEN = re.compile(r"[^\W_]++(?:(?:_+|(?<=\d)\.(?=\d))[^\W_]++)*(?:\+\+|#)?|(?<!\S)--[a-z][\w-]*+")
 # Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
 SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
 INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
 OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
 ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 _STOP_WORDS = (
     "a an and are as at be been but by can did do does for from had has have how i if in into is "
@@ -34,16 +37,26 @@ Span = tuple[int, int]
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, without accents, stop words and plural endings.
 
-    Scripts without spaces give pairs of neighbouring letters.
+    Scripts without spaces give pairs of neighbouring letters. Identifiers, versions, options and
+    names such as C++ come as a whole, too, beside their parts.
     """
+    if "\x1b" in text:
+        text = CONTROL.sub(" ", text)
     if not text.isascii():
         folded = unicodedata.normalize("NFKD", text)
         letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
         text = unicodedata.normalize("NFC", "".join(letters))
     text = text.lower()
+    tokens, words = TOKEN.findall(text), list[str]()
     if text.isascii() or not OTHER.search(text):
-        return [stem(word) for word in WORD.findall(text) if word not in STOP_WORDS]
-    words = list[str]()
+        for token in tokens:
+            if not token.isalnum():
+                words += [stem(part) for part in WORD.findall(token) if part not in STOP_WORDS]
+                words.append(token)
+            elif token not in STOP_WORDS:
+                words.append(stem(token))
+        return words
+    words += [token for token in tokens if not token.isalnum()]
     for word in ANY_WORD.findall(text):
         if SPACELESS_LETTER.match(word):
             words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]

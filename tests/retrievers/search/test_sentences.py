@@ -66,7 +66,8 @@ def test_a_long_table_is_cut_at_its_lines() -> None:
 def test_the_best_sentence_answers(tmp_path: Path, question: str, answer: str) -> None:
     best = rank_sentences(question, hits_of(manual(tmp_path)))
     assert len(best) == 3 and best[0].text.startswith(answer)
-    assert best[0].place == f"characters {best[0].start} to {best[0].end}"
+    lines = MANUAL[: best[0].start].count("\n") + 1
+    assert best[0].place == f"line {lines}"
     assert best[0].alone.passage.text == best[0].text == best[0].to_dict()["text"]
 
 
@@ -89,3 +90,12 @@ def test_unrelated_files_do_not_decide_whether_a_question_is_refused(unrelated: 
 def test_a_question_of_stop_words_alone_is_not_refused() -> None:
     qa = DocQA(PassageIndex.build([Document("a", "a", "The warranty ends after three years.")]))
     assert qa.search("What is it?", 1).refused is None
+
+
+def test_copies_take_one_place() -> None:
+    texts = ["The warranty ends after three years."] * 9 + ["The warranty starts on delivery."]
+    texts += ["Nothing of it."] * 9
+    qa = DocQA(PassageIndex.build([Document(f"{n}", "", text) for n, text in enumerate(texts)]))
+    result = qa.search("How long is the warranty?", 3)
+    assert {hit.passage.text for hit in result.hits[:2]} == {texts[0], texts[9]}
+    assert {sentence.text for sentence in result.sentences[:2]} == {texts[0], texts[9]}

@@ -194,3 +194,24 @@ def test_documents_are_numbered_and_tiny_passages_refused() -> None:
     assert [(passage.document, passage.text) for passage in both] == [(0, "One."), (1, "Two.")]
     with pytest.raises(InputError, match="10 or more"):
         split_document(document("One."), words=5)
+
+
+JOINED = {
+    "C++ code": ("C code", "C# code"),
+    "install 3.2.1 now": ("install 2.1.3 now", "install 1.2.3 now"),
+    "call get_user_name here": ("call name of the user, get here", "call user_get_name here"),
+    "pass --no-cache on": ("pass no cache on", "pass --cache no on"),
+}
+
+
+@pytest.mark.parametrize("text", JOINED)
+def test_identifiers_versions_and_options_are_words(text: str) -> None:
+    word = text.split()[1] if len(text.split()) > 2 else text.split()[0]
+    index = SparseIndex.build([*JOINED[text], text, "something else", "other words"])
+    assert index.search(f"What of {word}?", 5)[0][0] == 2
+    assert len(index.search(word.strip("-").replace("_", " "), 5)) >= 3, "their parts are, too"
+
+
+def test_codes_of_a_terminal_are_no_words() -> None:
+    assert words_of("\x1b[31mE1234\x1b[0m failed") == ["e1234", "failed"]
+    assert words_of("zh 它在 3.11.2 版")[-4:] == ["3", "11", "2", "版"]
