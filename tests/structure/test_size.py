@@ -2,7 +2,7 @@
 
 A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
 The library rose twice: by 850 lines, as the faults that hostile looks had found were mended and
-forwards run on ONNX Runtime; and by 1,650, as office files, books, mail, tables and manual pages
+forwards run on ONNX Runtime; and by 1,680, as office files, books, mail, tables and manual pages
 are read, answers say how far documents support them, and 8-bit models open from a cached graph.
 """
 
@@ -75,8 +75,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(53_000, 40_000),
-    lines_of_tests: Limit(49_925, 42_000),
+    lambda: lines(LIBRARY): Limit(53_030, 40_000),
+    lines_of_tests: Limit(49_960, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(6, 0),

@@ -201,10 +201,10 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
 def test_what_the_system_refuses_is_one_line(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(show, "_show", full)
+    monkeypatch.setattr(show, "show", full)
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
     assert main(arguments) == 1
     assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
