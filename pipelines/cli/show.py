@@ -111,7 +111,8 @@ def answer_result(question: str, answer: Answer) -> Result:
     names = tuple(
         f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
     )
-    return Result(answer.generation, fields, names, {"question": question, "citations": quotes})
+    extra = {"question": question, "citations": quotes, "sentences": fields["sentences"]}
+    return Result(answer.generation, fields, names, extra)
 
 
 def show(

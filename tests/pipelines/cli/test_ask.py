@@ -163,6 +163,9 @@ def test_trace_names_the_passages_that_drafts_came_from(
     assert names == [f"{p['document']}, passage {k}" for k, p in enumerate(result["passages"], 1)]
     assert header["question"] == "What does the walk follow?"
     assert header["compare"] == result["compare"]
+    page = tmp_path / "page.html"
+    assert main(["report", str(trace), "-o", str(page)]) == 0
+    assert header["sentences"][0]["text"] in page.read_text()
     for citation in header["citations"]:
         whole = PAGES[citation["document"]]
         assert whole[citation["start"] : citation["end"]] == citation["text"]
