@@ -205,6 +205,11 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         result = chat(client, "Are verified tokens the same?", temperature=0, max_tokens=4).json()
         assert result["usage"]["prompt_tokens"] > len(passage)
+        message = result["choices"][0]["message"]
+        assert [each["text"] for each in message["sentences"]] == [passage]
+        assert message["support"] in ("supported", "quoted", "unsupported")
+        stream = chat(client, "Are verified tokens the same?", stream=True, max_tokens=2).text
+        assert passage in stream.partition("\n")[0], "known before the model writes"
         lost = chat(client, "Who won the cup in Uruguay?", max_tokens=4).json()["choices"][0]
         assert lost["message"]["refusal"]
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()

@@ -56,6 +56,7 @@ def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() 
     facts = writer.metadata(job, text)
     assert facts["speculative_decoding"]["num_accepted_draft_tokens"] == text.report.accepted > 0
     assert {cited["document"] for cited in facts["citations"]} <= {"answer.txt"}
+    assert facts["support"] in ("supported", "quoted", "unsupported") and facts["sentences"]
     other = hits_of([("nothing of the kind 0123456789", 1.0, {})])
     least = writer.write(writer.chat(REQUESTS, request(ignore_eos=True), other))[0]
     assert least.tokens == plain.tokens
