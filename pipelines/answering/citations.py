@@ -24,7 +24,7 @@ LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or
 WORD = re.compile(r"\w+")
 APOSTROPHES = ("'", "’")
 NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
-ENDING = " \n\t.!?。！？\"'”’)"  # may be missing in a quotation of a sentence
+ENDING = " \n\t.!?。！？।\"'”’)"  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
-MARKS = ".!?。！？"
+MARKS = ".!?。！？।"
 RANK_COST = 0.06  # of the score, for each better passage of the search
 LEAST_SCORE = 0.74  # of a question that the documents speak of
 

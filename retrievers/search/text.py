@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.documents import Document
 
 PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
+CAPITAL = "A-Z0-9" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x590))))
+SENTENCE_BREAK = re.compile(
+    rf"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
+)
 LINE_BREAK = re.compile(r"\n\s*")
 WORD = re.compile(r"[^\W_]+")
 # Words, identifiers, versions, options, and names such as C++.

@@ -12,6 +12,7 @@ from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import split_document
 from ragspec.retrievers.search.sentences import rank_sentences, statements
+from ragspec.retrievers.search.text import sentence_spans
 
 MANUAL = """# Pump manual
 
@@ -99,3 +100,19 @@ def test_copies_take_one_place() -> None:
     result = qa.search("How long is the warranty?", 3)
     assert {hit.passage.text for hit in result.hits[:2]} == {texts[0], texts[9]}
     assert {sentence.text for sentence in result.sentences[:2]} == {texts[0], texts[9]}
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ("Насос весит 38 кг.", "Два человека несут его."),
+        ("Die Pumpe läuft.", "Übrigens: „Zwei tragen sie.“"),
+        ("La bomba pesa 38 kg.", "¿Quién la lleva?"),
+        ("पंप भारी है।", " दो लोग उठाते हैं।"),
+        ("泵很重。", "两个人搬。"),
+    ],
+)
+def test_sentences_end_in_every_script(sentences: tuple[str, ...]) -> None:
+    text = "".join(each if each[0] in " 两泵प" else f"{each} " for each in sentences).strip()
+    spans = [text[slice(*span)] for span in sentence_spans(text, 0, len(text))]
+    assert spans == [each.strip() for each in sentences]
