@@ -90,8 +90,7 @@ class PromptTemplate:
                 )
             return self.content(question, passages, chat=False)
         # A number that nobody asks for is copied into answers.
-        numbered = self.two_lines or self.one_sentence or len(passages) > 1
-        first = 1 if numbered else None
+        first = 1 if self.two_lines or self.one_sentence or len(passages) > 1 else None
         turns = [{"role": "system", "content": self.system}] if self.system else []
         turns.append({"role": "user", "content": self.content(question, passages, first=first)})
         return templated(tokenizer, turns)

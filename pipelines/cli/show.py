@@ -184,9 +184,11 @@ def note_support(
 def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
     """Note the sentences that answer a question best, each marked in its document."""
     for number, each in enumerate(sentences, 1):
-        text = each.hit.document.text
-        _, _, before = text[: each.start][-AROUND:].partition(" ")
-        after, _, _ = text[each.end :][:AROUND].rpartition(" ")
+        before, after = each.hit.document.text[: each.start], each.hit.document.text[each.end :]
+        if len(before) > AROUND:  # no part of a word
+            before = before[-AROUND:].partition(" ")[2]
+        if len(after) > AROUND:
+            after = after[:AROUND].rpartition(" ")[0]
         terminal.note(f"{number}  {each.hit.document.name}, {each.place}", "bold")
         terminal.marked(before, each.text, after)
 

@@ -64,6 +64,7 @@ def test_an_answer_has_one_word_for_its_support(question: str, script: str, supp
         ("It weighs 3 kg", "The pump weighs 38 kg.", False),
         ("It weighs 38 kg", "The pump does not weigh 38 kg.", False),
         ("It does not weigh 38 kg", "The pump weighs 38 kg.", False),
+        ("It weighs 1,038 kg", "The pump weighs 38 kg in 1, and 1 kg in 038.", False),
         ("", "The pump weighs 38 kg.", False),
         ("the pump", "The pump weighs 38 kg.", False),  # the question's words alone
     ],

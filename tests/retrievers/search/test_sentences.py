@@ -67,8 +67,7 @@ def test_a_long_table_is_cut_at_its_lines() -> None:
 def test_the_best_sentence_answers(tmp_path: Path, question: str, answer: str) -> None:
     best = rank_sentences(question, hits_of(manual(tmp_path)))
     assert len(best) == 3 and best[0].text.startswith(answer)
-    lines = MANUAL[: best[0].start].count("\n") + 1
-    assert best[0].place == f"line {lines}"
+    assert best[0].place == f"line {len(MANUAL[: best[0].start].splitlines()) + 1}"
     assert best[0].alone.passage.text == best[0].text == best[0].to_dict()["text"]
 
 
@@ -94,12 +93,12 @@ def test_a_question_of_stop_words_alone_is_not_refused() -> None:
 
 
 def test_copies_take_one_place() -> None:
-    texts = ["The warranty ends after three years."] * 9 + ["The warranty starts on delivery."]
-    texts += ["Nothing of it."] * 9
+    ends = "The warranty of the pump and of all of its parts ends after three years."
+    texts = [ends] * 9 + [f"{ends} It covers the motor, the housing and the valves as well."] * 2
     qa = DocQA(PassageIndex.build([Document(f"{n}", "", text) for n, text in enumerate(texts)]))
     result = qa.search("How long is the warranty?", 3)
-    assert {hit.passage.text for hit in result.hits[:2]} == {texts[0], texts[9]}
-    assert {sentence.text for sentence in result.sentences[:2]} == {texts[0], texts[9]}
+    assert sorted(hit.passage.text for hit in result.hits) == [ends, texts[-1]]
+    assert [sentence.text for sentence in result.sentences].count(ends) == 1
 
 
 @pytest.mark.parametrize(
