@@ -23,7 +23,7 @@ import torch
 from harness.data import long_documents
 
 from ragspec import Engine
-from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers import Document
 

@@ -66,7 +66,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
         InputError: No method uses the store; also the errors of `build_method` and `HeadDrafter`.
         UnknownNameError, ModelNotFoundError: There is no such method or folder.
     """
-    from ragspec.drafters.eagle.drafter import HeadDrafter
+    from ragspec.drafters.heads.drafter import HeadDrafter
 
     if drafter is None:
         if sources.corpus or sources.history:

@@ -7,11 +7,13 @@ a text begins and raises the error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 
 from ragspec.errors import RagspecError, RuleError, UnsupportedModelError
 from ragspec.trees.draft_tree import DraftKind
+
+LAST = -1  # in place of a layer's number: the last states, which the output head reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Needs:
         top_tokens: Number of the target's best tokens after each position, as in `Step.best`.
         prompt_top_tokens: Whether it also learns from those of the prompt, if the target computes
             them. They cost prefill time.
-        hidden_states: Whether it reads the target's last hidden states, as in `Step.hidden`.
+        hidden_states: The target's hidden states that it reads, as in `Step.hidden`: numbers i of
+            transformers' `hidden_states[i]`, the input of layer i, or LAST.
         draft_prompt: Whether it reads `DraftRequest.draft_prompt`.
         texts: Whether it drafts from `DraftRequest.texts`. For a prediction, `ContextDrafter` is
             added to drafters that do not.
@@ -32,17 +35,19 @@ class Needs:
 
     top_tokens: int = 0
     prompt_top_tokens: bool = False
-    hidden_states: bool = False
+    hidden_states: tuple[int, ...] = ()
     draft_prompt: bool = False
     texts: bool = False
     latents: bool = False
     probabilities: bool = False
 
     @classmethod
-    def union(cls, parts: Iterable[Needs]) -> Needs:
+    def union(cls, parts: Sequence[Needs]) -> Needs:
         """Return the needs of a part that contains others: the largest of each field."""
         rows = map(astuple, [cls(), *parts])
-        return cls(*map(max, zip(*rows, strict=True)))
+        most = cls(*map(max, zip(*rows, strict=True)))
+        taps = {tap for part in parts for tap in part.hidden_states}
+        return replace(most, hidden_states=tuple(sorted(taps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Lack:
 
 _MODEL = "Use a model that verifies trees of drafts, or leave the part out."
 TOP_TOKENS = Lack("the target's best tokens", UnsupportedModelError, _MODEL)
-HIDDEN_STATES = Lack("the target's last hidden states", UnsupportedModelError, _MODEL)
+HIDDEN_STATES = Lack("the target's hidden states", UnsupportedModelError, _MODEL)
 LATENTS = Lack("a model of continuous latents", RuleError, "Use 'walk'.")
 PROBABILITIES = Lack(
     "tables of probabilities", RuleError, "Use a rule over latents, such as 'near' or 'horizon'."
@@ -88,7 +93,7 @@ class Capabilities:
         """Return the needs that are not met."""
         pairs = (
             (TOP_TOKENS, needs.top_tokens > 0, self.top_tokens),
-            (HIDDEN_STATES, needs.hidden_states, self.hidden_states),
+            (HIDDEN_STATES, bool(needs.hidden_states), self.hidden_states),
             (LATENTS, needs.latents, self.latents),
             (PROBABILITIES, needs.probabilities, self.probabilities),
         )

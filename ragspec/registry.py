@@ -68,7 +68,7 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
                 "model": "ragspec.drafters.model.drafter:ModelDrafter",
                 "fused": "ragspec.drafters.model.drafter:FUSED",
-                "head": "ragspec.drafters.eagle.drafter:HeadDrafter",
+                "head": "ragspec.drafters.heads.drafter:HeadDrafter",
                 "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
                 "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
             }

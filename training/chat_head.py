@@ -1,4 +1,4 @@
-"""Train the feature head of a chat model: first on plain text beside its own chats, then on these.
+"""Train the draft head of a chat model: first on plain text beside its own chats, then on these.
 
     python training/chat_answers.py --shared DIR --out chats.jsonl --minutes 60
     python training/chat_head.py --shared DIR --chats chats.jsonl --work WORK --out HEAD
@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from text_data import read_documents
 
-from ragspec.drafters.eagle.head import CONFIG, FeatureHead
+from ragspec.drafters.heads.checkpoint import CONFIG
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
@@ -92,7 +93,7 @@ def main() -> None:
     stage(args, texts, args.work / "first", both)
     current = replace(both, seconds=60.0 * args.minutes[1], depth=args.depth)
     stage(args, texts / CHATS, args.work / "second", current)
-    FeatureHead.load(args.work / "second").save(args.out, torch.bfloat16)
+    save_head(open_head(args.work / "second"), args.out, torch.bfloat16)
 
 
 if __name__ == "__main__":

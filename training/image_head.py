@@ -15,7 +15,8 @@ from image_data import SETS, read_pictures, split
 from image_export import readable
 from image_train import Rows
 
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.files import save_head
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.training.image_texts import code_texts
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.visual.families.llamagen import LlamaGen
@@ -36,7 +37,7 @@ def notify(progress: TrainingProgress) -> None:
         )
 
 
-def train(kind: str, args: argparse.Namespace) -> FeatureHead:
+def train(kind: str, args: argparse.Namespace) -> DraftHead:
     """Train the head of a set on pictures drawn anew."""
     folder = find_folder(args.models / kind)
     model = LlamaGen.load_model(folder.target, dtype="float32")
@@ -76,7 +77,7 @@ def main() -> None:
     for kind in args.sets:
         print(kind, flush=True)
         out = args.models / kind / "head"
-        train(kind, args).save(out, torch.bfloat16)
+        save_head(train(kind, args), out, torch.bfloat16)
         readable(out)
 
 

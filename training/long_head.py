@@ -24,8 +24,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
-from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import open_head, save_head
+from ragspec.needs import LAST
 from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.training.batches import StateRead
@@ -108,11 +109,12 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
         text = [*prompt, *chat["answer"]]
         assert opened.states is not None
         spans = opened.chunks.spans(chat["question"], opened.prefix)
-        parts = [(start, opened.states[0, start:end]) for start, end in spans]
-        states = engine.prefill(text, states=True)
+        known = opened.states.of((LAST,))[0]
+        parts = [(start, known[start:end]) for start, end in spans]
+        states = engine.prefill(text, states=(LAST,))
         assert states is not None
-        read = len(text) - states.shape[1]
-        result.append(paired(text, [*parts, (read, states[0])], len(prompt)))
+        read = len(text) - len(states)
+        result.append(paired(text, [*parts, (read, states.of((LAST,))[0])], len(prompt)))
     return result
 
 
@@ -174,7 +176,7 @@ def main() -> None:
         learning_rate=args.rate,
         depth=args.depth,
     )
-    head = FeatureHead.load(args.start)
+    head = open_head(args.start)
     reader = AnswerReader(engine.target, answers)
     texts = [answer.tokens.tolist() for answer in answers]
     trainer = HeadTrainer(engine.target, texts, settings, head=head, reader=reader)
@@ -194,7 +196,7 @@ def main() -> None:
             )
     run.update_best()
     run.write()
-    FeatureHead.load(args.work).save(args.out, torch.bfloat16)
+    save_head(open_head(args.work), args.out, torch.bfloat16)
 
 
 if __name__ == "__main__":

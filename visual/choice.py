@@ -6,14 +6,15 @@ states. Jacobi drafting needs no model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
+from ragspec.drafters.heads.checkpoint import CONFIG
+from ragspec.drafters.heads.files import holds_head, open_head
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.rules.base import Rule
@@ -79,7 +80,7 @@ def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> Dra
 
     Args:
         drafter: A name of `NAMES`, the folder or file of a draft model, a draft model, a
-            `FeatureHead`, a Drafter, a list of these to fuse, or None for plain decoding. "model"
+            `DraftHead`, a Drafter, a list of these to fuse, or None for plain decoding. "model"
             and "head" are those beside the target.
         family: The target, with its folder.
         settings: How a model or a head drafts.
@@ -108,7 +109,7 @@ def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> Dra
         )
     if isinstance(drafter, str | Path):
         drafter = _load(drafter, family)
-    if isinstance(drafter, FeatureHead):
+    if isinstance(drafter, DraftHead):
         return _head_source(drafter, settings)
     if family.check_draft(drafter):
         return DraftSource(
@@ -146,23 +147,19 @@ def _load(drafter: str | Path, family: Family) -> Any:
         if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
             raise ModelNotFoundError(
                 f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
-                "model of the target's kind, or of a feature head."
+                "model of the target's kind, or of a draft head."
             )
         raise UnknownNameError(unknown("image drafter", text, NAMES))
     if path.is_file():
         return family.load_draft(path)
-    try:
-        kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
-    return FeatureHead.load(path) if kind == KIND else family.load_draft(path)
+    return open_head(path) if holds_head(path) else family.load_draft(path)
 
 
-def _head_source(head: FeatureHead, settings: DraftSettings) -> DraftSource:
-    """Return a source that drafts with a feature head over the target's hidden states."""
+def _head_source(head: DraftHead, settings: DraftSettings) -> DraftSource:
+    """Return a source that drafts with a draft head over the target's hidden states."""
 
     def make(target: Any, conditions: Any) -> Drafter:
-        from ragspec.drafters.eagle.drafter import HeadDrafter
+        from ragspec.drafters.heads.drafter import HeadDrafter
 
         gain = settings.min_expected_gain
         return HeadDrafter(head, target, mode=settings.mode, min_expected_gain=gain)

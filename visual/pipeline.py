@@ -254,7 +254,9 @@ class ImagePipeline:
             if self.draft is not None:
                 self.draft.save_pretrained(new / "draft", **options)
             if self.source.head is not None:
-                self.source.head.save(new / "head")
+                from ragspec.drafters.heads.files import save_head
+
+                save_head(self.source.head, new / "head")
             if folder is not None and folder.relaxation is not None:
                 shutil.copyfile(folder.relaxation, new / folder.relaxation.name)
             for part in ("draft", "head"):

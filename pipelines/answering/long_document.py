@@ -142,7 +142,7 @@ class LongDocument(Answerer):
     @property
     def bytes(self) -> int:
         """The bytes of the keys and values and, if a drafter needs them, of the hidden states."""
-        states = 0 if self.states is None else self.states.nbytes
+        states = 0 if self.states is None else self.states.bytes
         return self._cache_bytes(self.tokens) + states
 
     def _cache_bytes(self, length: int) -> int:
@@ -217,9 +217,10 @@ class LongDocument(Answerer):
         if options.get("transform") is not None or self.engine.needs.draft_prompt:
             chunks, ids = self.chunks.find(self.engine.tokenizer, text, self.template)
             options.setdefault("draft_prompt", ids)
-        if self.states is not None and self.engine.needs.hidden_states:
+        taps = set(self.engine.needs.hidden_states)
+        if self.states is not None and taps and taps <= set(self.states.by_tap):
             spans = self.chunks.spans(text, self.prefix)
-            states = [KnownStates(start, self.states[:, start:end]) for start, end in spans]
+            states = [KnownStates(start, self.states.at(slice(start, end))) for start, end in spans]
             options.setdefault("known_states", tuple(states))
         generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.head import CONFIG
+from ragspec.drafters.heads.checkpoint import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError

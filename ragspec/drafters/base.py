@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from ragspec.budget.base import BudgetSession
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.transform import Transform
+    from ragspec.verification.reading import HiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,15 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStates:
-    """The target's last hidden states over a part of a prompt, from an earlier forward.
+    """The target's hidden states over a part of a prompt, from an earlier forward.
 
     Attributes:
         start: Index in the prompt of the first state's token.
-        states: Hidden states [copies, n, H], see `Step.hidden`.
+        states: Hidden states, see `Step.hidden`.
     """
 
     start: int
-    states: Tensor
+    states: HiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +108,12 @@ class Prefill:
     Attributes:
         tokens: The last tokens of the prompt, i64 [T].
         best: The target's best tokens after each of them, if computed and the drafter reads them.
-        hidden: The target's last hidden states there [copies, T, H], see `Step.hidden`; None
-            unless the drafter needs them.
+        hidden: The target's hidden states there, see `Step.hidden`; None unless needed.
     """
 
     tokens: Ints
     best: TopTokens | None = None
-    hidden: Tensor | None = None
+    hidden: HiddenStates | None = None
 
     def restricted(self, needs: Needs) -> Prefill | None:
         """Return the part that a drafter needs, None if that is empty."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import load_target, open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.reading import HiddenStates
 
 BudgetSpec = str | int | BudgetPolicy
 RuleSpec = str | Rule | None
@@ -245,26 +246,26 @@ class Engine:
         prompt: Any,
         *,
         cached: bool = True,
-        states: bool = False,
+        states: Iterable[int] = (),
         tenant: str = "",
         on_read: OnRead | None = None,
-    ) -> Tensor | None:
+    ) -> HiddenStates | None:
         """Read a prompt into the prefix cache, whose keys and values later requests share.
 
         Args:
             cached: Leave out the tokens that are in the prefix cache; False reads all of them.
-            states: Return the last hidden states, if the model exposes them.
+            states: The hidden states to return, see `Needs.hidden_states`.
             tenant, on_read: See `Options`.
 
         Returns:
-            Hidden states [copies, n, H] of the n last tokens, those that were read; or None.
+            Hidden states of the n last tokens, those that were read; None without `states`.
 
         Raises:
             InputError, PromptTooLongError: An argument is invalid.
         """
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
-        request = replace(request, prefill=True, cached=cached, states=states)
+        request = replace(request, prefill=True, cached=cached, states=tuple(states))
         handle = self.add(request, object())
         try:
             handle.result()

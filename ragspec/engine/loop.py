@@ -72,7 +72,7 @@ class Loop:
         Sequences of equal prompts share one prefill, as far as it has not begun.
         """
         if sequence.reads_hidden and isinstance(self.session, TreeSession):
-            self.session.keep_hidden()
+            self.session.keep_hidden(sorted(sequence.reads_hidden))
         if sequence.done:
             return
         job = next((job for job in self._jobs if job.takes(sequence)), None)
@@ -226,7 +226,7 @@ class Loop:
         if not ended:
             return []
         rows, jobs, logits = zip(*ended, strict=True)
-        ends = [job.hidden[-1][:, -1:] if job.hidden else None for job in jobs]
+        ends = [job.hidden[-1].at(slice(-1, None)) if job.hidden else None for job in jobs]
         judged = judge(rows, [DraftTree.empty()] * len(rows), logits, ends)
         emissions = []
         for row, job, judgement in zip(rows, jobs, judged, strict=True):
@@ -266,7 +266,7 @@ class Loop:
         emissions = []
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
             states = hidden[i]
-            states = None if states is None else states[:, : len(tree) + 1]
+            states = None if states is None else states.at(slice(len(tree) + 1))
             emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], states)
             if emitted is not None:
                 emissions.append(Emission(row, emitted))

@@ -17,6 +17,7 @@ from ragspec.engine.sequence import Sequence
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
+from ragspec.verification.reading import HiddenStates
 from ragspec.verification.tree_session import TreeSession
 
 SHARED = 32  # equal first tokens from which on a prompt waits for another to be read
@@ -43,7 +44,7 @@ class PrefillJob:
     forwards: int = 0
     total: int = 0
     top_tokens: list[TopTokens] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
+    hidden: list[HiddenStates] = field(default_factory=list)
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> PrefillJob:
@@ -89,7 +90,7 @@ class PrefillJob:
             first.cached = max(first.cached, count)
         return first.slot
 
-    def note(self, count: int, top_tokens: TopTokens | None, hidden: Tensor | None) -> None:
+    def note(self, count: int, top_tokens: TopTokens | None, hidden: HiddenStates | None) -> None:
         """Record a forward that read `count` more tokens, and its best tokens and hidden states."""
         self.total = self.total or len(self.left)
         del self.left[:count]
@@ -111,16 +112,14 @@ class PrefillJob:
                 yield sequence, on_read, read, self.total
 
     @property
-    def states(self) -> Tensor | None:
-        """The hidden states [copies, T, H] of the last tokens read, None if none are kept."""
-        if len(self.hidden) < 2:
-            return self.hidden[0] if self.hidden else None
-        return torch.cat(self.hidden, 1)
+    def states(self) -> HiddenStates | None:
+        """The hidden states of the last tokens read, None if none are kept."""
+        return HiddenStates.joined(self.hidden) if self.hidden else None
 
     def notify(self, sequence: Sequence) -> None:
         """Give the drafter the best tokens and hidden states of the prompt's last tokens."""
         best, states = _joined(self.top_tokens), self.states
-        count = len(best) if best is not None else 0 if states is None else states.shape[1]
+        count = len(best) if best is not None else 0 if states is None else len(states)
         if sequence.drafter is not None and count:
             tokens = np.asarray(sequence.context.tokens[-count:], dtype=np.int64)
             part = Prefill(tokens, best, states).restricted(sequence.needs)
@@ -177,7 +176,9 @@ def read(
     return [job for job, _ in ordered], logits
 
 
-def hidden_of(session: TargetSession, rows: abc.Sequence[Sequence]) -> abc.Sequence[Tensor | None]:
+def hidden_of(
+    session: TargetSession, rows: abc.Sequence[Sequence]
+) -> abc.Sequence[HiddenStates | None]:
     """Return the hidden states of the last forward, row by row; None if none are kept."""
     needed = any(row.reads_hidden for row in rows)
     states = session.hidden if needed and isinstance(session, TreeSession) else []

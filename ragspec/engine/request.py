@@ -51,7 +51,7 @@ class Request:
         defaults: The model's generation config, None to ignore it.
         prefill: Read the prompt into the prefix cache, and generate nothing.
         cached: Whether a prefill leaves out what the prefix cache has.
-        states: Return the hidden states of a prefill.
+        states: The hidden states that a prefill returns, see `Needs.hidden_states`.
         options: The others, see `Options`.
     """
 
@@ -77,7 +77,7 @@ class Request:
     on_step: OnStep | None = None
     prefill: bool = False
     cached: bool = True
-    states: bool = False
+    states: tuple[int, ...] = ()
 
 
 class Options(TypedDict, total=False):
@@ -383,12 +383,12 @@ def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple
     """Return the states, which must be of successive parts of the prompt."""
     end = 0
     for part in states:
-        if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
+        if not isinstance(part, KnownStates) or part.start < end:
             raise InputError(
                 f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
-                "prompt's order, each with states [copies, n, H]."
+                "prompt's order."
             )
-        end = part.start + part.states.shape[1]
+        end = part.start + len(part.states)
     if end > len(prompt):
         raise InputError(
             f"known_states reach to token {end} of a prompt of {len(prompt)}; expected states "

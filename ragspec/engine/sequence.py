@@ -28,6 +28,7 @@ from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.reading import HiddenStates
 
 MOST_NODES = 64  # room of a cache for a draft
 
@@ -57,14 +58,15 @@ class Sequence:
     Attributes:
         rule: The rule that judges this sequence's drafts.
         needs: The needs of the drafter.
-        hidden: Whether the drafter learns from the target's hidden states.
-        reads_hidden: Whether the drafter or the transform needs them.
+        hidden: The hidden states that the drafter learns from, see `Needs.hidden_states`.
+        reads_hidden: Those that the drafter or the transform needs.
         transform, distribution_name: The transform of the target's distribution and its name.
+        transform_taps: The hidden states that it reads, see `Needs.hidden_states`.
         open_view: Makes the rule's view of a forward; some targets, such as those of continuous
             latents, have their own.
         pending: Committed tokens that the target has not read, the root last.
         slot: The row of the session, None for none.
-        states: Hidden states of the prompt [copies, T, H], if a prefill was to return them.
+        states: Hidden states of the prompt, if a prefill was to return them.
         error: The error that ended the sequence.
         reason: Why the sequence goes on without its drafter, None for no such reason.
         failures: Failed commits, after each of which the sequence was read again.
@@ -91,14 +93,15 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
-        self.hidden = request.prefill and request.states
-        self.reads_hidden = self.hidden
+        self.hidden = request.states if request.prefill else ()
+        self.reads_hidden = set(self.hidden)
         self.transform: RowTransform | None = None
+        self.transform_taps: tuple[int, ...] = ()
         self.distribution_name: str | None = None
         self.open_view: Callable[..., RowView] = RowView
         self.pending = list(tokens)
         self.slot: int | None = None
-        self.states: torch.Tensor | None = None
+        self.states: HiddenStates | None = None
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.failures = 0
@@ -134,7 +137,7 @@ class Sequence:
         self._open_transform()
         if not (request.prefill or self.done or self.context.remaining <= 1):
             self._open_drafter(forward)
-        self.reads_hidden |= self.hidden
+        self.reads_hidden.update(self.hidden)
 
     def _open_transform(self) -> None:
         """Open the transform of the request, or else the one that the drafter requires."""
@@ -152,7 +155,8 @@ class Sequence:
             TextStart(self.distribution, request.prompt, target.vocab_size, request.draft_prompt)
         )
         self.distribution_name = transform.name
-        self.reads_hidden |= transform.needs.hidden_states
+        self.transform_taps = transform.needs.hidden_states
+        self.reads_hidden.update(self.transform_taps)
 
     def _open_drafter(self, forward: SharedForward) -> None:
         """Open the drafter and the budget, if there is a drafter."""

@@ -21,6 +21,7 @@ from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.verification.base import TargetSession
+from ragspec.verification.reading import HiddenStates
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,14 +90,14 @@ def judge(
     rows: abc.Sequence[Sequence],
     trees: abc.Sequence[DraftTree],
     logits: abc.Sequence[Tensor],
-    hidden: abc.Sequence[Tensor | None],
+    hidden: abc.Sequence[HiddenStates | None],
     known: abc.Sequence[abc.Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
     """Return the verdict of each row's rule and the view that it judged; None for failed rows.
 
     Args:
         logits: The target's logits at root and nodes, of each row [N + 1, V].
-        hidden: The hidden states of each row [copies, N + 1, H], or None.
+        hidden: The hidden states of each row at root and nodes, or None.
         known: The target's own tokens after root and nodes, if they are computed already; empty for
             a row that has none.
     """
@@ -130,13 +131,15 @@ def _view(
     row: Sequence,
     tree: DraftTree,
     logits: Tensor,
-    hidden: Tensor | None,
+    hidden: HiddenStates | None,
     chosen: abc.Sequence[int] | None,
 ) -> RowView:
     """Return the view of the row's logits [N + 1, V] for its rule."""
     context = row.context.tokens
     if row.transform is not None:
-        states = None if hidden is None else hidden[0, : len(tree) + 1]
+        taps, states = row.transform_taps, None
+        if taps and hidden is not None:
+            states = hidden.of(taps)[0, : len(tree) + 1]
         row.transform.forward(states, tree, context)
     return row.open_view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
@@ -182,7 +185,7 @@ def finish(
     view: RowView,
     spent: dict[str, float],
     best: TopTokens | None,
-    hidden: Tensor | None,
+    hidden: HiddenStates | None,
 ) -> Step:
     """Emit the verdict's tokens, and let drafter and budget learn from the step."""
     step = emit(row, tree, verdict, dict(spent))

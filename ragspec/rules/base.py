@@ -16,6 +16,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
     from ragspec.sampling.top_tokens import TopTokens
+    from ragspec.verification.reading import HiddenStates
 
 ALL_KINDS = frozenset(DraftKind)
 
@@ -114,7 +115,7 @@ class Step:
             stop.
         best: The target's best tokens at the root and every node, if computed; `top` copies them
             to the host.
-        hidden: The target's last hidden states there [copies, N + 1, H], for drafters that need
+        hidden: The target's hidden states there, N + 1 of them, for drafters that need
             them. With guidance a sequence has several copies, the conditional one first.
         view: The target's choices and distributions at all nodes, visited or not; `ends` is not
             valid. None with processors that keep state.
@@ -129,7 +130,7 @@ class Step:
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
     best: TopTokens | None = None
-    hidden: Tensor | None = None
+    hidden: HiddenStates | None = None
     view: TargetView | None = None
     excess: tuple[float, ...] = ()
     nll_gap: tuple[float, ...] = ()

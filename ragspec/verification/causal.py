@@ -18,7 +18,7 @@ from ragspec.budget.forward_cost import ForwardCost
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
-from ragspec.needs import Capabilities
+from ragspec.needs import LAST, Capabilities
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
@@ -26,7 +26,7 @@ from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.reading import piece_of
+from ragspec.verification.reading import HiddenStates, piece_of
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner
@@ -284,10 +284,12 @@ class CausalTarget:
             torch.accelerator.synchronize(self.device)
 
 
-def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the hidden states [copies, T, H] of each text before the output head, in one batch."""
+def read_states(
+    target: CausalTarget, texts: Sequence[Sequence[int]], taps: Sequence[int] = (LAST,)
+) -> list[HiddenStates]:
+    """Return the hidden states of each text, read in one batch; see `Needs.hidden_states`."""
     with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
-        session.keep_hidden()
+        session.keep_hidden(taps)
         session.read_prompts(texts, 0)
         return list(session.hidden)
 

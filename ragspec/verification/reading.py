@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from ragspec.errors import UnsupportedModelError
+from ragspec.needs import LAST
 
 PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
@@ -18,44 +23,112 @@ def piece_of(device: torch.device) -> int:
     return PIECE if device.type == "cpu" else LARGE_PIECE
 
 
-class HeadInputs:
-    """Records the last hidden states that an output head reads inside the block; reusable.
-
-    Calls of the head from other threads are not recorded.
-
-    Args:
-        head: The module that computes logits of hidden states. It is not changed.
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """Hidden states of a target at n positions.
 
     Attributes:
-        selected: Positions whose logits the head computes, i64 [k]; None for all that it reads.
+        by_tap: States [copies, n, H] by their number, see `Needs.hidden_states`. `copies` is 2 with
+            guidance, the conditional one first.
     """
 
-    def __init__(self, head: nn.Module) -> None:
-        self._head = head
+    by_tap: Mapping[int, Tensor]
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+        return next(iter(self.by_tap.values())).shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the states."""
+        return sum(states.nbytes for states in self.by_tap.values())
+
+    def at(self, positions: slice | Tensor | Sequence[int]) -> HiddenStates:
+        """Return the states of some positions."""
+        return HiddenStates({tap: states[:, positions] for tap, states in self.by_tap.items()})
+
+    def of(self, taps: Iterable[int]) -> Tensor:
+        """Return the states with these numbers side by side, [copies, n, H times numbers]."""
+        parts = [self.by_tap[tap] for tap in taps]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @classmethod
+    def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
+        """Return the states of successive forwards as those of one."""
+        taps = set(parts[0].by_tap).intersection(*(part.by_tap for part in parts))
+        return cls({tap: torch.cat([part.by_tap[tap] for part in parts], 1) for tap in taps})
+
+
+class Taps:
+    """Records hidden states inside the block; reusable. Forwards of other threads are not recorded.
+
+    Args:
+        modules: The modules that read the states, by their numbers; they are not changed.
+
+    Attributes:
+        selected: Positions whose logits the output head computes, i64 [k]; None for all.
+    """
+
+    def __init__(self, modules: Mapping[int, nn.Module]) -> None:
+        self.modules = modules
         self.selected: Tensor | None = None
-        self._states: Tensor | None = None
+        self._states: dict[int, Tensor] = {}
         self._thread: int | None = None
-        self._hook: Any = None
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def of(cls, model: nn.Module, head: nn.Module, taps: Iterable[int]) -> Self:
+        """Return the taps of a model with these numbers; see `Needs.hidden_states`.
+
+        Raises:
+            UnsupportedModelError: The model has no such layer.
+        """
+        layers = [] if set(taps) == {LAST} else decoder_layers(model)
+        for tap in taps:
+            if tap != LAST and not 0 <= tap < len(layers):
+                raise UnsupportedModelError(
+                    f"the drafter reads the input of layer {tap}; got {type(model).__name__} with "
+                    f"{len(layers)} layers. Use a head that was trained for this model."
+                )
+        return cls({tap: head if tap == LAST else layers[tap] for tap in taps})
 
     def __enter__(self) -> Self:
-        self._states, self._thread = None, threading.get_ident()
-        self._hook = self._head.register_forward_pre_hook(self._take)
+        self._states, self._thread = {}, threading.get_ident()
+        for tap, module in self.modules.items():
+
+            def take(
+                module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], tap: int = tap
+            ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+                return self._take(tap, arguments, named)
+
+            self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._hook.remove()
-        self._hook = None
+        while self._hooks:
+            self._hooks.pop().remove()
 
-    def taken(self) -> Tensor | None:
-        """Return the states [R, n, H] of the last block, None if the head was not called."""
-        states, self._states = self._states, None
+    def taken(self) -> dict[int, Tensor]:
+        """Return the states [R, n, H] of the last block, by their numbers; those that were read."""
+        states, self._states = self._states, {}
         return states
 
-    def _take(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _take(
+        self, tap: int, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         # A compiler cannot trace the identity of a thread.
         if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
             return None
-        self._states = arguments[0].detach()
-        if self.selected is None:
+        states = arguments[0] if arguments else named["hidden_states"]
+        self._states[tap] = states.detach()
+        if self.selected is None or tap != LAST:
             return None
-        return (arguments[0][:, self.selected], *arguments[1:])
+        return (states[:, self.selected], *arguments[1:]), named
+
+
+def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the layers of a model's decoder, () if they are not in one list."""
+    decoder: Any = getattr(model, "get_decoder", lambda: model)()
+    count = decoder.config.get_text_config().num_hidden_layers
+    lists = (each for each in decoder.modules() if isinstance(each, nn.ModuleList))
+    return next((tuple(each) for each in lists if len(each) == count), ())

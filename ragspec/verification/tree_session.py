@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError
+from ragspec.needs import LAST
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
@@ -18,7 +19,7 @@ from ragspec.verification.base import TargetSession
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
-from ragspec.verification.reading import LONG, HeadInputs
+from ragspec.verification.reading import LONG, HiddenStates, Taps
 from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
 from ragspec.verification.tree_attention import (
     Configs,
@@ -82,10 +83,9 @@ class TreeSession(TargetSession):
         prefix_cache: Keys and values of earlier texts; None for none.
 
     Attributes:
-        hidden: Hidden states of the last forward that the output head reads, [copies, n, H] for
-            each row. `copies` is 2 with guidance, the conditional one first. After `verify` they
-            are those of the root and the nodes, undefined beyond a row's own. After `read_prompts`
-            they are those of the prompt's last n tokens.
+        hidden: Hidden states of the last forward, of each row. After `verify` they are those of the
+            root and the nodes, undefined beyond a row's own. After `read_prompts` they are those of
+            the prompt's last n tokens.
     """
 
     _rows: dict[int, Row]
@@ -94,7 +94,7 @@ class TreeSession(TargetSession):
         self, target: Model, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
     ) -> None:
         self.target = target
-        self.hidden: list[Tensor] = []
+        self.hidden: list[HiddenStates] = []
         self._capacity = capacity
         super().__init__(rows)
         self._prefix_cache = prefix_cache if target.divisible else None
@@ -102,7 +102,7 @@ class TreeSession(TargetSession):
         self._rereads: dict[int, list[int]] = {}
         self._configs: Configs = []
         self._packs: Packed | None = None  # of the weights, from the first forward that needs them
-        self._head_inputs: HeadInputs | None = None
+        self._taps: Taps | None = None
 
     def __enter__(self) -> Self:
         self._configs = model_configs(self.target.loaded)
@@ -130,10 +130,16 @@ class TreeSession(TargetSession):
         """Bytes of the keys and values of all rows."""
         return total_bytes(self.caches.values())
 
-    def keep_hidden(self) -> None:
-        """Keep the hidden states of all later forwards."""
-        if self._head_inputs is None:
-            self._head_inputs = HeadInputs(self.target.output_head)
+    def keep_hidden(self, taps: Sequence[int] = (LAST,)) -> None:
+        """Keep hidden states of all later forwards, beside those kept before.
+
+        Args:
+            taps: Their numbers, see `Needs.hidden_states`.
+        """
+        kept = self._taps.modules if self._taps is not None else {}
+        if missing := set(taps) - set(kept):
+            head = self.target.output_head
+            self._taps = Taps.of(self.target.loaded, head, sorted({*kept, *missing}))
 
     def new_row(self) -> Row:
         """Return an empty row."""
@@ -274,7 +280,7 @@ class TreeSession(TargetSession):
 
     def _forward(
         self, queries: Sequence[range], last: Sequence[int] | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor], list[HiddenStates]]:
         """Run a forward over the inputs, or one for each row if the model cannot pack them.
 
         Args:
@@ -282,7 +288,7 @@ class TreeSession(TargetSession):
             last: The only query of each row whose logits are returned; None for all of them.
 
         Returns:
-            Logits [k, V] and any hidden states [C, k, H] of each row.
+            Logits [k, V] and any hidden states of each row.
         """
         rows = self.active_rows
         self._expect_one_table()
@@ -291,7 +297,7 @@ class TreeSession(TargetSession):
             for row, (head, tree) in zip(rows, self._inputs, strict=True)
         ]
         if len(rows) > 1 and not self.target.packs:
-            logits, states = list[Tensor](), list[Tensor]()
+            logits, states = list[Tensor](), list[HiddenStates]()
             for i, row in enumerate(rows):
                 one = slice(i, i + 1)
                 ends = None if last is None else last[one]
@@ -307,7 +313,7 @@ class TreeSession(TargetSession):
         inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
         queries: Sequence[range],
         last: Sequence[int] | None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor], list[HiddenStates]]:
         """Run one forward over packed rows; see `_forward` and `_layout`.
 
         The model is leased for this forward only. Between forwards it is in its original state.
@@ -318,29 +324,35 @@ class TreeSession(TargetSession):
         counts = [view.positions.shape[1] for view in views]
         cache = BatchCache(rows, counts)
         view = packed_view(views, cache)
-        head, device = self._head_inputs, self.target.device
+        taps, device = self._taps, self.target.device
         starts = np.cumsum([0, *counts[:-1]]).tolist()
         ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]
-        narrows = last is not None and head is not None and self.target.selects_logits
-        if last is not None and head is None:
+        heard = taps is not None and LAST in taps.modules
+        narrows = last is not None and heard and self.target.selects_logits
+        if last is not None and taps is None:
             queries = [range(i, i + 1) for i in last]
         keep: int | Tensor = len(queries[0])
         if len(counts) > 1:
             index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
             keep = torch.tensor(index, device=device)
         with packs:
-            if head is None:
+            if taps is None:
                 logits = self.target.forward(tokens, view, cache, keep)
                 return list(torch.split(logits[0], [len(each) for each in queries])), []
-            head.selected = torch.tensor(ends, device=device) if narrows else None
-            with head:
+            taps.selected = torch.tensor(ends, device=device) if narrows else None
+            with taps:
                 logits = self.target.forward(tokens, view, cache, keep)
-        states = head.taken()
-        if states is not None and not self.target.keeps_logits:
-            states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
+        states = taps.taken()
+        rows_kept = slice(-keep, None) if isinstance(keep, int) else keep
+        for tap, each in states.items():
+            if tap != LAST or not self.target.keeps_logits:
+                states[tap] = each[:, rows_kept]
         sizes = [len(each) for each in queries]
-        split = [] if states is None else list(torch.split(states, sizes, 1))
-        if narrows and states is not None:
+        parts = [torch.split(each, sizes, 1) for each in states.values()]
+        split = [
+            HiddenStates(dict(zip(states, row, strict=True))) for row in zip(*parts, strict=True)
+        ]
+        if narrows and LAST in states:
             return list(torch.split(logits[0], 1)), split
         every = list(torch.split(logits[0], sizes))
         return every if last is None else [each[-1:] for each in every], split

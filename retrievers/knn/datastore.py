@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import DocumentError, InputError, StoreError
+from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.suffix_array import check_ids
@@ -236,7 +237,7 @@ def _states(
         part, order = order[:most], order[most:]
         states = read_states(target, [windows[i].tokens for i in part])
         for i, state in zip(part, states, strict=True):
-            keys[i] = _halved(state[0, -len(windows[i].values) :].float().cpu().numpy())
+            keys[i] = _halved(state.of((LAST,))[0, -len(windows[i].values) :].float().cpu().numpy())
     return [keys[i] for i in range(len(windows))]
 
 

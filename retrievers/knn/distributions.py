@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.needs import Needs
+from ragspec.needs import LAST, Needs
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
@@ -130,7 +130,7 @@ class KnnTransform(Transform, RowTransform):
     """The part that both transforms share; each serves one text."""
 
     name = NAME
-    needs = Needs(hidden_states=True)
+    needs = Needs(hidden_states=(LAST,))
 
     def __init__(self, knn: Knn) -> None:
         self._knn = knn

@@ -10,6 +10,7 @@ import pytest
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.build import build_drafter
+from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
@@ -135,7 +136,7 @@ def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(source
 
 def test_a_folder_is_that_of_a_head(tmp_path: Path, plain: list[int]) -> None:
     model = tiny.model("llama")
-    heads.fresh(CausalTarget(model)).save(tmp_path / "head")
+    save_head(heads.fresh(CausalTarget(model)), tmp_path / "head")
     for name in (str(tmp_path / "head"), ["context", str(tmp_path / "head")]):
         engine = Engine(model, drafter=compose(name, Sources(), model), budget=6)
         result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)

@@ -14,7 +14,7 @@ from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
-from ragspec.needs import Capabilities, Needs, match
+from ragspec.needs import LAST, Capabilities, Needs, match
 from ragspec.registry import names
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade
@@ -32,14 +32,14 @@ from tests.support.fixed import FixedDrafter, FixedSession
 
 RULES = [name for name, where in names("rule").items() if "visual" not in where]
 ERRORS = (UnsupportedModelError, UnsupportedModelError, RuleError, RuleError)
-SAID = ("best tokens", "last hidden states", "continuous latents", "tables of probabilities")
+SAID = ("best tokens", "hidden states", "continuous latents", "tables of probabilities")
 
 
 @pytest.mark.parametrize("offered", list(product([False, True], repeat=4)))
 @pytest.mark.parametrize("needed", list(product([False, True], repeat=4)))
 def test_each_need_is_met_or_named(needed: tuple[bool, ...], offered: tuple[bool, ...]) -> None:
     best, hidden, latents, chances = needed
-    needs = Needs(3 * best, False, hidden, True, True, latents, chances)
+    needs = Needs(3 * best, False, (LAST,) * hidden, True, True, latents, chances)
     best, hidden, latents, chances = offered
     capabilities = Capabilities(best, hidden, latents, chances, "a small model")
     lacking = [i for i in range(4) if needed[i] and not offered[i]]
@@ -53,8 +53,8 @@ def test_each_need_is_met_or_named(needed: tuple[bool, ...], offered: tuple[bool
 
 
 def test_a_union_has_the_largest_of_each_field() -> None:
-    parts = [Needs(2, False, True), Needs(5, True), Needs(draft_prompt=True, texts=True)]
-    assert Needs.union(parts) == Needs(5, True, True, True, True)
+    parts = [Needs(2, False, (9, LAST)), Needs(5, True, (4,)), Needs(draft_prompt=True, texts=True)]
+    assert Needs.union(parts) == Needs(5, True, (LAST, 4, 9), True, True)
     assert Needs.union([]) == Needs()
     assert Needs.union([Needs(latents=True)]) == Needs(latents=True)
 
@@ -87,7 +87,7 @@ FIELDS = [field.name for field in fields(Needs)]
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: str) -> None:
-    values: dict[str, Any] = {name: 1}
+    values: dict[str, Any] = {name: (LAST,) if name == "hidden_states" else 1}
     drafter = States(Needs(**values))
     if holder == "rapid" and name in ("hidden_states", "latents"):
         with pytest.raises((InputError, RuleError)):
@@ -101,7 +101,7 @@ def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: st
 @pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"rapid"}))
 def test_an_engine_refuses_what_its_model_cannot_offer(holder: str) -> None:
     model = tiny.model("llama")
-    drafter = HOLDERS[holder](States(Needs(hidden_states=True)))
+    drafter = HOLDERS[holder](States(Needs(hidden_states=(LAST,))))
     Engine(CausalTarget(model), drafter=drafter, budget=4)
     with pytest.raises(UnsupportedModelError, match=r"'(states|other)' needs .*hidden states; got"):
         Engine(PathTarget(model), drafter=drafter, budget=4)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.drafters.heads.files import save_head
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support import tiny_latents as models
@@ -215,7 +216,7 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
 
 def test_long_heads(folder: Path, tmp_path: Path) -> None:
     target, out = CausalTarget(tiny.model("llama")), tmp_path / "rows.json"
-    heads.fresh(target).save(tmp_path / "head")
+    save_head(heads.fresh(target), tmp_path / "head")
     run(
         *("long_heads.py", "--data", folder, "--model", folder, "--head", tmp_path / "head"),
         *("--tokens", "60", "--documents", "1", "--questions", "3", "--dtype", "float32"),

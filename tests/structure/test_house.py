@@ -422,7 +422,7 @@ def call_sins(function: str, node: ast.Call) -> Iterator[str]:
 
 
 ASKED = ("ragspec.drafters", "ragspec.rules", "ragspec.needs", "ragspec.retrievers.methods")
-FOREIGN = {"ragspec.drafters.eagle.head": 2, "ragspec.drafters.build": 1}  # of transformers models
+FOREIGN = {"ragspec.drafters.heads.head": 2, "ragspec.drafters.build": 1}  # of transformers models
 
 
 def questions(tree: ast.AST) -> int:

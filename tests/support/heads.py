@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.head import DraftHead, fresh_head
+from ragspec.needs import LAST
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.reading import HiddenStates
 from ragspec.visual.models.target import ImageTarget
 from tests.support import image_models, tiny
 
@@ -36,9 +38,9 @@ def train_head(
     target: CausalTarget,
     texts: Sequence[Sequence[int]],
     settings: HeadTraining,
-    head: FeatureHead | None = None,
+    head: DraftHead | None = None,
     on_step: Callable[[TrainingProgress], None] = lambda step: None,
-) -> FeatureHead:
+) -> DraftHead:
     """Return a head that was trained to the end."""
     trainer = HeadTrainer(target, texts, settings, head=head)
     for progress in trainer.run():
@@ -47,15 +49,15 @@ def train_head(
 
 
 @cache
-def trained() -> FeatureHead:
+def trained() -> DraftHead:
     """Return a head that was trained for `model` on random tokens."""
     texts = [tiny.prompt(40, vocab_size=VOCAB, seed=seed) for seed in range(128)]
     return train_head(CausalTarget(model(torch.float32)), texts, TRAINING)
 
 
-def fresh(target: CausalTarget, seed: int = 0) -> FeatureHead:
+def fresh(target: CausalTarget, seed: int = 0) -> DraftHead:
     """Return an untrained head."""
-    return FeatureHead.fresh(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
+    return fresh_head(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
 
 
 def picture_target(scale: float = 3.0) -> ImageTarget:
@@ -68,11 +70,16 @@ def states(target: CausalTarget, tokens: Sequence[int]) -> torch.Tensor:
     with target.open(1, len(tokens)) as session:
         session.keep_hidden()
         session.read_prompts([list(tokens)], 0)
-        return session.hidden[0]
+        return session.hidden[0].of((LAST,))
+
+
+def last(states: torch.Tensor) -> HiddenStates:
+    """Return last states [copies, T, H] as the hidden states of a forward."""
+    return HiddenStates({LAST: states})
 
 
 def distributions_below(
-    head: FeatureHead,
+    head: DraftHead,
     target: CausalTarget,
     tokens: Sequence[int],
     path: Sequence[int],
@@ -88,7 +95,7 @@ def distributions_below(
     for depth in range(len(path) + 1):
         text = torch.tensor([[*tokens[first + 1 :], *path[:depth]]])
         with torch.no_grad():
-            guessed = head(target.embed(text), known)[:, -1:]
+            guessed = head(target.embed(text), known).fed[:, -1:]
             position = torch.tensor([[len(tokens) + depth - 1]])
             results.append(target.head_logits(guessed, position)[0, 0])
         known = torch.cat([known, guessed], 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ragspec import Engine
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.files import open_head
 from tests.support import tiny
 
 
@@ -70,9 +70,9 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     stages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [Path(instance["out"]).name for instance in stages] == ["first", "second"]
     assert [instance["texts"] for instance in stages] == [30, 24]
-    head = FeatureHead.load(out)
+    head = open_head(out)
     assert head.config.draft_vocab_size == 20
-    weights = FeatureHead.load(work / "second").fc.weight
+    weights = open_head(work / "second").fc.weight
     assert torch.equal(head.fc.weight, weights.bfloat16().float())
     scripts[1].main()  # both are done
     assert not capsys.readouterr().out

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import open_head
 from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import image_models
 
@@ -41,6 +41,6 @@ def test_heads_are_written_beside_their_targets(
     monkeypatch.setattr("sys.argv", ["image_head.py", *requests])
     script.main()
     assert "step 0" in capsys.readouterr().out
-    head = FeatureHead.load(tmp_path / "tiles" / "head")
+    head = open_head(tmp_path / "tiles" / "head")
     target = image_models.target(LlamaGen.load_model(tmp_path / "tiles" / "target"), 2.0)
     assert HeadDrafter(head, target).head.config.vocab_size == image_models.BOOK

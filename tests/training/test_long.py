@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.training.trainer import HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -88,7 +88,7 @@ def test_a_head_learns_from_answers_over_documents(
     assert [record["round"] for record in records] == [0, 1]
     assert all(chat["answer"] for record in records for chat in record["chats"])
     start = heads.fresh(CausalTarget(tiny.model(max_position_embeddings=1 << 14)))
-    start.save(tmp_path / "start")
+    save_head(start, tmp_path / "start")
     inputs = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"
     for last in ("", f"--out {out} --minutes 0.01 --depth 2"):
         monkeypatch.setattr(
@@ -98,4 +98,4 @@ def test_a_head_learns_from_answers_over_documents(
         message = capsys.readouterr().out
         assert message.count("answers\n") == (0 if last else 2)  # read once
     assert "before:" in message
-    assert not torch.equal(FeatureHead.load(out).fc.weight, start.fc.weight)
+    assert not torch.equal(open_head(out).fc.weight, start.fc.weight)

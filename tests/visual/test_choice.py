@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError, UnknownNameError
+from ragspec.drafters.heads.files import save_head
+from ragspec.drafters.heads.head import fresh_head
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnknownNameError,
+)
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
@@ -28,7 +35,7 @@ LABELS = Conditions(torch.tensor([0, 2]))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tiny_images.save(tmp_path_factory.mktemp("images"))
     instance = ImageTarget(tiny_images.model(), LABELS.table(tiny_images.model()), 2.0)
-    FeatureHead.fresh(instance, torch.Generator().manual_seed(0)).save(root / "head")
+    save_head(fresh_head(instance, torch.Generator().manual_seed(0)), root / "head")
     return root
 
 
@@ -124,7 +131,7 @@ def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="as a drafter"):
         source(3, Walk(), model, None)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(ModelError, match="not a valid JSON"):
         source(tmp_path, Walk(), model, None)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from ragspec.errors import InputError
+from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.verification.tree_session import MOST_LOGITS
 
@@ -118,6 +119,7 @@ class StateRead:
     Attributes:
         embedded: Inputs of the first layer, f32 [R, T, E].
         states: Inputs of the output head, f32 [R, T, H].
+        taps: What the head reads, f32 [R, T, W]; None for `states`.
         real: False for padding, on the right, and for tokens not to learn from, bool [R, T].
         places: Positions of the tokens, i64 [R, T]; None if consecutive.
     """
@@ -126,6 +128,12 @@ class StateRead:
     states: torch.Tensor
     real: torch.Tensor
     places: torch.Tensor | None = None
+    taps: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """The states that the head reads [R, T, W]."""
+        return self.states if self.taps is None else self.taps
 
 
 class Reads(Protocol):
@@ -141,13 +149,19 @@ class StateReader:
     All states are rounded to bfloat16, so that a training does not depend on the cache.
 
     Args:
+        taps: The target's states that the head reads, see `HeadConfig`.
         cache_bytes: Maximum bytes of states in CPU memory.
     """
 
     def __init__(
-        self, target: CausalTarget, chunks: Sequence[Sequence[int]], cache_bytes: int = CACHE_BYTES
+        self,
+        target: CausalTarget,
+        chunks: Sequence[Sequence[int]],
+        taps: Sequence[int] = (LAST,),
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.target, self.chunks = target, chunks
+        self._taps = (LAST, *taps) if set(taps) != {LAST} else (LAST,)
         self._cache: dict[int, torch.Tensor] = {}
         self._room = cache_bytes
 
@@ -160,9 +174,10 @@ class StateReader:
             longest = len(self.chunks[missing[-1]])
             most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
             missing, part = missing[:-most], missing[-most:]
-            read = read_states(self.target, [self.chunks[number] for number in part])
+            texts, taps = [self.chunks[number] for number in part], self._taps
+            read = read_states(self.target, texts, sorted(set(taps)))
             for number, chunk_states in zip(part, read, strict=True):
-                states[number] = chunk_states.to("cpu", torch.bfloat16)
+                states[number] = chunk_states.of(taps).to("cpu", torch.bfloat16)
                 if (size := states[number].nbytes) <= self._room:
                     self._cache[number] = states[number]
                     self._room -= size
@@ -181,4 +196,8 @@ class StateReader:
         lengths = torch.tensor([len(row) for row in states], device=device)
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence
-        return StateRead(pad(embedded, batch_first=True), pad(states, batch_first=True), real)
+        every = pad(states, batch_first=True)
+        width = every.shape[2] // len(self._taps)
+        last, taps = every[..., :width], every[..., width:]
+        whole = pad(embedded, batch_first=True)
+        return StateRead(whole, last, real, taps=taps if len(self._taps) > 1 else None)

@@ -1,30 +1,55 @@
-"""The loss of a feature head: its predicted hidden states, and their distributions.
+"""The loss of a draft head: its predicted hidden states, and their distributions.
 
 Depth 1 is EAGLE's loss (arXiv 2401.15077): a state is predicted from the target's own state before
 it. Deeper drafts read predictions. Depth d trains d such rounds: a place of round k reads the
-target's states up to k places before it and the predictions since, as in HASS (2408.15766) and
-EAGLE-3 (2503.01840). All rounds are one forward under a mask.
+target's states up to k places before it and the predictions since. Heads that project learn states
+and read predictions without gradient, as in HASS (2408.15766); the others learn distributions
+alone, with the gradient of all rounds, as in EAGLE-3 (2503.01840).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import nan
 
 import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
+from ragspec.drafters.heads.head import DraftHead, HeadStates
+from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a head learns.
+
+    Attributes:
+        features: Weight of the smooth L1 distance between states.
+        distributions: Weight of the cross-entropy between distributions.
+        decay: Weight of a round relative to the one before.
+        detached: Whether a round reads predictions without gradient.
+    """
+
+    features: float = 1.0
+    distributions: float = 0.1
+    decay: float = 1.0
+    detached: bool = True
+
+    @classmethod
+    def of(cls, head: DraftHead) -> Objective:
+        """Return the published objective of a head's form."""
+        return cls() if head.config.join == "project" else cls(0.0, 1.0, 0.8, detached=False)
+
+
 def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     """Return a function with frozen weights from states to logits f32, of all tokens or some."""
-    module = target.output_head if tokens is None else DraftVocabulary(target, tokens)
+    module = target.output_head if tokens is None else DraftVocabulary.of_target(target, tokens)
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
     def logits(states: torch.Tensor) -> torch.Tensor:
@@ -34,85 +59,88 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     return logits
 
 
+def own_output(head: DraftHead, output: Output) -> Output:
+    """Return the function from a head's states to its logits f32: its own, or the target's."""
+    rows = head.output
+    return output if rows is None else lambda states: rows(states).float()
+
+
 def head_loss(
-    head: FeatureHead,
+    head: DraftHead,
     output: Output,
     read: StateRead,
+    objective: Objective,
     *,
-    distributions: float,
     noise: torch.Tensor | float = 0.0,
     depth: int = 1,
 ) -> tuple[torch.Tensor, float]:
     """Return the loss, and the share of places where head and target agree in round one.
 
-    The loss is smooth L1 between states plus `distributions` times the cross-entropy between
-    distributions, over the tokens of `output`. They agree if their best tokens are equal.
+    The loss compares the tokens of `output`. Head and target agree if their best tokens are equal.
 
     Args:
-        noise: Added to the target's states as inputs, [R, T - 1, H].
+        output: The target's own, over the tokens of the head; see `frozen_output`.
+        noise: Added to the target's states as inputs, [R, T - 1, W].
         depth: Number of rounds.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
-    for number, guessed in enumerate(rounds(head, read, noise, depth)):
-        guessed = guessed[:, number:]
-        start = after.shape[1] - guessed.shape[1]
+    logits, weight, whole = own_output(head, output), 1.0, 0.0
+    for number, guessed in enumerate(rounds(head, read, noise, depth, objective.detached)):
+        states = guessed.read.float()[:, number:]
+        start = after.shape[1] - states.shape[1]
         learned = real[:, start:]  # other places need no distribution
-        expected, guessed = after[:, start:][learned], guessed[learned]
+        expected, states = after[:, start:][learned], states[learned]
         with torch.no_grad():
             theirs = output(expected)
-            distribution = theirs.softmax(-1)
-        difference = functional.smooth_l1_loss(guessed, expected, reduction="none").mean(-1)
-        ours = output(guessed)
-        if distributions:
-            difference = difference - distributions * (distribution * ours.log_softmax(-1)).sum(-1)
-        total = total + difference.sum() / max(1, len(difference))
+        ours = logits(states)
+        loss = torch.zeros(len(expected), device=after.device)
+        if objective.features:
+            distance = functional.smooth_l1_loss(states, expected, reduction="none").mean(-1)
+            loss = loss + objective.features * distance
+        if objective.distributions:
+            entropy = (theirs.softmax(-1) * ours.log_softmax(-1)).sum(-1)
+            loss = loss - objective.distributions * entropy
+        total = total + weight * loss.sum() / max(1, len(loss))
+        weight, whole = weight * objective.decay, whole + weight
         if not number:
             hits = ours.argmax(-1) == theirs.argmax(-1)
             agreement = float(hits.sum() / max(1, len(hits)))
-    return total / depth, agreement
+    return total / whole, agreement
 
 
 def rounds(
-    head: FeatureHead, read: StateRead, noise: torch.Tensor | float, depth: int
-) -> list[torch.Tensor]:
-    """Return the states [R, n, H] predicted in each round, n = T - 1.
+    head: DraftHead, read: StateRead, noise: torch.Tensor | float, depth: int, detached: bool = True
+) -> Iterator[HeadStates]:
+    """Yield the head's output [R, n, H] of each round, n = T - 1.
 
     Rounds after the first begin at the first place to learn from: [R, n - start, H]. Place start +
-    i of round k is valid from i = k on. Inputs from the round before have no gradient.
+    i of round k is valid from i = k on. A round attends to the keys of those before it.
+
+    Args:
+        detached: Whether inputs from the round before have no gradient.
     """
-    embedded, before = read.embedded[:, 1:], read.states[:, :-1] + noise
-    places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
+    from transformers import DynamicCache
+
+    embedded, inputs = read.embedded[:, 1:], head.project(read.inputs[:, :-1] + noise)
+    n, device = embedded.shape[1], embedded.device
+    places = torch.arange(n, device=device)[None]
+    if read.places is not None:
+        places = read.places[:, 1:] - read.places[:, 1:2]
     start = 0
     if depth > 1 and len(learned := read.real[:, 1:].any(0).nonzero()):
         start = int(learned[0])
-    inputs = [before]
-    for _ in range(1, depth):
-        with torch.no_grad():
-            last = _forward(head, embedded, inputs, places, start)[-1]
-        last = last[:, last.shape[1] - before.shape[1] + start :]
-        inputs.append(torch.cat([before[:, start : start + 1], last[:, :-1]], 1))
-    return _forward(head, embedded, inputs, places, start)
-
-
-def _forward(
-    head: FeatureHead,
-    embedded: torch.Tensor,
-    inputs: list[torch.Tensor],
-    places: torch.Tensor | None,
-    start: int,
-) -> list[torch.Tensor]:
-    """Return the predictions of several rounds of inputs, in one forward; see `rounds`."""
-    count, n = len(inputs), embedded.shape[1]
-    if count == 1:
-        return [head(embedded, inputs[0], places).float()]
-    if places is None:
-        places = torch.arange(n, device=embedded.device)[None]
-    mask = round_mask(n, count, embedded.device, start)[None, None]
-    again = [places, *[places[:, start:]] * (count - 1)]
-    tokens = [embedded, *[embedded[:, start:]] * (count - 1)]
-    guessed = head(torch.cat(tokens, 1), torch.cat(inputs, 1), torch.cat(again, 1), mask=mask)
-    return list(guessed.float().split([n, *[n - start] * (count - 1)], 1))
+    mask, keys, before = round_mask(n, depth, device, start), DynamicCache(), inputs
+    for number in range(depth):
+        first = start if number else 0
+        end = n + number * (n - start)
+        rows = mask[end - (n - first) : end, :end][None, None]
+        options = {"mask": rows, "keys": keys if depth > 1 else None}
+        guessed = head(embedded[:, first:], inputs, places[:, first:], **options)
+        yield guessed
+        fed = guessed.fed[:, guessed.fed.shape[1] - n + start :]
+        fed = fed.detach() if detached else fed
+        inputs = torch.cat([before[:, start : start + 1], fed[:, :-1]], 1)
 
 
 def round_mask(
@@ -132,16 +160,17 @@ def round_mask(
 
 
 @torch.no_grad()
-def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
+def agreement(head: DraftHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
     """Return the share of places where the head's best token is the target's best of all tokens.
 
     It is the mean over `reads`, each of one text or more; NaN without any.
     """
-    ours, theirs = (frozen_output(target, tokens) for tokens in (head.tokens, None))
+    theirs = frozen_output(target, None)
+    ours = own_output(head, frozen_output(target, head.tokens) if head.output is None else theirs)
     results = []
     for read in reads:
-        places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
-        best = ours(head(read.embedded[:, 1:], read.states[:, :-1], places)).argmax(-1)
+        (guessed,) = rounds(head, read, 0.0, 1)
+        best = ours(guessed.read.float()).argmax(-1)
         best = best if head.tokens is None else head.tokens[best]
         real = read.real[:, 1:]
         hits = (best == theirs(read.states[:, 1:]).argmax(-1)) & real

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
+from ragspec.drafters.heads.files import holds_head, open_head, save_head
+from ragspec.drafters.heads.head import taps_of
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
 from ragspec.training.image_texts import code_texts, read_codes
@@ -62,13 +63,13 @@ def train_head(
     state = load_state(out) if resume else None
     held_out, learned = _split(texts)
     began = time.perf_counter()
-    head = None if start is None else FeatureHead.load(start).to(target.device)
+    head = None if start is None else open_head(start, target).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    states = list[StateRead]()
+    states, taps = list[StateRead](), taps_of(trainer.head, target)
 
     def judge() -> float:
         if not states:
-            states.extend(_read_states(target, held_out, settings.length))
+            states.extend(_read_states(target, held_out, settings.length, taps))
         return agreement(trainer.head, target, states)
 
     run = HeadRun(trainer, out, judge, notify)
@@ -79,7 +80,7 @@ def train_head(
         last = run.run(on_step, stop)
     run.finish(last)
     if not held_out:
-        states.extend(_read_states(target, learned, settings.length))
+        states.extend(_read_states(target, learned, settings.length, taps))
     return {
         "out": str(out),
         "texts": len(texts),
@@ -184,15 +185,15 @@ class HeadRun:
         """Write the best head; raise StoreError where it cannot be written."""
         if self.best is not None:
             self.trainer.head.load_state_dict(self.best[1])
-            self.trainer.head.eval().save(self.out)
+            save_head(self.trainer.head.eval(), self.out)
 
 
 def _read_states(
-    target: CausalTarget, texts: Sequence[Sequence[int]], length: int
+    target: CausalTarget, texts: Sequence[Sequence[int]], length: int, taps: Sequence[int]
 ) -> list[StateRead]:
     """Return the target's states over the first texts that are long enough, one by one."""
     chunks = [text[:length] for text in texts[:MOST_HELD_OUT] if len(text) >= SHORTEST]
-    reader = StateReader(target, chunks)
+    reader = StateReader(target, chunks, taps)
     return [reader.read([number]) for number in range(len(chunks))]
 
 
@@ -243,8 +244,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         raise InputError(f"{out} is a file; expected the name of a folder.")
     if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
         return
-    config = out / CONFIG
-    if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):
+    if not holds_head(out):
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
 
 

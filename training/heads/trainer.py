@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead, check_head, frequent_tokens
+from ragspec.drafters.heads.head import DraftHead, check_head, fresh_head, taps_of
+from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
-from ragspec.training.loss import frozen_output, head_loss
+from ragspec.training.loss import Objective, frozen_output, head_loss
 from ragspec.verification.causal import CausalTarget
 
 CHECKPOINT, PART = "training.pt", ".training.part"
@@ -42,8 +43,8 @@ class HeadTraining:
         batch_size, length: Texts per step, and maximum tokens per text. Longer texts are split,
             which texts behind a condition do not allow.
         learning_rate: Peak rate; None gives 0.6 / H, near the published 1e-4 for H = 4096.
+        form: The form of a fresh head, see `fresh_head`.
         noise: Width of the uniform noise on the states.
-        distributions: Weight of the cross-entropy.
         depth: Rounds in which the head reads its own predictions, see `loss`.
         draft_vocab_size: The head only drafts this many of the texts' most frequent tokens, see
             `frequent_tokens`; None for all.
@@ -58,8 +59,8 @@ class HeadTraining:
     length: int = 256
     learning_rate: float | None = None
     weight_decay: float = 0.01
+    form: str = "eagle1"
     noise: float = 0.2
-    distributions: float = 0.1
     depth: int = 1
     draft_vocab_size: int | None = None
     seed: int = 0
@@ -69,7 +70,7 @@ class HeadTraining:
         if self.draft_vocab_size is not None:
             counts["draft_vocab_size"] = 1
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
-        least = dict.fromkeys(("noise", "distributions", "weight_decay"), 0.0)
+        least = dict.fromkeys(("noise", "weight_decay"), 0.0)
         least |= dict.fromkeys(limits, math.ulp(0.0))  # above 0
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
         wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
@@ -126,7 +127,7 @@ class HeadTrainer:
         texts: Sequence[Sequence[int]],
         settings: HeadTraining,
         *,
-        head: FeatureHead | None = None,
+        head: DraftHead | None = None,
         reader: Reads | None = None,
     ) -> None:
         self.target = target
@@ -140,12 +141,14 @@ class HeadTrainer:
                 "expected the same, for a trained head keeps its tokens. Leave --vocabulary out."
             )
         first = seeded(settings.seed, 0, 0)
-        self.head = head or FeatureHead.fresh(target, first, tokens=tokens)
+        self.head = head or fresh_head(target, first, form=settings.form, tokens=tokens)
         check_head(self.head, target)
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
-        self._reader = reader or StateReader(target, self.batches.chunks)
+        self._reader = reader or StateReader(
+            target, self.batches.chunks, taps_of(self.head, target)
+        )
         self._output = frozen_output(target, self.head.tokens)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
@@ -177,7 +180,7 @@ class HeadTrainer:
             group["lr"] = rate
         self.head.train()
         read = self._reader.read(self.batches.of(self.steps))
-        settings, shape = self.settings, read.states[:, 1:].shape
+        settings, shape = self.settings, read.inputs[:, 1:].shape
         sample = torch.rand(shape, generator=seeded(settings.seed, 2, self.steps))
         noise = settings.noise * (sample - 0.5).to(read.states.device)
         half = self.target.dtype == torch.bfloat16  # needs no scaled loss, unlike float16
@@ -186,7 +189,7 @@ class HeadTrainer:
                 self.head,
                 self._output,
                 read,
-                distributions=settings.distributions,
+                Objective.of(self.head),
                 noise=noise,
                 depth=settings.depth,
             )

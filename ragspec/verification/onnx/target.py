@@ -7,6 +7,7 @@ own modules, over the same caches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,7 +158,13 @@ class OnnxTarget(CausalTarget):
             "bias": _bias(view, count, end),
             **self._rotary_to(int(positions.max()) + 1),
         }
-        states, logits = self._run(inputs, row.tail)
+        layers = self._tapped()
+        names = (*(input_name(i) for i in layers if i), "states", "logits")
+        *tapped, states, logits = self._run(inputs, row.tail, names)
+        for i, layer in layers.items():
+            each = tapped.pop(0) if i else self.embed(tokens)
+            for hook in layer._forward_pre_hooks.values():
+                hook(layer, (each[:, :n],), {})
         cache.advance(n)
         if heard:
             with torch.no_grad():
@@ -176,8 +183,10 @@ class OnnxTarget(CausalTarget):
         }
         return Session(in_onnx(graph, self.model), weights)
 
-    def _run(self, inputs: dict[str, Tensor], buffers: Buffers) -> tuple[Tensor, Tensor]:
-        """Run the session, which extends the buffers; return states and logits."""
+    def _run(
+        self, inputs: dict[str, Tensor], buffers: Buffers, names: Sequence[str]
+    ) -> list[Tensor]:
+        """Run the session, which extends the buffers; return the outputs with these names."""
         value, binding = self._session.value, self._session.inner.io_binding()
         values = {name: value(tensor.contiguous().numpy()) for name, tensor in inputs.items()}
         caches = {
@@ -189,11 +198,16 @@ class OnnxTarget(CausalTarget):
             binding.bind_ortvalue_input(name, value)
         for name, value in caches.items():
             binding.bind_ortvalue_output(f"{name}.out", value)
-        for name in ("states", "logits"):
+        for name in names:
             binding.bind_output(name, "cpu")
         self._session.inner.run_with_iobinding(binding)
-        states, logits = binding.get_outputs()[-2:]
-        return torch.from_numpy(states.numpy()), torch.from_numpy(logits.numpy())
+        outputs = binding.get_outputs()[-len(names) :]
+        return [torch.from_numpy(output.numpy()) for output in outputs]
+
+    def _tapped(self) -> dict[int, nn.Module]:
+        """Return the layers whose inputs somebody reads, by number; see `Taps`."""
+        layers = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
+        return {i: layer for i, layer in layers if layer._forward_pre_hooks}
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""
@@ -247,6 +261,11 @@ class OnnxTarget(CausalTarget):
                 if not torch.equal(alone[0], together[row]):
                     return False
         return True
+
+
+def input_name(layer: int) -> str:
+    """Return the name of the input of a layer in the graph; that of the first has none."""
+    return f"layer{layer}.before.sum"
 
 
 def _bias(view: TreeView, n: int, slots: int) -> Tensor:

@@ -21,6 +21,7 @@ from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.reading import HiddenStates, Taps
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import StackedRow
 from ragspec.verification.static.layout import (
@@ -210,7 +211,7 @@ class StaticSession(TreeSession):
         inputs = self._packet(shape, lengths, distributions)
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
-        hidden = self._head_inputs is not None
+        taps = None if self._taps is None else Taps(self._taps.modules)
         make = partial(
             StaticStep,
             self.target.model,
@@ -218,20 +219,24 @@ class StaticSession(TreeSession):
             shape,
             self._runner.masks,
             None if message is None else message.distributions,
-            self.target.output_head if hidden else None,
+            taps,
         )
         try:
             step, outputs = self._runner.take(
-                self._arena, (shape, hidden), make, inputs, self._configs
+                self._arena, (shape, taps and (*taps.modules,)), make, inputs, self._configs
             )
         except BaseException:
             if message is not None:
                 message.forget()
             raise
         packet, logits, states = outputs
-        if states is not None:
-            states = states.clone()  # the next step overwrites them, and drafters may keep them
-        self.hidden = [] if states is None else [states[None, at] for at in self._at]
+        # The next step overwrites them, and drafters may keep them.
+        states = {tap: each.clone() for tap, each in states.items()}
+        self.hidden = [
+            HiddenStates({tap: each[None, at] for tap, each in states.items()})
+            for at in self._at
+            if states
+        ]
         parts = [logits[at] for at in self._at]
         if message is None:
             return Launched(parts)
@@ -272,7 +277,7 @@ class StaticSession(TreeSession):
         inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
         queries: Sequence[range],
         last: Sequence[int] | None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor], list[HiddenStates]]:
         self._selection = []
         self._arena.reserve(max(length + len(head) + len(tree) for length, head, tree in inputs))
         return super()._run(rows, inputs, queries, last)

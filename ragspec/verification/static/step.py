@@ -26,7 +26,7 @@ from torch import Tensor
 from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
-from ragspec.verification.reading import HeadInputs
+from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.distributions import FRESH
 from ragspec.verification.static.layout import (
@@ -180,7 +180,7 @@ class StaticStep(FixedStep):
 
     Args:
         distributions: The distributions of the B rows, None to compute only logits.
-        head: The module whose inputs are returned as hidden states, None for no states.
+        taps: Records the hidden states that are returned, None for no states.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class StaticStep(FixedStep):
         shape: StepShape,
         masks: Masks,
         distributions: BatchDistribution | None,
-        head: torch.nn.Module | None = None,
+        taps: Taps | None = None,
     ) -> None:
         from ragspec.verification.model_cache import step_cache  # imports transformers
 
@@ -199,17 +199,17 @@ class StaticStep(FixedStep):
         self.shape = shape
         self._model, self._masks, self._buffers = model, masks, arena.buffers
         self._distributions = distributions
-        self._head = None if head is None else HeadInputs(head)
+        self._taps = taps
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, rows, shape.slots, self._columns)
 
-    def outputs(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return packet and logits (see `run`) and any hidden states [B, n, H]."""
-        if self._head is None:
-            return (*super().outputs(), None)
-        with self._head:
-            return (*super().outputs(), self._head.taken())
+    def outputs(self) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """Return packet and logits (see `run`) and any hidden states [B, n, H], by number."""
+        if self._taps is None:
+            return (*super().outputs(), {})
+        with self._taps:
+            return (*super().outputs(), self._taps.taken())
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Return the packet and the logits [B, n, V]; keep the accepted paths in the cache."""

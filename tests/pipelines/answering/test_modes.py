@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.eagle.cache import HeadCache
-from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.heads.cache import HeadCache
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.engine.engine import Engine
+from ragspec.needs import LAST
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.saved_document import CACHE
@@ -204,12 +205,12 @@ def test_answers_are_those_of_the_target_alone(
 
 def test_states_are_those_of_the_target(opened: LongDocument) -> None:
     states = opened.states
-    assert states is not None and states.shape[1] == opened.tokens
+    assert states is not None and len(states) == opened.tokens
     expected = heads.states(opened.engine.target, opened.prefix.token_ids)
-    torch.testing.assert_close(states, expected)
+    torch.testing.assert_close(states.of((LAST,)), expected)
     without = LongDocument.open(parts(24), states_engine(head=False))
     assert without.states is None
-    assert opened.bytes == without.bytes + states.nbytes
+    assert opened.bytes == without.bytes + states.bytes
 
 
 def test_a_head_hears_of_the_chunks_that_the_question_finds(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.heads.files import save_head
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, Variant
@@ -129,7 +130,7 @@ def test_unknown_modes_are_refused(name: str, engine: Engine) -> None:
 
 def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     folder = str(tmp_path / "head")
-    heads.trained().save(folder)
+    save_head(heads.trained(), folder)
     engine = Engine(heads.model(torch.float32), drafter=None)
     names = [folder, f"context+{folder}", "context"]
     variants = build_variants(names, engine, None, lambda: None)

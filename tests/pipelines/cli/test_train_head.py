@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
@@ -64,7 +64,7 @@ def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
 
 
 def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
-    from ragspec.drafters.eagle.drafter import HeadDrafter
+    from ragspec.drafters.heads.drafter import HeadDrafter
     from ragspec.engine.engine import Engine
     from ragspec.models.load import load_model
 
@@ -116,7 +116,7 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     assert code == 0, err
     result = json.loads(printed)
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
-    from ragspec.drafters.eagle.drafter import HeadDrafter
+    from ragspec.drafters.heads.drafter import HeadDrafter
 
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
@@ -166,7 +166,7 @@ def test_numbers_out_of_range_are_reported_by_their_option(
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
     from ragspec.errors import InputError
 
-    heads.fresh(CausalTarget(heads.model())).save(tmp_path / "head")
+    save_head(heads.fresh(CausalTarget(heads.model())), tmp_path / "head")
     check_out(tmp_path / "head")
     tiny.model().save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="other files"):
@@ -276,7 +276,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
         with pytest.raises(KeyboardInterrupt):
             train(*some, tmp_path / "parts", ENOUGH, Terminal())
     assert "stopped after step 5" in capsys.readouterr().err
-    FeatureHead.load(tmp_path / "parts")  # what was learned so far drafts already
+    open_head(tmp_path / "parts")  # what was learned so far drafts already
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
         train(*some, tmp_path / "parts", ENOUGH, quiet)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
@@ -304,7 +304,7 @@ def test_the_best_head_on_held_out_texts_is_written(
     monkeypatch.setattr(train_head_run, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
     train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
-    written = FeatureHead.load(tmp_path / "head").state_dict()
+    written = open_head(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
 
@@ -348,6 +348,6 @@ def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -
     first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
     more = train(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
-    instance, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
+    instance, before = (open_head(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)
     assert instance.config.draft_vocab_size == 9

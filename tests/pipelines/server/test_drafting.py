@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.drafters.heads.files import save_head
 from ragspec.pipelines.cli.serve import ServeOptions, load
 from ragspec.pipelines.console.options import EngineOptions, SearchOptions
 from ragspec.pipelines.console.terminal import Terminal
@@ -32,7 +33,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     instance = tiny.model("llama", dtype=torch.float32, seed=4)
     instance.save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)
-    heads.fresh(CausalTarget(instance)).save(head)
+    save_head(heads.fresh(CausalTarget(instance)), head)
     return model, head
 
 

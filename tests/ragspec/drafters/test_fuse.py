@@ -13,7 +13,7 @@ from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.errors import InputError
-from ragspec.needs import Needs
+from ragspec.needs import LAST, Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
@@ -147,7 +147,7 @@ def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> Non
 MODELS: dict[str, dict[str, Any]] = {
     "coupled": {"kind": DraftKind.COUPLED},
     "deterministic": {"looks_up": False},
-    "head": {"needs": Needs(hidden_states=True)},
+    "head": {"needs": Needs(hidden_states=(LAST,))},
 }
 
 

@@ -14,7 +14,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
-from ragspec.needs import Needs
+from ragspec.needs import LAST, Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
@@ -29,10 +29,10 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from tests.support import loops, tiny
+from tests.support import heads, loops, tiny
 
 PROMPT = tiny.prompt(9, seed=3)
-BEST, HIDDEN = Needs(top_tokens=2, prompt_top_tokens=True), Needs(hidden_states=True)
+BEST, HIDDEN = Needs(top_tokens=2, prompt_top_tokens=True), Needs(hidden_states=(LAST,))
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
     assert second.hidden is not None and second.best is None
     assert first.tokens.tolist() == second.tokens.tolist() == PROMPT
     assert first.best.host().shape == (len(PROMPT), 2)
-    assert second.hidden.shape[:2] == (1, len(PROMPT))
+    assert second.hidden.of((LAST,)).shape[:2] == (1, len(PROMPT))
     assert steps and more and all(isinstance(step, Step) for step in [*steps, *more])
 
 
@@ -150,7 +150,7 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
     row = loops.sequence(None, prompt, 4, distribution, drafter)
     row.needs, row.hidden = drafter.needs, drafter.needs.hidden_states
-    row.reads_hidden = row.hidden
+    row.reads_hidden = set(row.hidden)
     row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
     row.budget = FixedBudget(3).open(None)
     return row
@@ -167,7 +167,7 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
     assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]
     assert first.best is not None and first.hidden is None
     assert second.hidden is not None and second.best is None
-    assert first.best.host().shape == (4, 2) and second.hidden.shape[:2] == (1, 6)
+    assert first.best.host().shape == (4, 2) and second.hidden.of((LAST,)).shape[:2] == (1, 6)
     assert steps.paths, "no fusion between it and the loop would have caught what it does not know"
 
 
@@ -188,7 +188,9 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
 def test_the_sessions_of_the_library_understand_what_they_request(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
     best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
-    prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4)).restricted(drafter.needs)
+    prefill = Prefill(np.array([1, 2]), best, heads.last(torch.zeros(1, 2, 4))).restricted(
+        drafter.needs
+    )
     if prefill is not None:
         session.observe_prefill(prefill)
     session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
@@ -203,9 +205,12 @@ def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
 @pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize("hidden", [True, False])
 def test_nothing_is_reported_where_nothing_is_there(best: bool, hidden: bool) -> None:
-    tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, hidden)
+    tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, (LAST,) if hidden else ())
     assert Prefill(tokens).restricted(needs) is None
-    top_tokens, states = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
+    top_tokens, states = (
+        TopTokens.of(torch.zeros(1, 2, dtype=torch.int64)),
+        heads.last(torch.zeros(1, 1, 3)),
+    )
     part = Prefill(tokens, top_tokens, states).restricted(needs)
     if part is None:
         assert not best and not hidden

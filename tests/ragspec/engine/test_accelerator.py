@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ragspec.drafters.base import SourceText
-from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.method import Sources, build, describe
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine

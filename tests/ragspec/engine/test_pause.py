@@ -10,7 +10,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.needs import Needs
+from ragspec.needs import LAST, Needs
 from ragspec.reports.generation import Generation
 from ragspec.retrievers import ContextDrafter
 from ragspec.sampling.settings import Sampling
@@ -188,7 +188,7 @@ class Tilt(Transform, RowTransform):
     """Adds a product with the hidden state: a law that hangs on the states of every place."""
 
     name = "tilted"
-    needs = Needs(hidden_states=True)
+    needs = Needs(hidden_states=(LAST,))
 
     def __init__(self, strength: float = 1.0) -> None:
         sample = torch.Generator().manual_seed(1)
@@ -218,7 +218,7 @@ def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
     for _ in range(new):
         with torch.no_grad():
             result = tiny.model(dtype=torch.float64)(
-                torch.tensor([tokens]), output_hidden_states=True
+                torch.tensor([tokens]), output_hidden_states=(LAST,)
             )
         logits = result.logits[0, -1] + 0.1 * result.hidden_states[-1][0, -1] @ tilt.weights
         tokens.append(int(logits.argmax()))

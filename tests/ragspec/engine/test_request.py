@@ -12,7 +12,9 @@ from ragspec.drafters.base import KnownStates
 from ragspec.engine.prompts import end_tokens
 from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
+from ragspec.needs import LAST
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.reading import HiddenStates
 from tests.support import tiny
 
 
@@ -174,7 +176,9 @@ def test_refusals() -> None:
 
 def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
     def parts(*places: tuple[int, int]) -> tuple[KnownStates, ...]:
-        return tuple(KnownStates(start, torch.zeros(1, n, 4)) for start, n in places)
+        return tuple(
+            KnownStates(start, HiddenStates({LAST: torch.zeros(1, n, 4)})) for start, n in places
+        )
 
     def ask(inputs: Any) -> Request:
         return read_requests([[1] * 10], None, {"known_states": inputs}, target(), None)[0][0]

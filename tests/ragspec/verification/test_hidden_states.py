@@ -12,19 +12,19 @@ import torch
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
-from ragspec.needs import Needs
+from ragspec.needs import LAST, Needs
 from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.reading import HeadInputs
+from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 
 PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
 SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
-STATES, BEST = Needs(hidden_states=True), Needs(top_tokens=3, prompt_top_tokens=True)
+STATES, BEST = Needs(hidden_states=(LAST,)), Needs(top_tokens=3, prompt_top_tokens=True)
 
 
 class Watcher(Drafter):
@@ -58,10 +58,12 @@ class Watching(DraftSession):
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
 
     def observe_prefill(self, prefill: Prefill) -> None:
-        assert (prefill.hidden is not None) is self.needs.hidden_states
+        assert (prefill.hidden is not None) is bool(self.needs.hidden_states)
         assert (prefill.best is not None) is self.needs.prompt_top_tokens
-        lent = prefill.best.host() if prefill.best is not None else prefill.hidden.clone()  # type: ignore[union-attr]
-        self.prompts.append((prefill.tokens, lent))
+        if prefill.best is not None:
+            self.prompts.append((prefill.tokens, prefill.best.host()))
+        elif prefill.hidden is not None:
+            self.prompts.append((prefill.tokens, prefill.hidden.of((LAST,)).clone()))
 
     def observe(self, step: Step) -> None:
         self.steps.append((self.root, step, step.top))
@@ -70,7 +72,7 @@ class Watching(DraftSession):
         nodes = range(-1, len(step.tree))
         chosen = [step.view.token(node) for node in nodes]
         chances = torch.stack([step.view.probabilities(node) for node in nodes])
-        self.known.append((self.root, step, step.hidden.clone(), chosen, chances))
+        self.known.append((self.root, step, step.hidden.of((LAST,)).clone(), chosen, chances))
 
 
 def model() -> Any:
@@ -200,7 +202,7 @@ def test_a_model_is_left_as_it_was_detected() -> None:
         assert not head._forward_pre_hooks
     assert set(between) == {0}
     assert len(watcher.sessions[1].known) > 0
-    with pytest.raises(RuntimeError), HeadInputs(head):
+    with pytest.raises(RuntimeError), Taps({LAST: head}):
         assert len(head._forward_pre_hooks) == 1
         raise RuntimeError("on the way")
     assert not head._forward_pre_hooks
@@ -208,22 +210,20 @@ def test_a_model_is_left_as_it_was_detected() -> None:
 
 def test_other_threads_do_not_disturb_a_tap() -> None:
     head = torch.nn.Linear(3, 2)
-    inputs = HeadInputs(head)
+    inputs = Taps({LAST: head})
     with inputs:
         head(torch.ones(1, 1, 3))
         other = threading.Thread(target=lambda: head(torch.zeros(1, 1, 3)))
         other.start()
         other.join()
-    result = inputs.taken()
-    assert result is not None
-    assert result.tolist() == [[[1.0, 1.0, 1.0]]]
+    assert inputs.taken()[LAST].tolist() == [[[1.0, 1.0, 1.0]]]
     head(torch.ones(1, 1, 3))
-    assert inputs.taken() is None
+    assert not inputs.taken()
     with inputs:
         head(torch.ones(1, 1, 3))
     with inputs:
         pass
-    assert inputs.taken() is None  # not those of the block before
+    assert not inputs.taken()  # not those of the block before
 
 
 def test_targets_without_a_tree_are_refused() -> None:
@@ -240,7 +240,9 @@ def test_models_that_give_all_logits_report_of_the_right_places() -> None:
         session.verify(PROMPTS[:2], trees)
         for row, (prompt, tree) in enumerate(zip(PROMPTS, trees, strict=False)):
             expected = torch.stack([states(text)[-1] for text in texts(prompt, tree)])
-            torch.testing.assert_close(session.hidden[row][0, : len(tree) + 1], expected)
+            torch.testing.assert_close(
+                session.hidden[row].of((LAST,))[0, : len(tree) + 1], expected
+            )
 
 
 def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
@@ -248,7 +250,7 @@ def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
     with target.open(1, 64) as session:
         session.keep_hidden()
         logits = session.verify([PROMPTS[0]], [DraftTree.empty()])
-        again = target.head_logits(session.hidden[0], torch.tensor([[11]]))
+        again = target.head_logits(session.hidden[0].of((LAST,)), torch.tensor([[11]]))
     torch.testing.assert_close(again[0, -1:], logits[0])
     tokens = torch.tensor([PROMPTS[0]])
     assert torch.equal(target.embed(tokens), model().model.embed_tokens(tokens))
@@ -267,7 +269,7 @@ def test_states_of_a_whole_text_need_no_logits_of_it(keeps_logits: bool) -> None
         parts = []
         for part in (text[:12], text[12:]):
             session.read_prompts([part], 0)
-            parts.append(session.hidden[0])
+            parts.append(session.hidden[0].of((LAST,)))
             session.commit([()])
     count.remove()
     torch.testing.assert_close(torch.cat(parts, 1)[0], states(text))

@@ -50,7 +50,7 @@ def test_some_conditions_are_left_out(condition: str) -> None:
 
 def test_they_show_the_guided_target_of_the_same_model() -> None:
     """What a head learns here it is asked for there: it fits the target with guidance."""
-    from ragspec.drafters.eagle.head import check_head
+    from ragspec.drafters.heads.head import check_head
 
     instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
     check_head(heads.fresh(instance), image_models.target(image_models.model(), 3.0))

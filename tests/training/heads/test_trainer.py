@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.head import DraftHead, fresh_head
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
+from ragspec.training.loss import Objective, frozen_output, head_loss, rounds
 from ragspec.training.loss import agreement as agreement_of
-from ragspec.training.loss import frozen_output, head_loss, rounds
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.visual.models.target import ImageTarget
@@ -31,7 +31,7 @@ def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[l
     return [tiny.prompt(length, vocab_size=vocab, seed=50 + seed) for seed in range(count)]
 
 
-def agreement(head: FeatureHead) -> float:
+def agreement(head: DraftHead) -> float:
     """Return how often the head's best token is the target's, on texts that it never saw."""
     instance = target()
     return agreement_of(head, instance, [StateReader(instance, texts(8, 40)).read(range(8))])
@@ -49,9 +49,9 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
     read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
 
-    def last_round(head: FeatureHead) -> float:
+    def last_round(head: DraftHead) -> float:
         with torch.no_grad():
-            guessed = rounds(head, read, 0.0, depth)[-1][:, depth - 1 :]
+            guessed = list(rounds(head, read, 0.0, depth))[-1].read[:, depth - 1 :]
         return float((guessed - read.states[:, depth:]).abs().mean())
 
     once = last_round(heads.train_head(instance, inputs, settings))
@@ -70,7 +70,7 @@ def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
 
 
 def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
-    start = FeatureHead.fresh(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
+    start = fresh_head(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
     settings = replace(FEW, draft_vocab_size=3)
     left = HeadTrainer(target(), texts(), settings, head=start).state()
     again = HeadTrainer(target(), texts(), settings)
@@ -174,7 +174,7 @@ def test_no_text_is_refused(inputs: list[list[int]]) -> None:
         {"length": 2},
         {"learning_rate": 0.0},
         {"seconds": 0.0},
-        {"distributions": math.inf},
+        {"weight_decay": math.inf},
         {"learning_rate": math.nan},
         {"learning_rate": "0.1"},
         {"steps": 1.5},
@@ -197,11 +197,11 @@ def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time() -> None:
     head, read = heads.trained(), StateReader(target(), [text(12, 3)]).read([0])
     embedded, states = read.embedded[:, 1:], read.states[:, :-1]
     with torch.no_grad():
-        instance = rounds(head, read, 0.0, 3)
+        instance = [each.fed for each in rounds(head, read, 0.0, 3)]
         for start in range(9):  # the text's last known state
             inputs = states[:, : start + 1]
             for number in range(3):
-                guessed = head(embedded[:, : start + 1 + number], inputs)[:, -1:]
+                guessed = head(embedded[:, : start + 1 + number], inputs).fed[:, -1:]
                 result = instance[number][:, start + number : start + number + 1]
                 torch.testing.assert_close(result, guessed, atol=1e-5, rtol=1e-4)
                 inputs = torch.cat([inputs, guessed], 1)
@@ -209,19 +209,18 @@ def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padding_changes_no_loss(depth: int) -> None:
-    head = FeatureHead.fresh(target(), seeded(0, 0, 0))
+    head = fresh_head(target(), seeded(0, 0, 0))
     output = frozen_output(target(), None)
     reader = StateReader(target(), [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
     spoilt = StateRead(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
-        head_loss(head, output, each, distributions=0.1, depth=depth)
-        for each in (spoilt, long, short)
+        head_loss(head, output, each, Objective(), depth=depth) for each in (spoilt, long, short)
     ]
     if depth == 1:
         share = (19 * losses[1][0] + 8 * losses[2][0]) / 27
         torch.testing.assert_close(losses[0][0], share)
-    plain = head_loss(head, output, both, distributions=0.1, depth=depth)
+    plain = head_loss(head, output, both, Objective(), depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 
@@ -232,7 +231,9 @@ def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
     behind = torch.arange(14)[None] >= 7
     part = StateRead(whole.embedded, whole.states, behind, places)
     with torch.no_grad():
-        expected, result = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
+        expected, result = (
+            [each.fed for each in rounds(head, read, 0.0, 3)] for read in (whole, part)
+        )
     torch.testing.assert_close(result[0], expected[0])
     for number in (1, 2):  # of 13 places the first six are not learned from
         assert result[number].shape[1] == 7
@@ -246,9 +247,8 @@ def test_gaps_between_tokens_are_visible() -> None:
     losses = []
     for places in (None, even + 5, even + 30 * (even > 6)):
         inputs = StateRead(read.embedded, read.states, read.real, places)
-        losses.append(
-            head_loss(head, frozen_output(target(), None), inputs, distributions=0.1)[0].item()
-        )
+        loss, _ = head_loss(head, frozen_output(target(), None), inputs, Objective())
+        losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-4)
 
@@ -300,11 +300,11 @@ def test_texts_with_too_many_logits_are_read_in_parts(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("room", [0, 64 * 32, 1 << 20])
 def test_states_are_read_once_while_they_fit(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = StateReader(target(), MIXED, room)
+    reader = StateReader(target(), MIXED, cache_bytes=room)
     first, read = reader.read(range(4)), list[Any]()
     monkeypatch.setattr(
         "ragspec.training.batches.read_states",
-        lambda target, texts: read.extend(texts) or read_states(target, texts),  # type: ignore
+        lambda target, texts, taps: read.extend(texts) or read_states(target, texts, taps),  # type: ignore
     )
     again = reader.read([2, 0])
     assert torch.equal(again.states[0, :5], first.states[2, :5])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.cache import HeadCache, HeadModel
-from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.heads.cache import HeadCache, HeadModel
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -16,7 +16,7 @@ from tests.support import heads, tiny
 PICTURE = pytest.mark.parametrize("picture", [False, True], ids=["text", "guided pair"])
 
 
-def setting(picture: bool) -> tuple[FeatureHead, CausalTarget, list[int], list[int]]:
+def setting(picture: bool) -> tuple[DraftHead, CausalTarget, list[int], list[int]]:
     """Return a head, its target, a prompt and what follows."""
     target: Any
     if picture:
@@ -29,7 +29,7 @@ def setting(picture: bool) -> tuple[FeatureHead, CausalTarget, list[int], list[i
     return heads.fresh(target), target, prompt, text
 
 
-def opened(head: FeatureHead, target: CausalTarget) -> HeadCache:
+def opened(head: DraftHead, target: CausalTarget) -> HeadCache:
     return HeadCache(HeadModel(head, target), target.vocab_size, 4)
 
 
@@ -144,7 +144,7 @@ def test_parts_of_a_prompt_leave_gaps() -> None:
         with torch.no_grad():
             if number == 2:
                 inputs = torch.cat([known[:, places], heads.states(target, tokens)[:, -1:]], 1)
-            guessed = head(target.embed(torch.tensor([current])), inputs, stand)[:, -1:]
+            guessed = head(target.embed(torch.tensor([current])), inputs, stand).fed[:, -1:]
             inputs = torch.cat([inputs, guessed], 1)
             expected = target.head_logits(guessed, stand[:, -1:])[0, 0]
         torch.testing.assert_close(levels[number], expected)

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.drafters.eagle.head import (
-    CONFIG,
-    WEIGHTS,
-    DraftVocabulary,
-    FeatureHead,
-    check_head,
-    frequent_tokens,
-    target_print,
-)
+from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import open_head, save_head
+from ragspec.drafters.heads.head import check_head, fresh_head, target_print
+from ragspec.drafters.heads.vocabulary import DraftVocabulary, frequent_tokens
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.training.batches import seeded
 from ragspec.verification.causal import CausalTarget
@@ -36,7 +32,7 @@ def test_a_fresh_head_repeats_the_state_before_its_layer() -> None:
     states = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         read = head.fc(torch.cat([torch.zeros(1, 5, 32), states], -1))
-        guessed = head(torch.zeros(1, 5, 32), states)
+        guessed = head(torch.zeros(1, 5, 32), states).read
     assert (read - states).abs().max() < 0.5 * states.abs().max()
     assert guessed.shape == states.shape
 
@@ -46,12 +42,12 @@ def test_a_guess_depends_on_what_stands_before_it_alone() -> None:
     generator = torch.Generator().manual_seed(3)
     embedded, states = torch.randn(2, 1, 6, 32, generator=generator).unbind()
     with torch.no_grad():
-        whole = head(embedded, states)
-        part = head(embedded[:, :4], states[:, :4])
-        moved = head(embedded, states, torch.arange(6)[None])
+        whole = head(embedded, states).read
+        part = head(embedded[:, :4], states[:, :4]).read
+        moved = head(embedded, states, torch.arange(6)[None]).read
     torch.testing.assert_close(whole[:, :4], part)
     torch.testing.assert_close(whole, moved)
-    assert not torch.allclose(whole[:, 4:], head(embedded.flip(1), states)[:, 4:])
+    assert not torch.allclose(whole[:, 4:], head(embedded.flip(1), states).read[:, 4:])
 
 
 def test_the_generator_alone_decides_on_fresh_weights() -> None:
@@ -74,36 +70,36 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
         target.vocab_size,
         target.model.config.hidden_size,
     )
-    assert target.model.config.hidden_size % config.heads == 0
+    assert target.model.config.hidden_size % config.layers["num_attention_heads"] == 0
     check_head(head, target)
     for wrong, message in ((5, "divides"), (0, "at least 1")):
         with pytest.raises(InputError, match=message):
-            replace(config, heads=wrong)
+            replace(config, layers=config.layers | {"num_attention_heads": wrong})
     with pytest.raises(InputError, match="at least 1"):
-        replace(config, intermediate_size=-4)
+        replace(config, layers=config.layers | {"intermediate_size": -4})
 
 
 def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
     target = text_target()
     head = heads.fresh(target)
-    head.save(tmp_path / "head")
+    save_head(head, tmp_path / "head")
     assert {path.name for path in (tmp_path / "head").iterdir()} == {CONFIG, WEIGHTS}
-    opened = FeatureHead.load(tmp_path / "head")
+    opened = open_head(tmp_path / "head")
     assert opened.config == head.config
     assert not opened.training
     check_head(opened, target)
     embedded, states = torch.ones(2, 1, 4, 32).unbind()
     with torch.no_grad():
-        assert torch.equal(opened(embedded, states), head(embedded, states))
+        assert torch.equal(opened(embedded, states).read, head(embedded, states).read)
 
 
 def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
     head = heads.fresh(text_target())
     for name, dtype in (("whole", None), ("half", torch.bfloat16)):
-        head.save(tmp_path / name, dtype)
+        save_head(head, tmp_path / name, dtype)
     whole, half = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half"))
     assert half < 0.6 * whole
-    opened = FeatureHead.load(tmp_path / "half")
+    opened = open_head(tmp_path / "half")
     assert opened.fc.weight.dtype == torch.float32
     torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
 
@@ -118,24 +114,24 @@ def test_embedding_and_output_head_are_not_saved() -> None:
     [(CONFIG, "{"), (CONFIG, "[]"), (CONFIG, '{"kind": "something"}'), (WEIGHTS, "no weights")],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, content: str) -> None:
-    heads.fresh(text_target()).save(tmp_path)
+    save_head(heads.fresh(text_target()), tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match="train it again"):
-        FeatureHead.load(tmp_path)
+        open_head(tmp_path)
 
 
 def test_a_folder_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
-    heads.fresh(text_target()).save(tmp_path)
+    save_head(heads.fresh(text_target()), tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text(encoding="utf-8"))
-    damages: list[dict[str, Any]] = [{"kind": "causal-lm"}, {"hidden_size": 48}]
-    damages += [{"heads": heads} for heads in (0, 5, "x", 2.0)]
-    damages += [{"hidden_size": -1}, {"target": None}, {"target": 7}]
+    damages: list[dict[str, Any]] = [{"hidden_size": 48}]
+    damages += [{"num_attention_heads": heads} for heads in (0, 5, "x", 2.0)]
+    damages += [{"hidden_size": -1}, {"ragspec": {"target": 7}}]
     for change in damages:
         (tmp_path / CONFIG).write_text(json.dumps(config | change), encoding="utf-8")
         with pytest.raises(ModelError, match="train it again"):
-            FeatureHead.load(tmp_path)
-    with pytest.raises(ModelNotFoundError, match="no feature head"):
-        FeatureHead.load(tmp_path / "nowhere")
+            open_head(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no draft head"):
+        open_head(tmp_path / "nowhere")
 
 
 def test_a_target_keeps_its_print_in_every_dtype() -> None:
@@ -166,7 +162,7 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
 
 def test_logits_are_rows_of_those_of_the_target() -> None:
     target = text_target()
-    few = DraftVocabulary(target, torch.tensor([2, 5, 11]))
+    few = DraftVocabulary.of_target(target, torch.tensor([2, 5, 11]))
     states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
     whole, instance = target.output_head(states), few.spread(few(states))
     torch.testing.assert_close(instance[..., [2, 5, 11]], whole[..., [2, 5, 11]])
@@ -187,7 +183,7 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
     sampling = Sampling(temperature=temperature, seed=5)
     plain = Engine(target.model, drafter=None).generate(prompt, sampling, max_new_tokens=24)
     tokens = frequent_tokens([plain.tokens], len(set(plain.tokens)) // 2 + 1, heads.VOCAB)
-    head = FeatureHead.fresh(target, seeded(1, 0, 0), tokens=tokens)
+    head = fresh_head(target, seeded(1, 0, 0), tokens=tokens)
     width = 2 if mode.startswith("sampled") else None
     drafter = HeadDrafter(head, target.model, mode=mode, width=width)
     instance = Engine(target.model, drafter=drafter, budget=6).generate(
@@ -202,13 +198,16 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
 
 def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
     target = text_target()
-    head = FeatureHead.fresh(target, seeded(1, 0, 0), tokens=[2, 5, 11])
-    head.save(tmp_path, torch.bfloat16)
-    read = FeatureHead.load(tmp_path)
+    head = fresh_head(target, seeded(1, 0, 0), tokens=[2, 5, 11])
+    save_head(head, tmp_path, torch.bfloat16)
+    read = open_head(tmp_path)
     assert read.tokens is not None
     assert read.tokens.tolist() == [2, 5, 11]
     for wrong in ([5, 2, 11], [2, 2, 11], [2, 5, heads.VOCAB], [-1, 2, 5]):
-        head.tokens = torch.tensor(wrong)
-        head.save(tmp_path)
+        weights = load_file(tmp_path / WEIGHTS)
+        weights["d2t"] = torch.tensor(wrong) - torch.arange(3)
+        save_file(
+            {name: each for name, each in weights.items() if name != "t2d"}, tmp_path / WEIGHTS
+        )
         with pytest.raises(ModelError, match="no increasing ids"):
-            FeatureHead.load(tmp_path)
+            open_head(tmp_path)

@@ -1,4 +1,4 @@
-"""The KV cache of a feature head: one text and a draft that continues from predicted states.
+"""The KV cache of a draft head: one text and a draft that continues from predicted states.
 
 A slot holds a token paired with the hidden state at the token before it. For the text these are the
 target's states, which arrive for parts of the prompt and then step by step. The position of a pair
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
@@ -23,10 +24,10 @@ from ragspec.verification.tree_attention import View, tree_view
 
 
 class HeadModel(CausalTarget):
-    """A feature head with the interface of a `CausalTarget`; set `states` before each forward.
+    """A draft head with the interface of a `CausalTarget`; set `states` before each forward.
 
     Args:
-        vocabulary: Tokens that it may draft; None for all.
+        vocabulary: Logits of the tokens that it drafts; None for the target's own output head.
 
     Attributes:
         states: Hidden states before the tokens of the next forward [copies, n, H].
@@ -35,12 +36,12 @@ class HeadModel(CausalTarget):
     """
 
     def __init__(
-        self, head: FeatureHead, target: CausalTarget, vocabulary: DraftVocabulary | None = None
+        self, head: DraftHead, target: CausalTarget, vocabulary: DraftVocabulary | None = None
     ) -> None:
         self.head = head
         self.vocabulary = vocabulary
         self.target = target
-        self.model = head.layer
+        self.model = head.layers
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
         self.max_length, self.copies = target.max_length, target.copies
         self.keeps_logits = True
@@ -52,21 +53,26 @@ class HeadModel(CausalTarget):
         """The device of the target."""
         return self.target.device
 
+    def project(self, states: Tensor) -> Tensor:
+        """Return what the head reads of its taps."""
+        with torch.no_grad():
+            return self.head.project(states).to(self.target.dtype)
+
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, V] of the last k predicted states; see `CausalTarget`."""
         with tree_view(view), torch.no_grad():
-            embedded = self.target.embed(tokens)
-            self.guessed = self.head(embedded, self.states, view.positions, cache)
+            embedded = self.head.embed(self.target, tokens)
+            read, self.guessed = self.head(embedded, self.states, view.positions, cache)
             cache.advance(tokens.shape[1])
             rows = slice(-keep, None) if isinstance(keep, int) else keep
-            states = self.guessed[:, rows].to(self.target.dtype)
+            states = read[:, rows].to(self.target.dtype)
             if self.vocabulary is not None:
                 return self.vocabulary.spread(self.vocabulary(states))
             return self.target.head_logits(states, view.positions[:, rows] + self.first)
 
 
 class HeadCache(DraftCache):
-    """The KV cache of one row in a feature head; see `DraftCache`."""
+    """The KV cache of one row in a draft head; see `DraftCache`."""
 
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
@@ -76,12 +82,14 @@ class HeadCache(DraftCache):
         self._guessed = torch.empty(0)
 
     def notify(self, states: Tensor, first: int | None = None) -> None:
-        """Append the target's states [copies, n, H] at n tokens of the text.
+        """Append the target's states at n tokens of the text.
 
         Args:
+            states: The head's taps side by side [copies, n, H times taps].
             first: Position of the first of them, after all earlier ones; None for the next one.
         """
         count = len(self._places)
+        states = self._head.project(states)
         if first is None:
             first = self._places[-1] + 1 if count else 0
         if not count:

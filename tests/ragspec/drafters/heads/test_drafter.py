@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
-from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
+from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
+from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
@@ -132,7 +133,7 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
                 DraftRequest(tuple(prompt), heads.VOCAB, distribution=distribution)
             )
             tokens = np.array(prompt, dtype=np.int64)
-            opened.observe_prefill(Prefill(tokens, hidden=heads.states(target, prompt)))
+            opened.observe_prefill(Prefill(tokens, hidden=heads.last(heads.states(target, prompt))))
             tree = opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)
             result.append(tree.tokens.tolist())
     assert first["deterministic"][0] == first["deterministic"][1]
@@ -171,7 +172,7 @@ def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:
 def test_a_prompt_is_read_when_it_is_reported_and_not_in_the_first_draft() -> None:
     opened, prompt = session(CausalTarget(heads.model()))
     states = heads.states(CausalTarget(heads.model()), prompt)
-    opened.observe_prefill(Prefill(np.array(prompt, dtype=np.int64), hidden=states))
+    opened.observe_prefill(Prefill(np.array(prompt, dtype=np.int64), hidden=heads.last(states)))
     assert len(opened.cache) == len(prompt) - 1 and opened.cache.forwards == 1
     assert len(opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)) == 8
     assert len(opened.cache) == len(prompt)
@@ -187,7 +188,7 @@ def test_without_states_it_drafts_nothing() -> None:
 
 def test_a_folder_will_do(tmp_path: Path) -> None:
     target = CausalTarget(heads.model())
-    heads.trained().save(tmp_path)
+    save_head(heads.trained(), tmp_path)
     options: dict[str, Any] = {"min_expected_gain": 0.0}
     results = [
         accepted(target, HeadDrafter(source, heads.model(), **options), SAMPLED)
@@ -255,7 +256,7 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
     true = heads.states(target, prompt)
     drafted = []
     for instance in (true, torch.flip(true, [1]) * 1e3):
-        parts = [KnownStates(2, instance[:, 2:9]), KnownStates(12, instance[:, 12:30])]
+        parts = [KnownStates(i, heads.last(instance[:, i:end])) for i, end in ((2, 9), (12, 30))]
         engine = Engine(target, drafter=drafter(target), budget=6)
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
@@ -272,9 +273,11 @@ def test_known_states_of_another_width_are_noticed() -> None:
     target, prompt = CausalTarget(heads.model()), tiny.prompt(9, vocab_size=heads.VOCAB)
     opened = drafter(target).open(
         DraftRequest(
-            tuple(prompt), heads.VOCAB, known_states=(KnownStates(0, torch.zeros(1, 3, 5)),)
+            tuple(prompt),
+            heads.VOCAB,
+            known_states=(KnownStates(0, heads.last(torch.zeros(1, 3, 5))),),
         )
     )
-    tokens = np.array(prompt[4:], dtype=np.int64)
+    tokens, states = np.array(prompt[4:], dtype=np.int64), heads.states(target, prompt)[:, 4:]
     with pytest.raises(InputError, match="same first and last size"):
-        opened.observe_prefill(Prefill(tokens, hidden=heads.states(target, prompt)[:, 4:]))
+        opened.observe_prefill(Prefill(tokens, hidden=heads.last(states)))

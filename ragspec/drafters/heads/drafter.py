@@ -1,4 +1,4 @@
-"""The head drafter: EAGLE's feature head (arXiv 2401.15077) as a source of drafts.
+"""The head drafter: a draft head (see `head`) as a source of drafts.
 
 Modes: "coupled" (the default, see `coupled`) makes the target's own random choices with the head's
 distribution; "deterministic" proposes the head's most probable tokens without the noise, as EAGLE-2
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
-from ragspec.drafters.eagle.cache import HeadCache, HeadModel
-from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, check_head
+from ragspec.drafters.heads.cache import HeadCache, HeadModel
+from ragspec.drafters.heads.files import open_head
+from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.settings import GrowthSettings
@@ -28,7 +29,7 @@ from ragspec.verification.causal import CausalTarget
 
 
 class HeadDrafter(Drafter):
-    """Drafts with a feature head, which needs the target's hidden states.
+    """Drafts with a draft head, which needs the target's hidden states.
 
     Args:
         head: A trained head, or its folder.
@@ -48,14 +49,13 @@ class HeadDrafter(Drafter):
     """
 
     method = Method(
-        "a head on the model's hidden states", "EAGLE-1", needs=frozenset({"head"}), listed=False
+        "a head on the model's hidden states", "EAGLE", needs=frozenset({"head"}), listed=False
     )
-    needs = Needs(hidden_states=True)
     looks_up = False
 
     def __init__(
         self,
-        head: FeatureHead | Path | str | None = None,
+        head: DraftHead | Path | str | None = None,
         target: Any = None,
         depth: int | None = None,
         width: int | Sequence[int] | None = None,
@@ -74,8 +74,9 @@ class HeadDrafter(Drafter):
         self.kind = self.settings.kind
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
-        tokens = self.head.tokens
-        self.vocabulary = None if tokens is None else DraftVocabulary(self.target, tokens)
+        self.vocabulary = self.head.vocabulary(self.target)
+        self.taps = taps_of(self.head, self.target)
+        self.needs = Needs(hidden_states=tuple(set(self.taps)))
         self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
@@ -102,14 +103,15 @@ class HeadSession(ModelSession):
     def __init__(self, cache: HeadCache, drafter: HeadDrafter, request: DraftRequest) -> None:
         super().__init__(cache, drafter.settings.open(request, drafter.name), drafter.settings)
         self._request = request
-        self._copies = drafter.target.copies
+        self._copies, self._taps = drafter.target.copies, drafter.taps
 
     def observe(self, step: Step) -> None:
         """Learn the target's states at the root and the path."""
         super().observe(step)
         if step.hidden is not None:
             verified = [0, *(node + 1 for node in step.path)]
-            self.cache.notify(step.hidden[:, verified[: len(step.tokens)]])
+            states = step.hidden.at(verified[: len(step.tokens)])
+            self.cache.notify(states.of(self._taps))
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Learn the target's states at the prompt's last tokens, and `known_states` before them.
@@ -117,9 +119,10 @@ class HeadSession(ModelSession):
         Raises:
             InputError: The engine's target has another number of rows per sequence (guidance).
         """
-        hidden, first = prefill.hidden, len(self._request.prompt) - len(prefill.tokens)
-        if hidden is None:
+        first = len(self._request.prompt) - len(prefill.tokens)
+        if prefill.hidden is None:
             return
+        hidden = prefill.hidden.of(self._taps)
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
@@ -128,27 +131,27 @@ class HeadSession(ModelSession):
             )
         for part in self._request.known_states:
             if part.start < first:
-                if part.states.shape[::2] != hidden.shape[::2]:
+                known = part.states.at(slice(first - part.start)).of(self._taps)
+                if known.shape[::2] != hidden.shape[::2]:
                     raise InputError(
-                        f"got known states {tuple(part.states.shape)} for a target whose states "
+                        f"got known states {tuple(known.shape)} for a target whose states "
                         f"are {tuple(hidden.shape)}; expected the same first and last size. "
                         "Compute them again."
                     )
-                states = part.states[:, : first - part.start].to(hidden)
-                self.cache.notify(states, part.start)
+                self.cache.notify(known.to(hidden), part.start)
         self.cache.notify(hidden, first)
         if self.cache.readable(self._request.prompt):
             with self.cache.lease():  # not in the first draft, whose time is measured
                 self.cache.read(self._request.prompt)
 
 
-def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:
+def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead:
     """Return the checked head in the target's dtype; the caller's head does not change."""
     if isinstance(head, (str, Path)):
-        head = FeatureHead.load(head)
-    if not isinstance(head, FeatureHead):
+        head = open_head(head, target)
+    if not isinstance(head, DraftHead):
         raise InputError(
-            f"got {type(head).__name__} as a head; expected a FeatureHead or the folder of one."
+            f"got {type(head).__name__} as a head; expected a DraftHead or the folder of one."
         )
     check_head(head, target)
     weight = head.fc.weight

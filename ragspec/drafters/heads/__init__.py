@@ -1,0 +1,1 @@
+"""Draft heads, which draft from the target's hidden states, and the files that they come in."""

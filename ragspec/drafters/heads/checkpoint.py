@@ -1,0 +1,202 @@
+"""The tensors and the configuration in a folder of a draft head, before their layout is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    RagspecError,
+    UnsupportedModelError,
+)
+
+T = TypeVar("T")
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
+LAYER_SETTINGS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),
+    *("rope_scaling", "rope_parameters", "max_position_embeddings", "attention_bias", "mlp_bias"),
+    *("sliding_window", "layer_types"),
+)
+"""What a configuration of transformers says of the layers of a head."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A configuration and named tensors, which are read when they are asked for.
+
+    Attributes:
+        names: The file of each tensor.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    names: Mapping[str, Path]
+    _pickled: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Checkpoint:
+        """Read the configuration of a folder and the names of its tensors.
+
+        Raises:
+            ModelNotFoundError: The folder has no head.
+            ModelError: The files are damaged.
+        """
+        folder = Path(folder)
+        files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]
+        found = next((file for file in files if file.is_file()), None)
+        if not (folder / CONFIG).is_file() or found is None:
+            raise ModelNotFoundError(
+                f"{folder} holds no draft head; expected {CONFIG} and {WEIGHTS}, as `ragspec "
+                "train-head` writes them."
+            )
+
+        def opened() -> Checkpoint:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            if not isinstance(config, dict):
+                raise ValueError(f"{CONFIG} is no object")
+            if found.name in PICKLED:
+                tensors = torch.load(found, "cpu", weights_only=True, mmap=True)
+                return cls(folder, config, dict.fromkeys(tensors, found), tensors)
+            if found.name == INDEX:
+                map_ = json.loads(found.read_text(encoding="utf-8"))["weight_map"]
+                return cls(folder, config, {name: folder / file for name, file in map_.items()})
+            from safetensors import safe_open
+
+            with safe_open(found, "pt") as file:
+                return cls(folder, config, dict.fromkeys(file.keys(), found))
+
+        return checked(folder, opened)
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return tensors by their names, floating-point ones in float32.
+
+        Raises:
+            ModelError: A file is damaged.
+            UnsupportedModelError: Weights are quantised.
+        """
+        from safetensors import safe_open
+
+        wanted = list(names)
+        found = {name: self._pickled[name] for name in wanted if name in self._pickled}
+
+        def read() -> dict[str, Tensor]:
+            for path in {self.names[name] for name in wanted if name not in found}:
+                with safe_open(path, "pt") as file:
+                    for name in wanted:
+                        if self.names[name] == path:
+                            found[name] = file.get_tensor(name)
+            return found
+
+        tensors = checked(self.folder, read)
+        small = [name for name in wanted if tensors[name].element_size() < 2]
+        small = [name for name in small if tensors[name].dtype != torch.bool]
+        if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
+            raise UnsupportedModelError(
+                f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "
+                "a head in float32, float16 or bfloat16. Use the head that was quantised."
+            )
+        for name, each in tensors.items():
+            tensors[name] = each.float() if each.is_floating_point() else each
+        return tensors
+
+    def head(self, config: Callable[[], HeadConfig], weights: dict[str, Tensor]) -> DraftHead:
+        """Return the head of a configuration with these weights, all of which it must take.
+
+        Args:
+            weights: By the names of `DraftHead`; they are changed.
+
+        Raises:
+            ModelError: A setting is invalid, or a tensor is missing, left over or of another size.
+        """
+
+        def filled() -> DraftHead:
+            head = DraftHead(config())
+            if head.tokens is not None:
+                weights["tokens"] = _increasing(weights["tokens"], head.config.vocab_size)
+            head.load_state_dict(weights)
+            return head
+
+        return checked(self.folder, filled)
+
+
+def checked(folder: Path, function: Callable[[], T]) -> T:
+    """Return what a function reads of a folder; raise ModelError where that is damaged."""
+    from safetensors import SafetensorError
+
+    try:
+        return function()
+    except InputError as error:
+        raise _damaged(folder, error) from error
+    except RagspecError:
+        raise
+    except (ValueError, TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+        raise _damaged(folder, error) from error
+    except Exception as error:  # a damaged pickle may raise any error
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{folder} holds no draft head that can be read ({error}); fetch it again, or train it "
+        "again with `ragspec train-head`."
+    )
+
+
+def _increasing(tokens: Tensor, vocab_size: int) -> Tensor:
+    """Return token ids; raise ValueError unless they increase and are in the vocabulary."""
+    inside = bool((tokens >= 0).all() and (tokens < vocab_size).all())
+    if not inside or not bool((tokens[1:] > tokens[:-1]).all()):
+        raise ValueError("its tokens are no increasing ids of the vocabulary")
+    return tokens
+
+
+def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of `DraftHead` by those of a file, for all that a table of prefixes covers.
+
+    The longest prefix that fits a name counts.
+    """
+    ordered = sorted(table, key=len, reverse=True)
+    result = dict[str, str]()
+    for name in names:
+        prefix = next((each for each in ordered if name.startswith(each)), None)
+        if prefix is not None:
+            result[name] = table[prefix] + name.removeprefix(prefix)
+    return result
+
+
+def token_ids(weights: dict[str, Tensor]) -> None:
+    """Turn the offsets `d2t` of drafted tokens into `tokens`; drop the mask `t2d` that they imply.
+
+    Raises:
+        ValueError: They contradict each other.
+    """
+    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
+    if offsets is None:
+        return
+    weights["tokens"] = offsets.long() + torch.arange(len(offsets))
+    if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], weights["tokens"]):
+        raise ValueError("t2d marks other tokens than d2t")
+
+
+def offsets_of(head: DraftHead) -> dict[str, Tensor]:
+    """Return `d2t` and `t2d` of a head's tokens, none for a head of all tokens."""
+    if head.tokens is None:
+        return {}
+    tokens = head.tokens.cpu()
+    mask = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    mask[tokens] = True
+    return {"d2t": tokens - torch.arange(len(tokens)), "t2d": mask}

@@ -1,0 +1,100 @@
+"""The configuration of a draft head: what it reads, how it joins it, and what it feeds itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ragspec.errors import InputError
+from ragspec.needs import LAST
+
+Join = Literal["project", "attend"]
+TapNorm = Literal["none", "all", "each"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The sizes of a head and the choices that make its form.
+
+    EAGLE-1, EAGLE-2 and HASS are the defaults: the embedding of a token and the target's last state
+    before it are projected to one vector, which a layer without a first norm turns into the state
+    after the token. EAGLE-3 is `join="attend"` over three taps, with a norm, rows and tokens of its
+    own; EAGLE-3.1 adds `feeds_norm`. The MTP layers of DeepSeek-V3, Qwen3-Next and MiMo project
+    too, with norms before and after.
+
+    Attributes:
+        layers: transformers' configuration of the head's layers, with its `model_type`.
+        embedding_size, target_size, vocab_size: E, H and V of the target.
+        taps: The target's states that it reads, see `Needs.hidden_states`.
+        join: "project" reads a projection of token and state; "attend" adds what the first layer
+            attends to, by token and state side by side, to the state.
+        tap_norm: Norms of the taps before they are projected to one state ("attend"): none, one
+            over all, or one for each.
+        bias: Whether the projection has a bias.
+        state_first: Whether the projection reads the state before the token.
+        joined_norms: Whether token and state are normed before the projection.
+        first_norm: Whether the first layer norms its input ("project").
+        residual_norm: Whether the state is normed before it is added to ("attend").
+        output_norm: Whether the output is normed before it is turned into logits.
+        feeds_norm: Whether the head reads its normed output as the next state.
+        draft_vocab_size: Number of tokens that it may draft; None for all.
+        own_output, own_embedding: Whether it has rows of logits, and embeddings, of its own.
+        target: Fingerprint of the target, see `target_print`; "" if the file names none.
+
+    Raises:
+        InputError: Sizes are no whole numbers of at least 1, or do not match.
+    """
+
+    layers: dict[str, Any]
+    embedding_size: int
+    target_size: int
+    vocab_size: int
+    taps: tuple[int, ...] = (LAST,)
+    join: Join = "project"
+    tap_norm: TapNorm = "none"
+    bias: bool = True
+    state_first: bool = False
+    joined_norms: bool = False
+    first_norm: bool = False
+    residual_norm: bool = False
+    output_norm: bool = False
+    feeds_norm: bool = False
+    draft_vocab_size: int | None = None
+    own_output: bool = False
+    own_embedding: bool = False
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+        sizes = {name: self.layers.get(name) for name in names}
+        sizes |= {name: getattr(self, name) for name in ("embedding_size", "target_size")}
+        sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise InputError(
+                    f"got {name}={size!r} for a head; expected a whole number of at least 1."
+                )
+        width, heads = self.hidden_size, int(self.layers["num_attention_heads"])
+        if not self.layers.get("head_dim") and width % (2 * heads):  # rotary: heads of even width
+            raise InputError(
+                f"got {heads} heads for a width of {width}; expected a number of heads whose "
+                "double divides the width."
+            )
+        if not isinstance(self.target, str):
+            raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
+        projects = self.join == "project"
+        if projects and (len(self.taps) != 1 or self.target_size != width):
+            raise InputError(
+                f"got {len(self.taps)} taps of {self.target_size} for a head that projects token "
+                f"and state to {width}; expected one tap of that width."
+            )
+        if not projects and self.embedding_size != width and not self.own_embedding:
+            raise InputError(
+                f"got embeddings of {self.embedding_size} for a head of width {width}; expected "
+                "the same, or embeddings of its own."
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the head's states."""
+        return int(self.layers["hidden_size"])

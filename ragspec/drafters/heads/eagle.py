@@ -1,0 +1,109 @@
+"""EAGLE's layout: a configuration of Llama, and one layer with its projection.
+
+The names of EAGLE-1, EAGLE-2 and HASS are `fc` and `layers.N`; EAGLE-3 has `midlayer`, `norm`,
+`lm_head`, `d2t` and `t2d`. A file says nothing of its target but sizes. Taps that it does not name
+are EAGLE-3's own; those in `eagle_config` count the outputs of layers (our reading of SpecForge).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ragspec.drafters.heads.checkpoint import (
+    LAYER_SETTINGS,
+    Checkpoint,
+    checked,
+    offsets_of,
+    renamed,
+    token_ids,
+)
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.head import DraftHead, default_taps
+from ragspec.verification.causal import CausalTarget
+
+NAMES = {
+    "fc.": "fc.",
+    "layers.": "layers.layers.",
+    "midlayer.": "layers.layers.0.",
+    "norm.": "norm.",
+    "lm_head.": "output.",
+    "embed_tokens.": "embedding.",
+    "d2t": "d2t",
+    "t2d": "t2d",
+}
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder has EAGLE's layout."""
+    names = checkpoint.names
+    layers = ("layers.0.self_attn.q_proj.weight", "midlayer.self_attn.q_proj.weight")
+    return "fc.weight" in names and any(name in names for name in layers)
+
+
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
+    """Return the head of a folder; see `files.open_head`."""
+    config, names = checkpoint.config, set(checkpoint.names)
+    weights = checkpoint.tensors(names)
+    ours = renamed(names, NAMES)
+    state = {ours.get(name, name): tensor for name, tensor in weights.items()}
+    third = any(name.startswith("midlayer.") for name in names)
+
+    def settings() -> HeadConfig:
+        layers = layer_settings(config, names)
+        width = int(layers["hidden_size"])
+        about: dict[str, Any] = config.get("ragspec") or {}
+        inputs = state["fc.weight"].shape[1]
+        taps = _taps(config, target) if third else (-1,)
+        return HeadConfig(
+            layers=layers,
+            embedding_size=width if third else inputs - width,
+            target_size=inputs // len(taps) if third else width,
+            vocab_size=int(about.get("vocab_size", config["vocab_size"])),
+            taps=taps,
+            join="attend" if third else "project",
+            bias="fc.bias" in names,
+            output_norm=third,
+            draft_vocab_size=len(state["tokens"]) if "tokens" in state else None,
+            own_output="lm_head.weight" in names,
+            own_embedding="embed_tokens.weight" in names,
+            target=about.get("target", ""),
+        )
+
+    checked(checkpoint.folder, lambda: token_ids(state))
+    return checkpoint.head(settings, state)
+
+
+def layer_settings(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return transformers' configuration of a head's layers, whose class their tensors tell."""
+    layers = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
+    kind, biases = "llama", {name.split(".")[-2] for name in names if name.endswith("proj.bias")}
+    if any(name.endswith("q_norm.weight") for name in names):
+        kind = "qwen3"
+    elif "q_proj" in biases and "o_proj" not in biases:
+        kind = "qwen2"
+    elif "q_proj" in biases:
+        layers["attention_bias"] = True
+    layers.setdefault("num_hidden_layers", 1)
+    layers.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    return {"model_type": kind, **layers}
+
+
+def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...]:
+    name = "eagle_aux_hidden_state_layer_ids"
+    outputs = (config.get("eagle_config") or {}).get(name)
+    if outputs:
+        return tuple(int(layer) + 1 for layer in outputs)
+    return tuple(config.get(name) or default_taps(target))
+
+
+def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the tensors of a head of EAGLE-1 in this layout."""
+    config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
+    config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}
+    config |= {"vocab_size": head.config.vocab_size, "bias": head.config.bias}
+    theirs = {ours: name for name, ours in NAMES.items() if name != "midlayer."}
+    state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
+    names = renamed(state, theirs)
+    return config, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)

@@ -1,0 +1,91 @@
+"""Files of draft heads: a published layout is recognised, read whole, and written back.
+
+Layouts are EAGLE's own (`eagle`), that of vLLM's `speculators` (`speculators`), and the layers for
+multi-token prediction inside a model's checkpoint (`mtp`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.drafters.heads import eagle, mtp, speculators
+from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint
+from ragspec.drafters.heads.head import DraftHead, check_head
+from ragspec.errors import ModelError, StoreError, UnsupportedModelError
+from ragspec.verification.causal import CausalTarget
+
+LAYOUTS = (speculators, eagle, mtp)
+
+
+def holds_head(folder: Path) -> bool:
+    """Return whether a folder has a head, in one of the layouts."""
+    try:
+        checkpoint = Checkpoint.open(folder)
+    except ModelError:
+        return False
+    return any(layout.matches(checkpoint) for layout in LAYOUTS)
+
+
+def open_head(folder: Path | str, target: CausalTarget | None = None) -> DraftHead:
+    """Return the head in a folder, in float32.
+
+    Args:
+        target: The model that it was trained for, which is checked. Without it a head of EAGLE-3
+            whose file names no taps is refused.
+
+    Raises:
+        ModelNotFoundError: The folder has no head.
+        ModelError: The files are damaged, or tensors are left over or missing.
+        UnsupportedModelError: The layout is unknown, the weights are quantised, or the head is for
+            another target.
+    """
+    checkpoint = Checkpoint.open(folder)
+    for layout in LAYOUTS:
+        if layout.matches(checkpoint):
+            head: DraftHead = layout.read(checkpoint, target)
+            if target is not None:
+                check_head(head, target)
+            return head.eval()
+    names = ", ".join(sorted(checkpoint.names)[:4])
+    raise UnsupportedModelError(
+        f"{folder} has tensors such as {names or '(none)'}; expected a head of EAGLE, "
+        "`speculators` or MTP layers. Use a head of one of these layouts."
+    )
+
+
+def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+    """Write a head to a folder, in the layout that other engines read.
+
+    EAGLE-1 goes into EAGLE's layout, EAGLE-3 and MTP into that of `speculators`.
+
+    Args:
+        dtype: Dtype of the saved weights; None for their own.
+
+    Raises:
+        StoreError: The files cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    layout = speculators if head.config.output_norm else eagle
+    config, weights = layout.written(head)
+    tensors = {
+        name: value.detach().to(dtype=dtype if value.is_floating_point() else None).contiguous()
+        for name, value in weights.items()
+    }
+    about: dict[str, Any] = {"target": head.config.target, "vocab_size": head.config.vocab_size}
+    text = json.dumps(config | {"ragspec": about}, indent=2)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:  # the latter for a full disk
+        raise StoreError(
+            f"the head cannot be written to {folder} ({error}); expected a folder on a disk "
+            "with room."
+        ) from error

@@ -1,0 +1,327 @@
+"""A draft head: the target's next hidden state from its states so far and the tokens after them.
+
+The head reads pairs of a token and the state before it, and drafts by reading its own output as the
+next state. One module covers the forms of EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), HASS
+(2408.15766), EAGLE-3 (2503.01840) and multi-token prediction (DeepSeek-V3, 2412.19437), which
+differ in `HeadConfig` alone. Embedding and output head are the target's unless a file has others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.vocabulary import DraftVocabulary
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.needs import LAST
+from ragspec.verification.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from ragspec.verification.batch_cache import BatchCache
+
+_SAMPLED = 64
+_STD = 0.02
+FORMS = ("eagle1", "eagle3")
+
+
+class HeadStates(NamedTuple):
+    """The output of a head after n tokens.
+
+    Attributes:
+        read: What the output head reads [R, n, H].
+        fed: What the head reads as the next states [R, n, H].
+    """
+
+    read: Tensor
+    fed: Tensor
+
+
+class WideLayer(nn.Module):
+    """The first layer of EAGLE-3: its attention reads a token and the state before it side by side.
+
+    What it attends to is added to the state, as it came or normed.
+
+    Args:
+        layer: A decoder layer of transformers, whose modules it takes.
+    """
+
+    def __init__(self, layer: Any, config: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.hidden_norm = _norm_like(layer.input_layernorm, config.hidden_size)
+        self.residual_norm = config.residual_norm
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            bias = narrow.bias is not None
+            wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias)
+            setattr(self.self_attn, name, wide)
+
+    def forward(self, hidden_states: Tensor, embedded: Tensor, **options: Any) -> Tensor:
+        """Return the states [R, n, H] after tokens with these embeddings and states before them."""
+        normed = self.hidden_norm(hidden_states)
+        pair = torch.cat([self.input_layernorm(embedded), normed], -1)
+        attended, _ = self.self_attn(hidden_states=pair, **options)
+        states = (normed if self.residual_norm else hidden_states) + attended
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+class DraftHead(nn.Module):
+    """A head of any form of `HeadConfig`.
+
+    Attributes:
+        tokens: Increasing ids of the tokens that it may draft, i64 [v]; None for all.
+    """
+
+    tokens: Tensor | None
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        from transformers import AutoConfig, AutoModel
+
+        self.config = config
+        width, taps = config.hidden_size, len(config.taps)
+        ids = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
+        settings = AutoConfig.for_model(**config.layers | ids | {"vocab_size": 1})
+        with torch.random.fork_rng(devices=[]):  # weights are set by `reset` or from a file
+            layers = AutoModel.from_config(settings)
+            first, norm = layers.layers[0], layers.norm
+            self.norm = norm if config.output_norm else nn.Identity()
+            self.tap_norms = nn.ModuleList()
+            self.embedding_norm: nn.Module = nn.Identity()
+            self.state_norm: nn.Module = nn.Identity()
+            if config.join == "attend":
+                layers.layers[0] = WideLayer(first, config)
+                self.fc = nn.Linear(taps * config.target_size, width, bias=config.bias)
+                count = {"none": 0, "all": 1, "each": taps}[config.tap_norm]
+                sizes = [taps * config.target_size // count] * count if count else []
+                self.tap_norms.extend(_norm_like(norm, size) for size in sizes)
+            else:
+                self.fc = nn.Linear(config.embedding_size + width, width, bias=config.bias)
+                if not config.first_norm:
+                    first.input_layernorm = nn.Identity()
+                if config.joined_norms:
+                    self.embedding_norm = _norm_like(norm, config.embedding_size)
+                    self.state_norm = _norm_like(norm, width)
+            rows = config.draft_vocab_size or config.vocab_size
+            self.output = nn.Linear(width, rows, bias=False) if config.own_output else None
+            self.embedding = None
+            if config.own_embedding:
+                self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
+        layers.embed_tokens = layers.norm = nn.Identity()
+        self.layers = layers
+        size = config.draft_vocab_size
+        self.register_buffer("tokens", None if size is None else torch.arange(size))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialize all weights; a head that projects then roughly repeats its input state."""
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * _STD)
+                elif name.endswith("bias"):
+                    weight.zero_()
+            width = self.config.hidden_size
+            last = min(self.fc.in_features, width)
+            self.fc.weight[:, -last:] += torch.eye(width, last, device=self.fc.weight.device)
+
+    def project(self, taps: Tensor) -> Tensor:
+        """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
+        if self.config.join == "project":
+            return taps
+        taps = taps.to(self.fc.weight.dtype)
+        if len(self.tap_norms):
+            parts = taps.chunk(len(self.tap_norms), -1)
+            normed = [norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)]
+            taps = torch.cat(normed, -1)
+        states: Tensor = self.fc(taps)
+        return states
+
+    def forward(
+        self,
+        embedded: Tensor,
+        states: Tensor,
+        positions: Tensor | None = None,
+        cache: BatchCache | None = None,
+        mask: Tensor | None = None,
+        keys: Any = None,
+    ) -> HeadStates:
+        """Return the head's output after n tokens.
+
+        Args:
+            embedded: Embeddings of the tokens [R, n, E].
+            states: States before each of them [R, n, H], projected or fed.
+            positions: Increasing positions, i64 [1, n] or [R, n]; None counts from 0.
+            cache: Stores keys and values.
+            mask: Tokens that each one attends to, bool [1, 1, n, m]; None for all up to itself.
+            keys: A cache of transformers instead of `cache`, such as that of a training.
+        """
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
+        dtype, options = self.fc.weight.dtype, dict[str, Any]()
+        embedded, states = embedded.to(dtype), states.to(dtype)
+        if self.config.join == "attend":
+            read, options["embedded"] = states, embedded
+        else:
+            pair = self.embedding_norm(embedded), self.state_norm(states)
+            read = self.fc(torch.cat(pair[::-1] if self.config.state_first else pair, -1))
+        if positions is not None and cache is None and mask is None:
+            # Without a mask, transformers treats a gap in positions as the start of another text.
+            n = read.shape[1]
+            mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=read.device).tril()
+        out: Tensor = self.layers(
+            inputs_embeds=read,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=keys if cache is None else ModelCache(cache),
+            use_cache=cache is not None or keys is not None,
+            **options,
+        ).last_hidden_state
+        normed: Tensor = self.norm(out)
+        return HeadStates(normed, normed if self.config.feeds_norm else out)
+
+    def vocabulary(self, target: CausalTarget) -> DraftVocabulary | None:
+        """Return the logits of the tokens that it drafts; None for the target's own output head."""
+        if self.output is not None:
+            return DraftVocabulary(self.output, self.tokens, target.vocab_size)
+        return None if self.tokens is None else DraftVocabulary.of_target(target, self.tokens)
+
+    def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
+        """Return the embeddings [copies * B, n, E] of tokens i64 [B, n]."""
+        if self.embedding is None:
+            return target.embed(tokens)
+        embedded: Tensor = self.embedding(tokens)
+        return embedded
+
+
+def _norm_like(norm: nn.Module, size: int) -> nn.Module:
+    """Return a fresh norm of the same class and epsilon, over `size` numbers."""
+    epsilon: Any = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 1e-6)
+    return type(norm)(size, eps=epsilon)
+
+
+def fresh_head(
+    target: CausalTarget,
+    generator: torch.Generator,
+    *,
+    form: str = "eagle1",
+    tokens: Sequence[int] | None = None,
+) -> DraftHead:
+    """Return an untrained head for a target, in float32 on its device.
+
+    It has one layer, with the target's number of attention heads if twice that divides the hidden
+    size, else one. Its feed-forward part is 8/3 as wide as the hidden size, rounded up in steps of
+    32.
+
+    Args:
+        form: "eagle1" or "eagle3".
+        tokens: Increasing ids of the tokens that it may draft; None for all.
+
+    Raises:
+        InputError: There is no such form.
+    """
+    if form not in FORMS:
+        raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
+    config = target.model.config.get_text_config()
+    width = states_size(target)
+    heads = int(getattr(config, "num_attention_heads", 0) or 1)
+    heads = heads if width % (2 * heads) == 0 else 1
+    first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    layers = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": -(-width * 8 // 96) * 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 1 << 20,  # rotary: no table, no limit of its own
+    }
+    wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
+    wide |= {"own_output": True, "taps": default_taps(target)}
+    head = DraftHead(
+        HeadConfig(
+            layers=layers,
+            embedding_size=target.embed(first).shape[-1],
+            target_size=width,
+            vocab_size=target.vocab_size,
+            target=target_print(target),
+            draft_vocab_size=None if tokens is None else len(tokens),
+            **wide if form == "eagle3" else {},
+        )
+    )
+    head.reset(generator)
+    if tokens is not None:
+        head.tokens = torch.tensor(tokens)
+    return head.to(target.device)
+
+
+def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:
+    """Return the target's states that a head reads, as `Needs.hidden_states` numbers them."""
+    count = int(target.model.config.get_text_config().num_hidden_layers)
+    return tuple(LAST if tap == count else tap for tap in head.config.taps)
+
+
+def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
+    """Return EAGLE-3's taps: the inputs of layers 2, n // 2 and n - 3, of n layers.
+
+    Raises:
+        InputError: There is no target.
+    """
+    if target is None:
+        raise InputError(
+            "its file names no taps; expected the target beside it, whose layers count."
+        )
+    count = int(target.model.config.get_text_config().num_hidden_layers)
+    return min(2, count - 1), count // 2, max(count - 3, 0)
+
+
+def target_print(target: CausalTarget) -> str:
+    """Return a SHA-256 of the sizes and of sampled values of a target's embedding and output head.
+
+    Values are rounded to bfloat16, so the dtype of a loaded checkpoint does not change it.
+    """
+    digest = hashlib.sha256()
+    for module in (target.model.get_input_embeddings(), target.output_head):
+        for name, weight in sorted(module.named_parameters()):
+            values = _sampled(weight).to(torch.bfloat16).float().tolist()
+            digest.update(f"{name} {tuple(weight.shape)} {values}".encode())
+    return digest.hexdigest()
+
+
+def _sampled(weight: Tensor) -> Tensor:
+    """Return evenly spaced values of a weight, on the CPU."""
+    flat = weight.detach().reshape(-1)
+    places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
+    return flat[places.to(flat.device)].cpu()
+
+
+def check_head(head: DraftHead, target: CausalTarget) -> None:
+    """Raise UnsupportedModelError, naming the difference, if a head is for another target."""
+    config = head.config
+    size = states_size(target)
+    if (config.target_size, config.vocab_size) != (size, target.vocab_size):
+        raise UnsupportedModelError(
+            f"the head is for a target of hidden size {config.target_size} and "
+            f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
+            "that was trained for this target."
+        )
+    fingerprint = target_print(target)
+    if config.target and config.target != fingerprint:
+        raise UnsupportedModelError(
+            f"the head was trained for another target (fingerprint {config.target[:12]}, got "
+            f"{fingerprint[:12]}); use a head that `ragspec train-head` made for this target."
+        )
+
+
+def states_size(target: CausalTarget) -> int:
+    """Return H, the input size of the output head."""
+    head: Any = target.output_head
+    width = getattr(head, "in_features", None) or target.model.config.get_text_config().hidden_size
+    return int(width)

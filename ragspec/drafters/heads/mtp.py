@@ -1,0 +1,170 @@
+"""Layers for multi-token prediction inside a model's own checkpoint, which transformers drops.
+
+Three layouts are read: DeepSeek-V3's and GLM-4.5's `model.layers.N` behind the last layer, the
+`mtp` of Qwen3-Next and Qwen3.5, and MiMo's `model.mtp_layers`. Only the shards with these tensors
+are opened. The layer is one of the target's own class. Our reading: DeepSeek's feeds itself the
+output before its norm (as vLLM does), the others the output after it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, renamed
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.verification.causal import CausalTarget
+
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+class _Layout(NamedTuple):
+    """The names of a layout.
+
+    Attributes:
+        prefix: Before every tensor of its layers; {n} is the number of the target's layers.
+        table: Prefixes of `DraftHead` by those of the first layer, which begins at `prefix`.
+        rest: A pattern of tensors of further layers.
+    """
+
+    prefix: str
+    table: dict[str, str]
+    rest: str
+    settings: dict[str, Any]
+
+
+_COMMON = {"joined_norms": True, "first_norm": True, "output_norm": True, "bias": False}
+LAYOUTS = (
+    _Layout(
+        "mtp.",
+        {
+            "layers.0.": "layers.layers.0.",
+            "fc.": "fc.",
+            "pre_fc_norm_embedding.": "embedding_norm.",
+            "pre_fc_norm_hidden.": "state_norm.",
+            "norm.": "norm.",
+        },
+        r"mtp\.layers\.[1-9]",
+        {**_COMMON, "feeds_norm": True},
+    ),
+    _Layout(
+        "model.mtp_layers.0.",
+        {
+            "": "layers.layers.0.",
+            "input_proj.": "fc.",
+            "token_layernorm.": "embedding_norm.",
+            "hidden_layernorm.": "state_norm.",
+            "final_layernorm.": "norm.",
+        },
+        r"model\.mtp_layers\.[1-9]",
+        {**_COMMON, "feeds_norm": True, "state_first": True},
+    ),
+    _Layout(
+        "model.layers.{n}.",
+        {
+            "": "layers.layers.0.",
+            "eh_proj.": "fc.",
+            "enorm.": "embedding_norm.",
+            "hnorm.": "state_norm.",
+            "shared_head.norm.": "norm.",
+            "shared_head.head.": "output.",
+            "embed_tokens.": "embedding.",
+        },
+        r"model\.layers\.{more}\.",
+        _COMMON,
+    ),
+)
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder is a model with such layers."""
+    return _layout(checkpoint) is not None
+
+
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
+    """Return the head of a folder; see `files.open_head`. Of several layers the first is read."""
+    found = _layout(checkpoint)
+    assert found is not None
+    prefix, layout = found
+    further = [name for name in checkpoint.names if re.match(_further(checkpoint, layout), name)]
+    if further:
+        warnings.warn(
+            f"{checkpoint.folder} has more than one layer for multi-token prediction; the first "
+            "drafts every token.",
+            stacklevel=2,
+        )
+    names = [name for name in checkpoint.names if name.startswith(prefix) and name not in further]
+    ours = renamed(names, {prefix + name: our for name, our in layout.table.items()})
+    weights = checkpoint.tensors(names)
+    state = _experts_joined({ours.get(name, name): weights[name] for name in names})
+
+    def settings() -> HeadConfig:
+        config = _text(checkpoint.config)
+        width = int(config["hidden_size"])
+        return HeadConfig(
+            layers=_one_layer(config),
+            embedding_size=width,
+            target_size=width,
+            vocab_size=int(config["vocab_size"]),
+            own_output="output.weight" in state,
+            own_embedding="embedding.weight" in state,
+            **layout.settings,
+        )
+
+    return checkpoint.head(settings, state)
+
+
+def _layout(checkpoint: Checkpoint) -> tuple[str, _Layout] | None:
+    """Return the layout of a folder and its prefix, None for another kind of folder."""
+    for layout in LAYOUTS:
+        prefix = layout.prefix.format(n=_text(checkpoint.config).get("num_hidden_layers"))
+        projection = next(name for name, our in layout.table.items() if our == "fc.")
+        if f"{prefix}{projection}weight" in checkpoint.names:
+            return prefix, layout
+    return None
+
+
+def _further(checkpoint: Checkpoint, layout: _Layout) -> str:
+    more = int(_text(checkpoint.config).get("num_hidden_layers", 0)) + 1
+    return layout.rest.replace("{more}", f"(?:{'|'.join(str(more + i) for i in range(8))})")
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a model's text part."""
+    text: dict[str, Any] = config.get("text_config") or config
+    return text
+
+
+def _one_layer(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of one attention layer of a model's own class."""
+    from transformers import CONFIG_MAPPING
+
+    if config.get("model_type") not in CONFIG_MAPPING:  # MiMo: Qwen2 under another name
+        layers = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
+        return {"model_type": "qwen2", **layers, "num_hidden_layers": 1, "layer_types": None}
+    dropped = ("architectures", "auto_map", "quantization_config", "transformers_version")
+    layers = {name: value for name, value in config.items() if name not in dropped}
+    layers |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    return layers | {"first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
+
+
+def _experts_joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with those of single experts stacked as transformers has them [E, m, h]."""
+    parts: dict[str, dict[int, dict[str, Tensor]]] = {}
+    result = dict[str, Tensor]()
+    for name, tensor in state.items():
+        if (found := EXPERT.fullmatch(name)) is None:
+            result[name] = tensor
+        else:
+            parts.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = tensor
+    for name, experts in parts.items():
+        rows = [experts[i] for i in sorted(experts)]
+        both = [torch.cat([row["gate"], row["up"]]) for row in rows]
+        result[f"{name}.gate_up_proj"] = torch.stack(both)
+        result[f"{name}.down_proj"] = torch.stack([row["down"] for row in rows])
+    return result

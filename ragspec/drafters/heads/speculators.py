@@ -1,0 +1,138 @@
+"""The layout of vLLM's `speculators`, for heads of EAGLE-3 and of multi-token prediction.
+
+Its `eagle_aux_hidden_state_layer_ids` are the taps of `HeadConfig`. vLLM serves what is saved here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ragspec.drafters.heads.checkpoint import (
+    LAYER_SETTINGS,
+    Checkpoint,
+    checked,
+    offsets_of,
+    renamed,
+    token_ids,
+)
+from ragspec.drafters.heads.config import HeadConfig, TapNorm
+from ragspec.drafters.heads.head import DraftHead, default_taps
+from ragspec.errors import UnsupportedModelError
+from ragspec.verification.causal import CausalTarget
+
+NAMES = {
+    "fc.": "fc.",
+    "layers.": "layers.layers.",
+    "norm.": "norm.",
+    "lm_head.": "output.",
+    "embed_tokens.": "embedding.",
+    "input_norm.": "tap_norms.0.",
+    "fc_norm.": "tap_norms.",
+    "d2t": "d2t",
+    "t2d": "t2d",
+}
+MTP_NAMES = {
+    "mtp_layers.0.": "layers.layers.0.",
+    "mtp_layers.0.input_proj.": "fc.",
+    "mtp_layers.0.token_layernorm.": "embedding_norm.",
+    "mtp_layers.0.hidden_layernorm.": "state_norm.",
+    "mtp_layers.0.final_layernorm.": "norm.",
+    "embed_tokens.": "embedding.",
+    "lm_head.": "output.",
+}
+_OF_TARGET = ("verifier_norm.", "verifier_lm_head.")
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder has this layout."""
+    return "speculators_model_type" in checkpoint.config
+
+
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
+    """Return the head of a folder; see `files.open_head`."""
+    config, kind = checkpoint.config, checkpoint.config["speculators_model_type"]
+    if kind not in ("eagle3", "mtp"):
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected 'eagle3' or 'mtp'. "
+            "Use a head of one of these."
+        )
+    names = {name for name in checkpoint.names if not name.startswith(_OF_TARGET)}
+    weights = checkpoint.tensors(names)
+    ours = renamed(names, NAMES if kind == "eagle3" else MTP_NAMES)
+    state = {ours.get(name, name): tensor for name, tensor in weights.items()}
+    checked(checkpoint.folder, lambda: token_ids(state))
+
+    def settings() -> HeadConfig:
+        inner: dict[str, Any] = config["transformer_layer_config"]
+        layers = {name: inner[name] for name in LAYER_SETTINGS if inner.get(name) is not None}
+        layers["model_type"] = inner.get("model_type", "qwen3")
+        width = int(layers["hidden_size"])
+        about: dict[str, Any] = config.get("ragspec") or {}
+        common: dict[str, Any] = {
+            "layers": layers,
+            "embedding_size": width,
+            "vocab_size": int(inner["vocab_size"]),
+            "bias": "fc.bias" in state,
+            "output_norm": True,
+            "own_output": "output.weight" in state,
+            "own_embedding": "embedding.weight" in state,
+            "target": about.get("target", ""),
+        }
+        if kind == "mtp":
+            layers["num_hidden_layers"] = 1
+            forms: dict[str, Any] = {"joined_norms": True, "first_norm": True, "feeds_norm": True}
+            return HeadConfig(target_size=width, **common, **forms)
+        taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(target)
+        norm: TapNorm = "each" if config.get("fc_norm") else "none"
+        norm = "all" if config.get("norm_before_fc") else norm
+        return HeadConfig(
+            target_size=int(config.get("target_hidden_size") or width),
+            taps=tuple(map(int, taps)),
+            join="attend",
+            tap_norm=norm,
+            residual_norm=bool(config.get("norm_before_residual")),
+            feeds_norm=bool(config.get("norm_output")),
+            draft_vocab_size=len(state["tokens"]) if "tokens" in state else None,
+            **common,
+        )
+
+    return checkpoint.head(settings, state)
+
+
+def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the tensors of a head in this layout."""
+    config, third = head.config, head.config.join == "attend"
+    kind, model = ("eagle3", "Eagle3DraftModel") if third else ("mtp", "MTPDraftModel")
+    table = NAMES if third else MTP_NAMES
+    theirs = {ours: name for name, ours in table.items()}
+    if config.tap_norm == "all":
+        theirs["tap_norms.0."] = "input_norm."
+    else:
+        theirs.pop("tap_norms.0.", None)
+    state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
+    names = renamed(state, theirs)
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 5}
+    record: dict[str, Any] = {
+        "architectures": [model],
+        "speculators_model_type": kind,
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
+        "transformer_layer_config": config.layers | {"vocab_size": config.vocab_size},
+    }
+    if third:
+        record |= {
+            "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": list(config.taps),
+            "norm_before_residual": config.residual_norm,
+            "norm_before_fc": config.tap_norm == "all",
+            "fc_norm": config.tap_norm == "each",
+            "norm_output": config.feeds_norm,
+            "target_hidden_size": config.target_size,
+        }
+    return record, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)

@@ -1,0 +1,85 @@
+"""The tokens that a draft head may draft, and the rows of an output head for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.verification.causal import CausalTarget
+
+
+def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> tuple[int, ...]:
+    """Return the `size` most frequent tokens of texts, in the order of their ids.
+
+    If texts have fewer, the lowest other ids are added: they are the merges that were frequent when
+    the tokenizer was trained. Ids from `vocab_size` on, which the model cannot emit, are ignored.
+
+    Raises:
+        InputError: `size` is below 1 or above `vocab_size`.
+    """
+    if not 1 <= size <= vocab_size:
+        raise InputError(
+            f"got a head's vocabulary of {size} tokens; expected 1 to {vocab_size}, all that the "
+            "model has."
+        )
+    counts = Counter(token for token in chain.from_iterable(texts) if token < vocab_size)
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    fill = (token for token in range(vocab_size) if token not in counts)
+    return tuple(sorted(token for _, token in zip(range(size), chain(ranked, fill), strict=False)))
+
+
+class DraftVocabulary(nn.Module):
+    """Logits of the tokens that a head may draft.
+
+    Args:
+        rows: A linear map from states [..., H] to logits [..., v].
+        tokens: Increasing ids of its rows, i64 [v]; None if they are all tokens of the target.
+        size: V of the target.
+    """
+
+    def __init__(self, rows: nn.Linear, tokens: Tensor | None, size: int) -> None:
+        super().__init__()
+        self.rows, self.tokens, self.size = rows, tokens, size
+
+    @classmethod
+    def of_target(cls, target: CausalTarget, tokens: Tensor) -> DraftVocabulary:
+        """Return the rows of the target's own output head for some tokens.
+
+        Raises:
+            UnsupportedModelError: The output head is not one linear map, or the target combines
+                several rows of states (guidance).
+        """
+        output = target.output_head
+        if not isinstance(output, nn.Linear) or target.copies > 1:
+            raise UnsupportedModelError(
+                f"the output head of {type(target.model).__name__} is no single linear map "
+                f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
+                "reduced vocabulary. Train the head without vocabulary."
+            )
+        tokens = tokens.to(output.weight.device)
+        rows = nn.Linear(output.in_features, len(tokens), device="meta")
+        rows.weight = _frozen(output.weight[tokens])
+        rows.bias = None if output.bias is None else _frozen(output.bias[tokens])
+        return cls(rows, tokens, target.vocab_size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the logits [..., v] of states [..., H]."""
+        logits: Tensor = self.rows(states)
+        return logits
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Return logits [..., v] as [..., V], with minus infinity for all other tokens."""
+        if self.tokens is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
+        whole[..., self.tokens] = logits
+        return whole
+
+
+def _frozen(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach().clone(), requires_grad=False)
