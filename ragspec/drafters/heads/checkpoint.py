@@ -125,8 +125,8 @@ class Checkpoint:
 
         def filled() -> DraftHead:
             head = DraftHead(config())
-            if head.tokens is not None:
-                weights["tokens"] = _increasing(weights["tokens"], head.config.vocab_size)
+            if head.tokens is not None and weights["tokens"][-1] >= head.config.vocab_size:
+                raise ValueError("its tokens are no increasing ids of the vocabulary")
             head.load_state_dict(weights)
             return head
 
@@ -156,12 +156,12 @@ def _damaged(folder: Path, error: Exception) -> ModelError:
     )
 
 
-def _increasing(tokens: Tensor, vocab_size: int) -> Tensor:
-    """Return token ids; raise ValueError unless they increase and are in the vocabulary."""
-    inside = bool((tokens >= 0).all() and (tokens < vocab_size).all())
-    if not inside or not bool((tokens[1:] > tokens[:-1]).all()):
-        raise ValueError("its tokens are no increasing ids of the vocabulary")
-    return tokens
+def size_of(settings: Mapping[str, Any], name: str) -> int:
+    """Return a size of a configuration; raise ValueError where that is no whole number."""
+    size = settings.get(name)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ValueError(f"its {name} is {size!r}, no whole number")
+    return size
 
 
 def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
@@ -187,8 +187,10 @@ def token_ids(weights: dict[str, Tensor]) -> None:
     offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
     if offsets is None:
         return
-    weights["tokens"] = offsets.long() + torch.arange(len(offsets))
-    if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], weights["tokens"]):
+    weights["tokens"] = tokens = offsets.long() + torch.arange(len(offsets))
+    if tokens[0] < 0 or not bool((tokens[1:] > tokens[:-1]).all()):
+        raise ValueError("its tokens are no increasing ids of the vocabulary")
+    if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], tokens):
         raise ValueError("t2d marks other tokens than d2t")
 
 

@@ -17,6 +17,7 @@ from ragspec.drafters.heads.checkpoint import (
     checked,
     offsets_of,
     renamed,
+    size_of,
     token_ids,
 )
 from ragspec.drafters.heads.config import HeadConfig
@@ -52,7 +53,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
 
     def settings() -> HeadConfig:
         layers = layer_settings(config, names)
-        width = int(layers["hidden_size"])
+        width = size_of(layers, "hidden_size")
         about: dict[str, Any] = config.get("ragspec") or {}
         inputs = state["fc.weight"].shape[1]
         taps = _taps(config, target) if third else (-1,)
@@ -60,7 +61,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             layers=layers,
             embedding_size=width if third else inputs - width,
             target_size=inputs // len(taps) if third else width,
-            vocab_size=int(about.get("vocab_size", config["vocab_size"])),
+            vocab_size=size_of(config | about, "vocab_size"),
             taps=taps,
             join="attend" if third else "project",
             bias="fc.bias" in names,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, renamed
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, renamed, size_of
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.verification.causal import CausalTarget
@@ -105,12 +105,12 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
 
     def settings() -> HeadConfig:
         config = _text(checkpoint.config)
-        width = int(config["hidden_size"])
+        width = size_of(config, "hidden_size")
         return HeadConfig(
             layers=_one_layer(config),
             embedding_size=width,
             target_size=width,
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=size_of(config, "vocab_size"),
             own_output="output.weight" in state,
             own_embedding="embedding.weight" in state,
             **layout.settings,

@@ -15,6 +15,7 @@ from ragspec.drafters.heads.checkpoint import (
     checked,
     offsets_of,
     renamed,
+    size_of,
     token_ids,
 )
 from ragspec.drafters.heads.config import HeadConfig, TapNorm
@@ -68,12 +69,12 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
         inner: dict[str, Any] = config["transformer_layer_config"]
         layers = {name: inner[name] for name in LAYER_SETTINGS if inner.get(name) is not None}
         layers["model_type"] = inner.get("model_type", "qwen3")
-        width = int(layers["hidden_size"])
+        width = size_of(layers, "hidden_size")
         about: dict[str, Any] = config.get("ragspec") or {}
         common: dict[str, Any] = {
             "layers": layers,
             "embedding_size": width,
-            "vocab_size": int(inner["vocab_size"]),
+            "vocab_size": size_of(inner, "vocab_size"),
             "bias": "fc.bias" in state,
             "output_norm": True,
             "own_output": "output.weight" in state,

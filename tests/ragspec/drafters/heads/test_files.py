@@ -1,0 +1,234 @@
+"""Published layouts of draft heads are read whole, compute what published code does, and draft."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ragspec import Engine, Sampling
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import holds_head, open_head, save_head
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.training.batches import StateRead
+from ragspec.training.loss import rounds
+from ragspec.verification.causal import CausalTarget
+from tests.support import published_heads, tiny
+from tests.support.published_heads import DRAFTED, IDS, INPUTS, TOKENS, H, V
+
+Checkpoint = tuple[dict[str, Any], dict[str, torch.Tensor]]
+LAYOUTS: dict[str, Callable[[], Checkpoint]] = {
+    "eagle1 with a bias": partial(published_heads.eagle1, True),
+    "eagle1": partial(published_heads.eagle1, False),
+    "eagle3": published_heads.eagle3,
+    "speculators": published_heads.speculators,
+    "speculators 3.1": partial(
+        published_heads.speculators,
+        "qwen3",
+        norm_before_residual=True,
+        norm_before_fc=True,
+        norm_output=True,
+    ),
+    "speculators, each tap normed": partial(published_heads.speculators, fc_norm=True),
+}
+RECORDED: dict[str, list[list[float]]] = {
+    "eagle1 with a bias": [[2.747, 1.6999, -5.9672, 5.0657, -7.3739, -4.2994]],
+    "eagle1": [[2.3029, 1.8439, -5.119, 4.8799, -6.0431, -4.0186]],
+    "eagle3": [[0.1234, -0.0487, -0.2439, -0.1441, -0.0588, 0.0819]],
+    "speculators": [
+        [0.1234, -0.0487, -0.2439, -0.1441, -0.0588, 0.0819],
+        [0.029, 0.0514, 0.1067, 0.1459, 0.0863, 0.1603],
+        [0.0902, -0.3234, 0.0966, 0.0352, -0.0838, 0.1807],
+    ],
+    "speculators 3.1": [
+        [0.0108, -0.3234, -1.0108, -1.0321, 0.0253, 0.0574],
+        [-1.1261, 1.1791, 1.4534, 1.088, 0.0358, -0.5186],
+        [-0.1432, -1.2978, 0.1027, 0.7184, -1.1472, 0.2501],
+    ],
+    "speculators, each tap normed": [
+        [0.1254, -0.0343, -0.1881, -0.1036, -0.0714, 0.0671],
+        [0.0589, 0.0146, 0.0559, 0.0873, 0.0564, 0.1589],
+        [0.1023, -0.2677, 0.0891, 0.0307, -0.089, 0.1685],
+    ],
+}
+
+
+def target(**options: Any) -> CausalTarget:
+    return CausalTarget(tiny.model("llama", **options))
+
+
+def opened(name: str, folder: Path) -> DraftHead:
+    return open_head(published_heads.write(folder, *LAYOUTS[name]()), target())
+
+
+def spread(values: torch.Tensor) -> list[float]:
+    """Return six numbers from everywhere in a tensor, as they were recorded."""
+    result: list[float] = values.flatten()[:: max(1, values.numel() // 6)][:6].tolist()
+    return result
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> None:
+    """In every round of drafting: a place of round k is one of round 0 behind k own guesses."""
+    head, third = opened(name, tmp_path), "eagle1" not in name
+    embedded = INPUTS["embeddings"][IDS]
+    taps = INPUTS["taps" if third else "state"]
+    pad = torch.nn.functional.pad
+    read = StateRead(
+        pad(embedded, (0, 0, 1, 0)), torch.zeros(1, 9, H), torch.ones(1, 9, dtype=torch.bool)
+    )
+    read = StateRead(read.embedded, read.states, read.real, taps=pad(taps, (0, 0, 0, 1)))
+    with torch.no_grad():
+        for k, guessed in enumerate(rounds(head, read, 0.0, len(RECORDED[name]), detached=False)):
+            outputs = guessed.fed if head.output is None else head.output(guessed.read)
+            assert spread(outputs[:, k:]) == pytest.approx(RECORDED[name][k], abs=2e-4)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> None:
+    head = opened(name, tmp_path / "first")
+    save_head(head, tmp_path / "second")
+    assert holds_head(tmp_path / "second")
+    again = open_head(tmp_path / "second", target())
+    assert set(again.state_dict()) == set(head.state_dict())
+    for weight, other in head.state_dict().items():
+        assert torch.equal(again.state_dict()[weight], other)
+    inputs = INPUTS["embeddings"][IDS], head.project(INPUTS["taps" if head.output else "state"])
+    assert torch.equal(again(*inputs).read, head(*inputs).read)
+    written = json.loads((tmp_path / "second" / "config.json").read_text(encoding="utf-8"))
+    assert ("speculators_model_type" in written) is (head.output is not None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_texts_stay_as_they_are(name: str, temperature: float, tmp_path: Path) -> None:
+    model = target().model
+    drafter = HeadDrafter(opened(name, tmp_path), model, min_expected_gain=0.0)
+    sampling = Sampling(temperature=temperature, seed=3)
+    prompts = [tiny.prompt(20, seed=1), tiny.prompt(7, seed=2)]
+    plain = Engine(model, drafter=None).generate(prompts, sampling, max_new_tokens=16)
+    engine = Engine(model, drafter=drafter, budget=6)
+    results = engine.generate(prompts, sampling, max_new_tokens=16)
+    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    for result in results:
+        drafted = {token for step in result.steps for token in step.tree.tokens.tolist()}
+        assert drafted and not result.report.faults
+        assert drafter.head.tokens is None or drafted <= set(TOKENS.tolist())
+
+
+def test_a_head_of_three_taps_is_told_them(tmp_path: Path) -> None:
+    """Drafts follow the inputs of the named layers: other taps, other drafts."""
+    model, prompt = target(num_hidden_layers=6).model, tiny.prompt(24)
+    config, weights = published_heads.speculators()
+    trees = []
+    for taps in ([2, 3, 3], [2, 3, 3], [0, 5, 6]):
+        folder = published_heads.write(
+            tmp_path, config | {"eagle_aux_hidden_state_layer_ids": taps}, weights
+        )
+        drafter = HeadDrafter(open_head(folder, CausalTarget(model)), model, depth=4)
+        result = Engine(model, drafter=drafter, budget=6).generate(prompt, max_new_tokens=8)
+        trees.append([step.tree.tokens.tolist() for step in result.steps])
+    assert trees[0] == trees[1] != trees[2]
+    published_heads.write(tmp_path, *published_heads.eagle3())
+    assert open_head(tmp_path, CausalTarget(model)).config.taps == (2, 3, 3)
+    with pytest.raises(ModelError, match="names no taps"):
+        open_head(tmp_path)
+    config, weights = published_heads.eagle3()
+    outputs = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}
+    published_heads.write(tmp_path, config | outputs, weights)
+    assert open_head(tmp_path).config.taps == (2, 3, 5)
+    far = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}
+    published_heads.write(tmp_path, config | far, weights)
+    engine = Engine(model, drafter=HeadDrafter(tmp_path, model), budget=6)
+    with pytest.raises(UnsupportedModelError, match=r"input of layer 10; got .* with 6 layers"):
+        engine.generate(prompt, max_new_tokens=4)
+
+
+def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
+    config, weights = published_heads.eagle3()
+    folder = published_heads.write(tmp_path / "safe", config, weights)
+    pickled = published_heads.write(tmp_path / "pickled", config, weights)
+    (pickled / "model.safetensors").unlink()
+    torch.save(weights, pickled / "pytorch_model.bin")
+    first, second = (open_head(each, target()).state_dict() for each in (folder, pickled))
+    assert all(torch.equal(second[name], each) for name, each in first.items())
+    torch.save({**weights, "norm.weight": copy.deepcopy}, pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="can be read"):
+        open_head(pickled, target())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strange.weight": torch.zeros(3)}, "strange.weight"),
+        ({"norm.weight": None}, "norm.weight"),
+        ({"fc.weight": torch.zeros(H, 2 * H)}, "fc.weight|divides|taps"),
+        ({"midlayer.self_attn.q_proj.weight": torch.zeros(H, H)}, "q_proj"),
+        ({"t2d": torch.ones(V, dtype=torch.bool)}, "t2d marks other tokens"),
+        ({"d2t": torch.zeros(DRAFTED, dtype=torch.int64) - 1}, "no increasing ids"),
+        ({"fc.weight": torch.zeros(H, 3 * H).to(torch.float8_e4m3fn)}, "quantised weights"),
+        ({"fc.weight": torch.zeros(H, 3 * H, dtype=torch.int8)}, "quantised weights"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    config, weights = published_heads.eagle3()
+    changed = {name: each for name, each in (weights | change).items() if each is not None}
+    with pytest.raises((ModelError, UnsupportedModelError), match=message):
+        open_head(published_heads.write(tmp_path, config, changed), target())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 32}, "size mismatch|hidden size"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
+        ({"num_attention_heads": 7}, "divides"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = published_heads.eagle3()
+    with pytest.raises((ModelError, UnsupportedModelError), match=message):
+        open_head(published_heads.write(tmp_path, config | change, weights), target())
+
+
+def test_other_folders_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no draft head"):
+        open_head(tmp_path, target())
+    config, weights = published_heads.speculators()
+    folder = published_heads.write(tmp_path, config | {"speculators_model_type": "dspark"}, weights)
+    with pytest.raises(UnsupportedModelError, match="of kind 'dspark'; expected 'eagle3'"):
+        open_head(folder, target())
+    published_heads.write(tmp_path, {"model_type": "llama"}, {"x.weight": torch.zeros(2)})
+    with pytest.raises(UnsupportedModelError, match=r"tensors such as x\.weight; expected a head"):
+        open_head(folder, target())
+    assert not holds_head(folder)
+    published_heads.write(tmp_path, *published_heads.eagle1(False))
+    with pytest.raises(UnsupportedModelError, match="hidden size 64 and 97 tokens, this"):
+        open_head(folder, target(hidden_size=48))
+    with pytest.raises((InputError, UnsupportedModelError), match="97 tokens, this one has"):
+        open_head(folder, target(vocab_size=50))
+
+
+def test_embeddings_of_its_own_are_read(tmp_path: Path) -> None:
+    config, weights = published_heads.speculators()
+    folder = published_heads.write(tmp_path, config, weights)
+    head, ids = open_head(folder, target()), torch.tensor([[3, 5]])
+    torch.testing.assert_close(head.embed(target(), ids), weights["embed_tokens.weight"][ids])
+    rest = {name: each for name, each in load_file(folder / "model.safetensors").items()}
+    del rest["embed_tokens.weight"]
+    save_file(rest, folder / "model.safetensors")
+    head = open_head(folder, target())
+    torch.testing.assert_close(head.embed(target(), ids), target().embed(ids))
