@@ -52,6 +52,7 @@ class HeadOptions:
         bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
     ] = False
     json: o.JsonOption = False
+    form: Annotated[str, Setting("Form of the head: eagle1 or eagle3.")] = "eagle1"
     batch: Annotated[int, Setting("Texts of a step.", least=1)] = 8
     length: Annotated[
         int, Setting("Tokens that texts are cut to; pictures stay whole.", least=4)
@@ -85,13 +86,14 @@ class HeadOptions:
             learning_rate=self.rate,
             depth=self.depth,
             draft_vocab_size=self.vocabulary,
+            form=self.form,
             seed=self.seed,
         )
 
 
 @takes_records
 def train_head(options: HeadOptions) -> None:
-    """Train a feature head (EAGLE) that drafts from a model's own hidden states.
+    """Train a draft head (EAGLE) that drafts from a model's own hidden states.
 
     The head is written every minute. Ctrl-C keeps the best head so far, and --resume continues.
     """

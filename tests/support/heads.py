@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.heads.head import DraftHead, fresh_head
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.needs import LAST
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget

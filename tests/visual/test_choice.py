@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.drafters.heads.files import save_head
-from ragspec.drafters.heads.head import fresh_head
+from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.errors import (
     InputError,
     ModelError,

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.heads.head import DraftHead, check_head, fresh_head, taps_of
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded

@@ -9,7 +9,6 @@ differ in `HeadConfig` alone. Embedding and output head are the target's unless 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from ragspec.verification.batch_cache import BatchCache
 
 _SAMPLED = 64
-_STD = 0.02
-FORMS = ("eagle1", "eagle3")
+STD = 0.02
 
 
 class HeadStates(NamedTuple):
@@ -125,7 +123,7 @@ class DraftHead(nn.Module):
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() > 1:
-                    weight.copy_(torch.randn(weight.shape, generator=generator) * _STD)
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * STD)
                 elif name.endswith("bias"):
                     weight.zero_()
             width = self.config.hidden_size
@@ -205,61 +203,6 @@ def _norm_like(norm: nn.Module, size: int) -> nn.Module:
     """Return a fresh norm of the same class and epsilon, over `size` numbers."""
     epsilon: Any = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 1e-6)
     return type(norm)(size, eps=epsilon)
-
-
-def fresh_head(
-    target: CausalTarget,
-    generator: torch.Generator,
-    *,
-    form: str = "eagle1",
-    tokens: Sequence[int] | None = None,
-) -> DraftHead:
-    """Return an untrained head for a target, in float32 on its device.
-
-    It has one layer, with the target's number of attention heads if twice that divides the hidden
-    size, else one. Its feed-forward part is 8/3 as wide as the hidden size, rounded up in steps of
-    32.
-
-    Args:
-        form: "eagle1" or "eagle3".
-        tokens: Increasing ids of the tokens that it may draft; None for all.
-
-    Raises:
-        InputError: There is no such form.
-    """
-    if form not in FORMS:
-        raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
-    config = target.model.config.get_text_config()
-    width = states_size(target)
-    heads = int(getattr(config, "num_attention_heads", 0) or 1)
-    heads = heads if width % (2 * heads) == 0 else 1
-    first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-    layers = {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": -(-width * 8 // 96) * 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "max_position_embeddings": 1 << 20,  # rotary: no table, no limit of its own
-    }
-    wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
-    wide |= {"own_output": True, "taps": default_taps(target)}
-    head = DraftHead(
-        HeadConfig(
-            layers=layers,
-            embedding_size=target.embed(first).shape[-1],
-            target_size=width,
-            vocab_size=target.vocab_size,
-            target=target_print(target),
-            draft_vocab_size=None if tokens is None else len(tokens),
-            **wide if form == "eagle3" else {},
-        )
-    )
-    head.reset(generator)
-    if tokens is not None:
-        head.tokens = torch.tensor(tokens)
-    return head.to(target.device)
 
 
 def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:

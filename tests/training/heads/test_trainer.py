@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.heads.head import DraftHead, fresh_head
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
 from ragspec.training.loss import Objective, frozen_output, head_loss, rounds

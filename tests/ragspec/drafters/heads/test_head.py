@@ -15,7 +15,8 @@ from ragspec import Engine, Sampling
 from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.drafters.heads.head import check_head, fresh_head, target_print
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.drafters.heads.head import check_head, target_print
 from ragspec.drafters.heads.vocabulary import DraftVocabulary, frequent_tokens
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.training.batches import seeded

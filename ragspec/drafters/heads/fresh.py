@@ -1,0 +1,118 @@
+"""Draft heads to train: random ones, and copies of the target's last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.head import STD, DraftHead, default_taps, states_size, target_print
+from ragspec.errors import InputError
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.reading import decoder_layers
+
+FORMS = ("eagle1", "eagle3")
+_COPIED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def fresh_head(
+    target: CausalTarget,
+    generator: torch.Generator,
+    *,
+    form: str = "eagle1",
+    tokens: Sequence[int] | None = None,
+) -> DraftHead:
+    """Return an untrained head for a target, in float32 on its device.
+
+    A head of EAGLE-3 begins as a copy of the last layer of a Llama-like target, with its norm and
+    its rows of logits. Other heads are random: one layer with the target's number of attention
+    heads if twice that divides the hidden size, else one, and a feed-forward part 8/3 as wide as
+    the hidden size, rounded up in steps of 32.
+
+    Args:
+        form: "eagle1" or "eagle3".
+        tokens: Increasing ids of the tokens that it may draft; None for all.
+
+    Raises:
+        InputError: There is no such form.
+    """
+    if form not in FORMS:
+        raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
+    text, third = target.model.config.get_text_config(), form == "eagle3"
+    copied = third and _is_copied(target)
+    first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
+    wide |= {"own_output": True, "taps": default_taps(target)}
+    head = DraftHead(
+        HeadConfig(
+            layers=_copied_settings(text) if copied else _settings(text, states_size(target)),
+            embedding_size=target.embed(first).shape[-1],
+            target_size=states_size(target),
+            vocab_size=target.vocab_size,
+            target=target_print(target),
+            draft_vocab_size=None if tokens is None else len(tokens),
+            **wide if third else {},
+        )
+    )
+    head.reset(generator)
+    if tokens is not None:
+        head.tokens = torch.tensor(tokens)
+    if copied:
+        _copy_layer(target, head)
+    return head.to(target.device)
+
+
+def _settings(text: Any, width: int) -> dict[str, Any]:
+    """Return the configuration of a random layer."""
+    heads = int(getattr(text, "num_attention_heads", 0) or 1)
+    heads = heads if width % (2 * heads) == 0 else 1
+    return {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": -(-width * 8 // 96) * 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 1 << 20,  # rotary: no table, no limit of its own
+    }
+
+
+def _is_copied(target: CausalTarget) -> bool:
+    """Return whether a target's last layer may be the head's first one."""
+    plain = isinstance(target.output_head, nn.Linear) and target.copies == 1
+    text = target.model.config.get_text_config()
+    return plain and text.model_type in _COPIED and bool(decoder_layers(target.model))
+
+
+def _copied_settings(text: Any) -> dict[str, Any]:
+    settings = text.to_dict()
+    layers = {name: settings[name] for name in LAYER_SETTINGS if settings.get(name) is not None}
+    layers.pop("layer_types", None)
+    return {"model_type": text.model_type, **layers, "num_hidden_layers": 1}
+
+
+@torch.no_grad()
+def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
+    """Let a head begin as the target's last layer, read over its last tap."""
+    source: Any = decoder_layers(target.model)[-1]
+    layer: Any = head.layers.layers[0]
+    for name, weight in source.state_dict().items():
+        ours = layer.state_dict()[name]
+        if weight.shape == ours.shape:
+            ours.copy_(weight)
+        else:  # reads the embedding too, whose half stays small and random
+            ours[:, -weight.shape[1] :].copy_(weight)
+    layer.hidden_norm.weight.copy_(source.input_layernorm.weight)
+    layer.input_layernorm.weight.fill_(1.0)
+    norm: Tensor = target.model.get_decoder().norm.weight
+    head.norm.weight.copy_(norm)  # type: ignore[operator]
+    head.fc.weight.mul_(STD)
+    width = head.config.hidden_size
+    head.fc.weight[:, -width:] += torch.eye(width, device=head.fc.weight.device)
+    if head.output is not None:
+        rows: Any = target.output_head.weight
+        head.output.weight.copy_(rows if head.tokens is None else rows[head.tokens])
