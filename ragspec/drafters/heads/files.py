@@ -78,7 +78,9 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | None = N
         name: value.detach().to(dtype=dtype if value.is_floating_point() else None).contiguous()
         for name, value in weights.items()
     }
-    about: dict[str, Any] = {"target": head.config.target, "vocab_size": head.config.vocab_size}
+    about: dict[str, Any] = {
+        name: getattr(head.config, name) for name in ("target", "vocab_size", "feeds_norm")
+    }
     text = json.dumps(config | {"ragspec": about}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)

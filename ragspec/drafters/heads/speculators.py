@@ -83,7 +83,8 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
         }
         if kind == "mtp":
             layers["num_hidden_layers"] = 1
-            forms: dict[str, Any] = {"joined_norms": True, "first_norm": True, "feeds_norm": True}
+            forms: dict[str, Any] = {"joined_norms": True, "first_norm": True}
+            forms["feeds_norm"] = bool(about.get("feeds_norm", True))
             return HeadConfig(target_size=width, **common, **forms)
         taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(target)
         norm: TapNorm = "each" if config.get("fc_norm") else "none"
@@ -113,6 +114,9 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     else:
         theirs.pop("tap_norms.0.", None)
     state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
+    if config.state_first:  # there the token comes first
+        width = config.hidden_size
+        state["fc.weight"] = state["fc.weight"].roll(-width, 1)
     names = renamed(state, theirs)
     proposal = {"proposal_type": "greedy", "speculative_tokens": 5}
     record: dict[str, Any] = {

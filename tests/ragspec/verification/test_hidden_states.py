@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_static, open_target
 from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
 from tests.support.architectures import build
@@ -206,6 +208,38 @@ def test_a_model_is_left_as_it_was_detected() -> None:
         assert len(head._forward_pre_hooks) == 1
         raise RuntimeError("on the way")
     assert not head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx", "static"])
+def test_inputs_of_layers_are_those_of_transformers(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts in chunks and of trees, whichever way forwards run; layer 0 reads embeddings."""
+    monkeypatch.setattr("ragspec.verification.onnx.target.LEAST_WEIGHTS", 0)
+    instance = copy.deepcopy(tiny.model("llama", num_hidden_layers=4))
+    target = open_target(instance, runtime="torch" if runtime == "static" else runtime)
+    if runtime == "static":
+        target = open_static(target, "compile", backend="eager")
+        assert target.static == "compile"
+    assert (target.runtime == "onnx") is (runtime == "onnx")
+    prompt, taps = tiny.prompt(20), (0, 2, LAST)
+    tree = DraftTree.build([5, 6, 7], [-1, 0, -1], "test")
+    with target.open(1, 64) as session, torch.no_grad():
+        session.keep_hidden((2,))
+        session.keep_hidden(taps)
+        session.read_prompts([prompt[:9]], 0)
+        session.commit([()])
+        session.verify([prompt[9:]], [DraftTree.empty()])
+        session.commit([()])
+        session.verify([[3]], [tree])
+        found = session.hidden[0]
+    texts = [[*prompt, 3], [*prompt, 3, 5], [*prompt, 3, 5, 6], [*prompt, 3, 7]]
+    for place, text in enumerate(texts):
+        ids = torch.tensor([text])
+        every = instance(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        expected = torch.cat([every[tap][0, -1] for tap in taps])
+        torch.testing.assert_close(found.of(taps)[0, place], expected, atol=1e-4, rtol=1e-3)
+    assert not instance.model.layers[2]._forward_pre_hooks
 
 
 def test_other_threads_do_not_disturb_a_tap() -> None:
