@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -129,9 +129,12 @@ class CausalTarget:
         """Whether forwards of several widths round visibly, as the model is at present."""
         return rounds(self.loaded, self.device)
 
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a forward of one sequence needs no module of the model; see `onnx.target`."""
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward of one sequence needs no module of the model.
+
+        Args:
+            taps: The hidden states that it also tells, see `Needs.hidden_states`.
+        """
         return False
 
     def check_mode(self) -> None:

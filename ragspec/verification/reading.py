@@ -126,6 +126,11 @@ class Taps:
         return (states[:, self.selected], *arguments[1:]), named
 
 
+def usual_taps(layers: int) -> tuple[int, int, int]:
+    """Return EAGLE-3's taps: the inputs of layers 2, n // 2 and n - 3, of n layers."""
+    return min(2, layers - 1), layers // 2, max(layers - 3, 0)
+
+
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
     """Return the layers of a model's decoder, () if they are not in one list."""
     decoder: Any = getattr(model, "get_decoder", lambda: model)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
@@ -59,9 +59,8 @@ class Model(Protocol):
     def divisible(self) -> bool:
         """Whether prompts may be read in chunks and their prefixes reused."""
 
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a forward of one sequence needs no module of the model."""
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward of one sequence needs no module of the model."""
 
     @property
     def output_head(self) -> nn.Module:
@@ -359,7 +358,8 @@ class TreeSession(TargetSession):
 
     def _packed(self, rows: Sequence[SequenceCache]) -> AbstractContextManager[None]:
         """Prepare a forward over some rows; return the context that it runs in."""
-        if len(rows) == 1 and self.target.runs_alone:
+        taps = () if self._taps is None else self._taps.modules
+        if len(rows) == 1 and self.target.runs_alone(taps):
             rows[0].unshare()
             return nullcontext()
         return self._through_modules()

@@ -19,6 +19,7 @@ from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
     from ragspec.verification.batch_cache import BatchCache
@@ -212,7 +213,7 @@ def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:
 
 
 def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
-    """Return EAGLE-3's taps: the inputs of layers 2, n // 2 and n - 3, of n layers.
+    """Return EAGLE-3's taps of a target, see `usual_taps`.
 
     Raises:
         InputError: There is no target.
@@ -221,8 +222,7 @@ def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
         raise InputError(
             "its file names no taps; expected the target beside it, whose layers count."
         )
-    count = int(target.model.config.get_text_config().num_hidden_layers)
-    return min(2, count - 1), count // 2, max(count - 3, 0)
+    return usual_taps(int(target.model.config.get_text_config().num_hidden_layers))
 
 
 def target_print(target: CausalTarget) -> str:

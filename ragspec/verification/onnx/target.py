@@ -7,16 +7,18 @@ own modules, over the same caches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_package
+from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
+from ragspec.verification.reading import usual_taps
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
 
@@ -115,12 +117,12 @@ class OnnxTarget(CausalTarget):
     @property
     def runtime(self) -> str:
         """What runs forwards of one sequence: "onnx", or "torch" if weights have changed."""
-        return "onnx" if self.runs_alone else "torch"
+        return "onnx" if self.runs_alone() else "torch"
 
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a forward of one sequence needs no module of the model."""
-        return self._unchanged
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward of one sequence needs no module; see `CausalTarget`."""
+        told = {LAST, 0, *told_layers(self.config.num_hidden_layers)}
+        return self._unchanged and told.issuperset(taps)
 
     @property
     def rounds(self) -> bool:
@@ -135,7 +137,8 @@ class OnnxTarget(CausalTarget):
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
         single = isinstance(view, TreeView) and view.hidden is None and not cache.packed
-        if not isinstance(view, TreeView) or not single or not self.runs_alone:
+        layers = self._tapped()
+        if not isinstance(view, TreeView) or not single or not self.runs_alone(layers):
             return super().forward(tokens, view, cache, keep)
         (row,), n = cache.rows, tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
@@ -158,7 +161,6 @@ class OnnxTarget(CausalTarget):
             "bias": _bias(view, count, end),
             **self._rotary_to(int(positions.max()) + 1),
         }
-        layers = self._tapped()
         names = (*(input_name(i) for i in layers if i), "states", "logits")
         *tapped, states, logits = self._run(inputs, row.tail, names)
         for i, layer in layers.items():
@@ -263,8 +265,13 @@ class OnnxTarget(CausalTarget):
         return True
 
 
+def told_layers(count: int) -> list[int]:
+    """Return the layers whose inputs a graph of `count` layers tells: each output costs time."""
+    return sorted({*usual_taps(count)} - {0})
+
+
 def input_name(layer: int) -> str:
-    """Return the name of the input of a layer in the graph; that of the first has none."""
+    """Return the name of the input of a layer in the graph."""
     return f"layer{layer}.before.sum"
 
 

@@ -210,9 +210,10 @@ def test_a_model_is_left_as_it_was_detected() -> None:
     assert not head._forward_pre_hooks
 
 
+@pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("runtime", ["torch", "onnx", "static"])
 def test_inputs_of_layers_are_those_of_transformers(
-    runtime: str, monkeypatch: pytest.MonkeyPatch
+    runtime: str, every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of prompts in chunks and of trees, whichever way forwards run; layer 0 reads embeddings."""
     monkeypatch.setattr("ragspec.verification.onnx.target.LEAST_WEIGHTS", 0)
@@ -222,7 +223,7 @@ def test_inputs_of_layers_are_those_of_transformers(
         target = open_static(target, "compile", backend="eager")
         assert target.static == "compile"
     assert (target.runtime == "onnx") is (runtime == "onnx")
-    prompt, taps = tiny.prompt(20), (0, 2, LAST)
+    prompt, taps = tiny.prompt(20), (0, 1, 2, 3, LAST) if every else (0, 2, LAST)
     tree = DraftTree.build([5, 6, 7], [-1, 0, -1], "test")
     with target.open(1, 64) as session, torch.no_grad():
         session.keep_hidden((2,))
@@ -236,8 +237,8 @@ def test_inputs_of_layers_are_those_of_transformers(
     texts = [[*prompt, 3], [*prompt, 3, 5], [*prompt, 3, 5, 6], [*prompt, 3, 7]]
     for place, text in enumerate(texts):
         ids = torch.tensor([text])
-        every = instance(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-        expected = torch.cat([every[tap][0, -1] for tap in taps])
+        out = instance(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        expected = torch.cat([out[tap][0, -1] for tap in taps])
         torch.testing.assert_close(found.of(taps)[0, place], expected, atol=1e-4, rtol=1e-3)
     assert not instance.model.layers[2]._forward_pre_hooks
 
