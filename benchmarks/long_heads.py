@@ -1,4 +1,4 @@
-"""A feature head over a saved document, with and without hidden states of retrieved chunks.
+"""A draft head over a saved document, with and without hidden states of retrieved chunks.
 
     OMP_NUM_THREADS=1 python benchmarks/long_heads.py --data DIR --head HEAD [--tokens 6000]
 

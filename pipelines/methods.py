@@ -58,9 +58,9 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     The engine itself adds a draft model, unless `drafts_with_model` holds.
 
     Args:
-        drafter: A method or the folder of a feature head, several (fused), or None for plain
+        drafter: A method or the folder of a draft head, several (fused), or None for plain
             decoding.
-        model: The target, for feature heads.
+        model: The target, for draft heads.
 
     Raises:
         InputError: No method uses the store; also the errors of `build_method` and `HeadDrafter`.

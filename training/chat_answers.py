@@ -1,4 +1,4 @@
-"""Let a chat model write what a feature head learns from: prompts, and its own answers to them.
+"""Let a chat model write what a draft head learns from: prompts, and its own answers to them.
 
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
 

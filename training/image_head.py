@@ -1,4 +1,4 @@
-"""Train the feature heads of the starter image sets, after their targets are exported.
+"""Train the draft heads of the starter image sets, after their targets are exported.
 
 A head learns from the target's states on the training pictures, changed as they were for the
 target, one in ten without its condition. Some minutes each on one core; to be run again whenever

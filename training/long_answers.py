@@ -1,4 +1,4 @@
-"""Let a chat model answer questions over long documents, for a feature head to learn from.
+"""Let a chat model answer questions over long documents, for a draft head to learn from.
 
     python training/long_answers.py --shared DIR --out long.jsonl --minutes 40
 

@@ -1,4 +1,4 @@
-"""Train the feature head of a chat model on its answers over long documents.
+"""Train the draft head of a chat model on its answers over long documents.
 
     python training/long_answers.py --shared DIR --out long.jsonl --minutes 40
     python training/long_head.py --answers long.jsonl --start HEAD --work WORK --out HEAD

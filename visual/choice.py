@@ -1,6 +1,6 @@
 """The choice of an image pipeline's drafter, which is created for each call and its conditions.
 
-A draft model embeds the target's conditions by itself. A feature head reads the target's hidden
+A draft model embeds the target's conditions by itself. A draft head reads the target's hidden
 states. Jacobi drafting needs no model.
 """
 
@@ -56,7 +56,7 @@ class DraftSource:
     Attributes:
         name: The drafter's name, several joined by "+"; None for plain decoding.
         make: Creates the drafter for a target and its conditions.
-        model, head: The draft model and the feature head, if the drafter has one.
+        model, head: The draft model and the draft head, if the drafter has one.
     """
 
     name: str | None

@@ -1,4 +1,4 @@
-"""The folders of an image generator: target, tokenizer, draft model and feature head.
+"""The folders of an image generator: target, tokenizer, draft model and draft head.
 
 A folder holds `target/`, `tokenizer/` (a diffusers `VQModel`; beside the folder if several share
 it) and optionally `draft/` and `head/`. A folder may also be the target itself, with `draft/` in

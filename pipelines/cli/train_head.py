@@ -1,4 +1,4 @@
-"""`ragspec train-head`: a feature head that drafts for one model."""
+"""`ragspec train-head`: a draft head that drafts for one model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """The model of a feature head, the texts to learn from, and the training."""
+    """The model of a draft head, the texts to learn from, and the training."""
 
     data: Annotated[
         Path,

@@ -1,4 +1,4 @@
-"""Tiny targets that a feature head can learn in seconds, heads for them, and what heads should say.
+"""Tiny targets that a draft head can learn in seconds, heads for them, and what heads should say.
 
 A random model hardly lets itself be guessed; one layer does that looks little at what came before.
 """

@@ -1,1 +1,1 @@
-"""Train feature heads (EAGLE) that draft for a model; `ragspec train-head` calls it."""
+"""Train draft heads (EAGLE) that draft for a model; `ragspec train-head` calls it."""

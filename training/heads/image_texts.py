@@ -1,4 +1,4 @@
-"""Images as sequences of codes behind their conditions, for the training of a feature head."""
+"""Images as sequences of codes behind their conditions, for the training of a draft head."""
 
 from __future__ import annotations
 

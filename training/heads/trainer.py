@@ -1,4 +1,4 @@
-"""Training of a feature head on texts, as for EAGLE (arXiv 2401.15077) and LANTERN (2410.03355).
+"""Training of a draft head on texts, as for EAGLE (arXiv 2401.15077) and LANTERN (2410.03355).
 
 The target reads each text once; the head learns to predict its next hidden state (see `loss`).
 Uniform noise on the head's inputs simulates its own errors. Deviation: the learning rate is

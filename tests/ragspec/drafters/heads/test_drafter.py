@@ -1,4 +1,4 @@
-"""Drafts of a feature head: the text stays as it is, with guidance too, and training pays."""
+"""Drafts of a draft head: the text stays as it is, with guidance too, and training pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A feature head is what its file says, and knows which target it is for."""
+"""A draft head is what its file says, and knows which target it is for."""
 
 from __future__ import annotations
 
