@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ragspec.pipelines.page.charts import Tick
-
 LEFT, TOP, BOTTOM = 48, 12, 26
 LETTER = 6.6  # width of a letter of a name
 LINE = 14  # height of a line of text
@@ -15,6 +13,14 @@ FEW = 3  # prompts below which a point is hollow
 ROWS = 5  # approximate marks on the vertical axis
 TICKS = 12  # most marks on the horizontal axis
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label on an axis."""
+
+    at: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ragspec.pipelines.page.charts import Tick
+from evaluation.line_charts import Tick
 
 WIDTH, HEIGHT = 920, 380
 LEFT, RIGHT, TOP, BASE = 46, 900, 14, 350

@@ -1,4 +1,4 @@
-"""Charts of a trace, and the colours of sources: one for each source, the same on every page.
+"""Bars of a trace, and the colours of sources: one for each source, the same on every page.
 
 The eight colours are distinguishable for red-, green- and blue-blind readers too, and mostly by
 lightness alone. A source without a colour of its own takes a free one.
@@ -7,8 +7,9 @@ lightness alone. A source without a colour of its own takes a free one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from types import MappingProxyType
 from zlib import crc32
 
@@ -53,61 +54,50 @@ def slots_of(sources: Iterable[str]) -> dict[str, int]:
     return slots
 
 
-WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
-ROOM = WIDTH - LEFT - RIGHT
-STEPS_HEIGHT = 168
-LANES_LEFT, LANES_HEIGHT = 84, 104
-FEWEST = 24  # least columns that a chart has room for, so that few columns stay narrow
-BASES = (1, 2, 5)
+MOST_NUMBERS = 12  # columns of a chart with their number below
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A coloured rectangle of a chart, in the chart's units."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    css: str
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A full-height column of a chart, with the number of its step or event and a tooltip."""
+class StepColumn:
+    """The tokens of one step: colour class and number of each part, the lowest first."""
 
     number: int
-    x: float
-    width: float
+    parts: list[tuple[str, int]]
     tip: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A label on an axis."""
+class StepChart:
+    """The tokens that each step emitted: the most, and the mean."""
 
-    at: float
-    text: str
+    columns: list[StepColumn]
+    most: int
+    mean: float
+
+    @property
+    def every(self) -> int:
+        """A round number; the columns whose number it divides have it below."""
+        steps = (base * int(10**power) for power in count() for base in (1, 2, 5))
+        return next(step for step in steps if len(self.columns) <= step * MOST_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """Stacked bars in columns; `mean` is the height of the mean line, if there is one."""
+class EventBar:
+    """An event along the time of a text: colour class, start and length in percent."""
 
-    bars: list[Bar]
-    columns: list[Column]
-    rows: list[Tick]
-    ticks: list[Tick]
-    height: int
-    mean: float | None = None
-    width: int = WIDTH
-    left: int = LEFT
-    bottom: int = BOTTOM
+    css: str
+    start: float
+    length: float
+    tip: str
 
-    @property
-    def base(self) -> int:
-        """The height of the axis below the bars."""
-        return self.height - self.bottom
+
+@dataclass(frozen=True, slots=True)
+class SearchChart:
+    """The strides and searches of a text, and its milliseconds."""
+
+    written: list[EventBar]
+    searched: list[EventBar]
+    milliseconds: float
 
 
 def first_number(steps: Sequence[Step]) -> int:
@@ -115,56 +105,35 @@ def first_number(steps: Sequence[Step]) -> int:
     return 0 if steps and "prefill" in steps[0].milliseconds else 1
 
 
-def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
+def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> StepChart:
     """Return the tokens that each step emitted, by source."""
-    longest = max([1, *(len(step.tokens) for step in steps)])
-    slot = ROOM / max(len(steps), FEWEST)
-    base = STEPS_HEIGHT - BOTTOM
-    unit = (base - TOP) / longest
-    first = first_number(steps)
-    bars: list[Bar] = []
-    columns: list[Column] = []
-    for place, step in enumerate(steps):
+    columns: list[StepColumn] = []
+    for number, step in enumerate(steps, first_number(steps)):
         names, accepted = sources_of(step), accepted_of(step)
-        parts = Counter(names[node] for node in accepted)
-        parts[TARGET] = len(step.tokens) - len(accepted)
-        x = LEFT + place * slot
-        bars += _stacked(parts, colours, x, slot, base, unit)
-        tip = f"step {first + place}: {_summary(parts, colours)}; {len(step.tree)} drafted"
-        columns.append(Column(first + place, round(x, 2), round(slot, 2), tip))
-    mean = sum(len(step.tokens) for step in steps) / max(len(steps), 1)
-    ticks = [
-        Tick(round(LEFT + (n - first + 0.5) * slot, 2), str(n))
-        for n in _round_numbers(len(steps) - 1 + first, 12)
-    ]
-    rows = [Tick(round(base - n * unit, 2), str(n)) for n in _round_numbers(longest, 5)]
-    return Chart(bars, columns, rows, ticks, STEPS_HEIGHT, round(base - mean * unit, 2))
+        counts = Counter(names[node] for node in accepted)
+        counts[TARGET] = len(step.tokens) - len(accepted)
+        ordered = [name for name in dict.fromkeys((*colours, TARGET)) if counts[name]]
+        parts = [(colours.get(name, "own"), counts[name]) for name in ordered]
+        what = ", ".join(f"{counts[name]} of {name}" for name in ordered) or "no token"
+        tip = f"step {number}: {what}; {len(step.tree)} drafted"
+        columns.append(StepColumn(number, parts, tip))
+    lengths = [len(step.tokens) for step in steps]
+    return StepChart(columns, max([1, *lengths]), sum(lengths) / max(len(steps), 1))
 
 
-def search_chart(events: Sequence[Event]) -> Chart:
-    """Return a timeline of the strides and searches of a text, in two lanes."""
+def search_chart(events: Sequence[Event]) -> SearchChart:
+    """Return the strides and searches of a text along its time."""
     whole = max([1.0, *(event.start + event.milliseconds for event in events)])
-    unit, base = (WIDTH - LANES_LEFT - RIGHT) / whole, LANES_HEIGHT - BOTTOM
-    lane = (base - TOP) / 2
-    bars: list[Bar] = []
-    columns: list[Column] = []
-    for number, event in enumerate(events):
+    chart = SearchChart([], [], whole)
+    for event in events:
         if event.what == "guess":
             continue
-        x, width = LANES_LEFT + event.start * unit, max(event.milliseconds * unit, 0.8)
-        css, message = _kind(event)
-        y = TOP + (lane if event.what == "search" else 0.0)
-        bars.append(Bar(round(x, 2), round(y, 2), round(width, 2), round(lane - 6.0, 2), css))
-        tip = f"{message}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
-        columns.append(Column(number, round(x, 2), round(width, 2), tip))
-    rows = [
-        Tick(round(TOP + place * lane + lane / 2, 2), name)
-        for place, name in enumerate(("written", "searched"))
-    ]
-    ticks = [
-        Tick(round(LANES_LEFT + n * unit, 2), f"{n} ms") for n in _round_numbers(int(whole), 10)
-    ]
-    return Chart(bars, columns, rows, ticks, LANES_HEIGHT, left=LANES_LEFT)
+        css, name = _kind(event)
+        tip = f"{name}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
+        lane = chart.searched if event.what == "search" else chart.written
+        share = (100 * event.start / whole, 100 * event.milliseconds / whole)
+        lane.append(EventBar(css, *share, tip))
+    return chart
 
 
 def _kind(event: Event) -> tuple[str, str]:
@@ -177,38 +146,3 @@ def _kind(event: Event) -> tuple[str, str]:
     if event.what == "ahead":
         return "s1", "stride written during a search"
     return "s0", "stride"
-
-
-def _stacked(
-    parts: Mapping[str, int],
-    colours: Mapping[str, str],
-    x: float,
-    slot: float,
-    base: float,
-    unit: float,
-) -> Iterator[Bar]:
-    """Yield the bars of one column from the axis up, the target's last."""
-    width = max(slot - min(3.0, slot / 4), 0.5)
-    top = float(base)
-    for name, n in _ordered(parts, colours):
-        top -= n * unit
-        css = colours.get(name, "own")
-        yield Bar(round(x, 2), round(top, 2), round(width, 2), round(n * unit, 3), css)
-
-
-def _ordered(parts: Mapping[str, int], colours: Mapping[str, str]) -> list[tuple[str, int]]:
-    names = dict.fromkeys((*colours, TARGET))
-    return [(name, parts[name]) for name in names if parts.get(name)]
-
-
-def _summary(parts: Mapping[str, int], colours: Mapping[str, str]) -> str:
-    return ", ".join(f"{n} of {name}" for name, n in _ordered(parts, colours)) or "no token"
-
-
-def _round_numbers(largest: int, most: int, least: int = 1) -> list[int]:
-    """Return at most `most` multiples up to `largest` of a round number, at least `least`."""
-    if largest < least:
-        return []
-    steps = (base * 10**power for power in range(9) for base in BASES)
-    step = next(step for step in steps if step >= least and largest / step <= most)
-    return list(range(step, largest + 1, step))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ragspec.pipelines.page.charts import (
     TARGET,
-    Chart,
+    SearchChart,
+    StepChart,
     colours_of,
     first_number,
     search_chart,
@@ -88,8 +89,8 @@ class RunView:
     spans: list[Span]
     legend: list[tuple[str, str]]
     drafters: list[tuple[str, str]]
-    chart: Chart
-    searches: Chart | None
+    chart: StepChart
+    searches: SearchChart | None
     stages: list[Share]
     whole_ms: float
     sources: list[Share]

@@ -30,7 +30,8 @@ addEventListener("error", (event) => failures.push(event.message));
 addEventListener("securitypolicyviolation", (event) => failures.push(event.violatedDirective));
 addEventListener("load", () => setTimeout(() => {
   for (const each of document.querySelectorAll("details")) each.open = true;
-  for (const each of document.querySelectorAll(".column, .answer [data-step], .draft g, #step"))
+  const parts = ".column, .answer [data-step], .draft .token, #step";
+  for (const each of document.querySelectorAll(parts))
     for (const kind of ["pointerover", "input", "click"])
       each.dispatchEvent(new Event(kind, { bubbles: true }));
   if (innerWidth !== 400 || root.scrollWidth > 400)

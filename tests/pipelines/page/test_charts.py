@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ragspec.pipelines.page.charts import (
     COLOURS,
-    Chart,
     colours_of,
     first_number,
     preferred,
@@ -26,54 +25,32 @@ from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
 from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 
 
-def inside(chart: Chart) -> bool:
-    """Whether no bar and no column leaves the chart, and no column overlaps the next."""
-    fits = all(bar.y >= 0 and bar.y + bar.height <= chart.base + 0.05 for bar in chart.bars)
-    ends = [column.x + column.width for column in chart.columns]
-    ordered = all(
-        end <= after.x + 0.05 for end, after in zip(ends, chart.columns[1:], strict=False)
-    )
-    return (
-        fits
-        and ordered
-        and all(chart.left <= column.x for column in chart.columns)
-        and (max(ends, default=0) <= chart.width)
-    )
-
-
 def test_steps_hold_every_token(tmp_path: Path) -> None:
     steps = sample_trace(tmp_path).steps
-    chart = step_chart(steps, colours_of(steps))
-    unit = next(bar.height for bar in chart.bars if bar.css == "own")
-    assert sum(bar.height for bar in chart.bars) == pytest.approx(9 * unit, abs=0.02)
-    assert inside(chart)
-    assert chart.mean == pytest.approx(chart.base - 9 / 4 * unit, abs=0.1)
+    chart = step_chart(steps, {"context": "s0", "<b>model</b>": "s3"})
+    assert [column.parts for column in chart.columns] == [
+        [("own", 1)],
+        [("s0", 3), ("own", 1)],
+        [("s3", 2), ("own", 1)],
+        [("own", 1)],
+    ]
+    assert (chart.most, chart.mean) == (4, 9 / 4)
     assert [column.number for column in chart.columns] == [0, 1, 2, 3]
     assert chart.columns[0].tip == "step 0: 1 of target model; 0 drafted"
     assert chart.columns[1].tip == "step 1: 3 of context, 1 of target model; 4 drafted"
 
 
-def mixed(steps: int) -> list[Step]:
-    """Return steps of six tokens: four of the context, then of the model, one of the target."""
-    half = steps // 2
-    early = Step(DraftTree.chain([1, 2, 3, 4, 5], "context"), (0, 1, 2, 3, 4), (1, 2, 3, 4, 5, 6))
-    late = Step(DraftTree.chain([1, 2], "model"), (0, 1), (1, 2, 3))
-    return [early] * half + [late] * half
-
-
 def test_steps_that_emitted_nothing_make_charts() -> None:
     instance = [Step(DraftTree.chain([1], "context"), (), ())]
     chart = step_chart(instance, colours_of(instance))
-    assert not chart.bars and inside(chart)
+    assert [column.parts for column in chart.columns] == [[]] and chart.most == 1
     assert first_number([Step(DraftTree.empty(), (), (9,), {"prefill": 1.0})]) == 0
     assert first_number([Step(DraftTree.empty(), (), (9,))]) == first_number([]) == 1
 
 
-def test_ticks_are_few_and_even() -> None:
-    chart = step_chart(mixed(100), {"context": "s0", "model": "s3"})
-    numbers = [int(tick.text) for tick in chart.ticks]
-    assert 4 <= len(numbers) <= 12
-    assert len({b - a for a, b in pairwise(numbers)}) == 1
+@pytest.mark.parametrize(("steps", "every"), [(0, 1), (12, 1), (13, 2), (100, 10), (130, 20)])
+def test_few_columns_have_a_number(steps: int, every: int) -> None:
+    assert step_chart([Step(DraftTree.empty(), (), (9,))] * steps, {}).every == every
 
 
 def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> None:
@@ -85,16 +62,14 @@ def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> Non
         Event("search", 100.0, 60.0, 2),
         Event("ahead", 100.0, 40.0),
     ]
-    instance = search_chart(events)
-    assert [bar.css for bar in instance.bars] == ["s2", "s0", "own", "s2", "s1"]
-    written = {bar.y for bar in instance.bars if bar.css != "s2"}
-    searched = {bar.y for bar in instance.bars if bar.css == "s2"}
-    assert len(written) == len(searched) == 1 and max(written) < min(searched)
-    ends = [bar.x + bar.width for bar in instance.bars]
-    assert max(ends) <= instance.width and min(bar.x for bar in instance.bars) == instance.left
-    assert instance.bars[3].width / instance.bars[0].width == pytest.approx(60 / 50, rel=0.01)
-    assert instance.columns[3].tip == "search of 2 queries: 60 ms from 100 ms on"
-    assert "taken back" in instance.columns[2].tip
+    chart = search_chart(events)
+    assert chart.milliseconds == 160.0
+    written = [(bar.css, bar.start, bar.length) for bar in chart.written]
+    assert written == [("s0", 31.25, 18.75), ("own", 50.0, 12.5), ("s1", 62.5, 25.0)]
+    searched = [(bar.css, bar.start, bar.length) for bar in chart.searched]
+    assert searched == [("s2", 0.0, 31.25), ("s2", 62.5, 37.5)]
+    assert chart.searched[1].tip == "search of 2 queries: 60 ms from 100 ms on"
+    assert "taken back" in chart.written[1].tip
 
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")

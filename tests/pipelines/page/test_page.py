@@ -107,10 +107,10 @@ def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> 
     assert [each["data-step"] for each in drafts if "hidden" not in each] == ["1"]
     (slider,) = [each for each in elements.named("input") if each["type"] == "range"]
     assert (slider["min"], slider["max"], slider["value"]) == ("0", "3", "1")
-    columns = [each for each in elements.named("rect") if each.get("class") == "column"]
+    columns = [each for each in elements.named("div") if each.get("class") == "column"]
     assert [each["data-step"] for each in columns[:4]] == ["0", "1", "2", "3"]
     script = render_template("steps.js.j2")
-    names = {"#step", "#pill", "#drafts", ".draft", ".draft g", ".steps .column"}
+    names = {"#step", "#pill", "#drafts", ".draft", ".draft .token", ".steps .column"}
     names.add(".answer [data-step]")
     assert names == set(re.findall(r'(?:querySelector(?:All)?|closest)\("([^"]+)"\)', script))
     known = {str(each.get("id")) for _, each in elements.result}
@@ -119,7 +119,7 @@ def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> 
 
 def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> None:
     elements = Elements(trace_page(sample_trace(tmp_path)))
-    nodes = elements.named("g")
+    nodes = [each for each in elements.named("span") if "token" in str(each.get("class"))]
     assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
     assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
     selected = [node for node in nodes if "kept" in str(node["class"])]
