@@ -1,7 +1,6 @@
 """`ragspec draw`: load a model, draw, and write images and figures.
 
-The PNG text "ragspec" of every image has the settings that determine it. An image of other settings
-is never overwritten.
+The PNG text "ragspec" of every image has the settings that determine it. No file is overwritten.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 import json as json_text
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 KEY = "ragspec"
-NAME_LETTERS = 40  # most letters of the subject in a file name, and of the rule
+NAME_LETTERS = 40  # most letters of the subject in a file name
 
 
 def load_pipeline(options: DrawOptions) -> Any:
@@ -71,8 +71,7 @@ def draw(
         pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
         seed = fresh_seed() if options.seed is None else options.seed
         described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
-        paths = [out / name for name in file_names(options, seed, len(described))]
-        check_paths(paths, described)
+        paths = free_paths(out, f"{_slug(', '.join(options.subjects))}-{seed}", len(described))
 
         def save(number: int, image: Any) -> None:
             save_image(image, paths[number], described[number])
@@ -121,9 +120,9 @@ def summarise_images(output: Any) -> dict[str, Any]:
 
 
 def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
-    count = len(figures["images"])
+    number = len(figures["images"])
     line = (
-        f"{count} image{'s' * (count > 1)} in {out}: {figures['forwards']} forwards, "
+        f"{number} image{'s' * (number > 1)} in {out}: {figures['forwards']} forwards, "
         f"{figures['seconds']:.2f} s, {figures['codes_per_forward']:.2f} codes a forward, label "
         f"{figures['label']}, seed {figures['seed']}"
     )
@@ -146,31 +145,17 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
     }
     if options.rule != "exact":  # drafts change the picture
         common |= {"drafter": "+".join(options.drafters), "budget": options.nodes}
-    count = len(options.subjects) * options.n
+    total = len(options.subjects) * options.n
     return [
         {"subject": options.subjects[number // options.n], "seed": seed + number, **common}
-        for number in range(count)
+        for number in range(total)
     ]
 
 
-def file_names(options: DrawOptions, seed: int, count: int) -> list[str]:
-    """Return the file names of the images: subject, seed, rule with settings, and number."""
-    rule = ", ".join(
-        [str(options.rule), *(f"{name} {value:g}" for name, value in options.relaxation.items())]
-    )
-    subject = _slug(", ".join(options.subjects))
-    stem = f"{subject}-{seed}-{_slug(rule.replace('++', '-plus'))}"
-    return [f"{stem}-{number}.png" for number in range(count)]
-
-
-def check_paths(paths: Sequence[Path], described: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if a file would be overwritten whose image has other settings."""
-    for path, description in zip(paths, described, strict=True):
-        if path.exists() and (difference := _difference(_read_description(path), description)):
-            raise InputError(
-                f"Expected a free name, got {path}, {difference}. Name another folder with --out, "
-                "or move the file."
-            )
+def free_paths(out: Path, stem: str, number: int) -> list[Path]:
+    """Return paths of no file for some images: the stem and the next numbers."""
+    paths = (out / f"{stem}-{each}.png" for each in count())
+    return list(islice((path for path in paths if not path.exists()), number))
 
 
 def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
@@ -180,27 +165,6 @@ def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
     info = PngInfo()
     info.add_text(KEY, json_text.dumps(description, sort_keys=True))
     image.save(path, pnginfo=info)
-
-
-def _read_description(path: Path) -> dict[str, Any] | None:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            description = json_text.loads(str(image.info.get(KEY, "")))
-    except (OSError, ValueError, SyntaxError):
-        return None
-    return description if isinstance(description, dict) else None
-
-
-def _difference(existing: dict[str, Any] | None, description: Mapping[str, Any]) -> str:
-    """Return in words how the settings of two images differ; empty if they are equal."""
-    if existing is None:
-        return "which is no picture of this command"
-    for name in {**description, **existing}:
-        if existing.get(name) != description.get(name):
-            return f"drawn with {name} {existing.get(name)}, not {description.get(name)}"
-    return ""
 
 
 def _slug(text: str) -> str:

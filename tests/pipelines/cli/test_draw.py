@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.draw import _slug
@@ -120,30 +121,17 @@ def test_latents_are_sampled(tmp_path: Path, kind: str, rule: str | None) -> Non
         assert result["label"] == "exact"
 
 
-def test_the_same_request_may_be_repeated_and_another_is_refused(
-    folder: str, tmp_path: Path, capsys: Capture
-) -> None:
-    common = ("--class", "red", "--model", folder, "--seed", "1", "--rule", "lantern")
-    draw(*common, "--budget", "4", tmp_path / "out")
-    draw(*common, "--budget", "4", tmp_path / "out")
-    words = ["draw", *common, "--budget", "5", "--out", str(tmp_path / "out")]
-    assert main(words) == 2
-    assert "drawn with budget 4, not 5" in capsys.readouterr().err
-    (tmp_path / "foreign").mkdir()
-    draw("--class", "red", "--model", folder, "--seed", "1", tmp_path / "foreign")
-    (picture,) = (tmp_path / "foreign").glob("*.png")
-    picture.write_bytes(b"no picture")
-    assert main(["draw", *common[:6], "--out", str(tmp_path / "foreign")]) == 2
-    assert picture.read_bytes() == b"no picture"
-
-
-def test_each_rule_has_its_file(tmp_path: Path) -> None:
-    saved = tiny_images.save(tmp_path / "classes")
-    for rule in ("lantern", "lantern++"):
-        subject = ("--class", "green/leaf", "--model", saved, "--seed", "1")
-        draw(*subject, "--rule", rule, tmp_path / "out")
-    names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
-    assert names == ["green-leaf-1-lantern-0.png", "green-leaf-1-lantern-plus-0.png"]
+def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "red-1-1.png").write_bytes(b"no picture")
+    common = ("--class", "red", "--model", folder, "--seed", "1")
+    first, second = draw(*common, out), draw(*common, "--rule", "lantern", "--n", "2", out)
+    assert first["images"] == [str(out / "red-1-0.png")]
+    assert second["images"] == [str(out / "red-1-2.png"), str(out / "red-1-3.png")]
+    assert (out / "red-1-1.png").read_bytes() == b"no picture"
+    with Image.open(out / "red-1-2.png") as picture:
+        assert json.loads(picture.info["ragspec"])["rule"] == "lantern"
 
 
 def test_without_a_seed_one_is_chosen_and_printed(
