@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,10 @@ import typer
 
 from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import Setting
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_texts
+from ragspec.pipelines.console.texts import TextColumns, check_sources, read_prompts, read_texts
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.catalogue import CorpusInfo, ProgressCallback
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-SUFFIX = ".answered"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
 
 
@@ -48,49 +47,8 @@ class AnswerOptions:
     )
 
 
-class Answered:
-    """The hashes of prompts whose answers are in a store, in a file beside it.
-
-    A hash is written after its answer. So after a kill some prompts may be answered again, but no
-    answer is missing.
-
-    Args:
-        about: Everything besides the prompt that an answer depends on, as JSON types.
-        new: Whether to delete an old file.
-    """
-
-    def __init__(self, store: Path, about: dict[str, Any], *, new: bool) -> None:
-        self.path = store.with_name(store.name + SUFFIX)
-        self.skipped = 0
-        self._about = json.dumps(about, sort_keys=True)
-        if new:
-            self.path.unlink(missing_ok=True)
-        self._marks = set(self.path.read_text().split()) if self.path.is_file() else set[str]()
-        self._open: list[str] = []
-
-    def left(self, prompts: Iterable[Any]) -> Iterator[Any]:
-        """Yield the prompts without an answer, each once."""
-        for prompt in prompts:
-            mark = self._mark(prompt)
-            if mark in self._marks:
-                self.skipped += 1
-                continue
-            self._marks.add(mark)
-            self._open.append(mark)
-            yield prompt
-
-    def saved(self, count: int) -> None:
-        """Write the hashes of the first `count` open prompts, whose answers are in the store."""
-        done, self._open = self._open[:count], self._open[count:]
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{mark}\n" for mark in done)
-
-    def _mark(self, prompt: Any) -> str:
-        text = self._about + json.dumps(prompt, sort_keys=True)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 PREFIX = 12  # characters of a fingerprint to show
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
@@ -117,103 +75,89 @@ def load_tokenizer(name: str) -> Any:
         ) from error
 
 
-def build_store(
-    sources: Iterable[str],
-    model: str,
-    out: Path,
-    columns: TextColumns,
-    terminal: Terminal,
-    limit: int | None = None,
-) -> CorpusInfo:
-    """Build a corpus from a stream of text; an older corpus stays if that fails.
+@dataclass(frozen=True, slots=True)
+class StoreBuildOptions:
+    """The text of a corpus."""
 
-    Args:
-        limit: About the most tokens to read.
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+        ),
+    ]
+    out: OutOption
+    columns: TextColumns
+    model: o.ModelOption = "starter"
+    max_tokens: Annotated[
+        str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
+    ] = None
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put it in the place of the corpus that is there.")
+    ] = False
+    json: o.JsonOption = False
+
+    def __post_init__(self) -> None:
+        from ragspec.storage.store import is_store
+
+        check_sources(self.sources)
+        check_model(self.model)
+        if is_store(self.out) and not self.replace:
+            raise InputError(
+                f"{self.out} is a store already; expected a new place. --replace puts the new one "
+                "in its place."
+            )
+
+
+def build_store(options: StoreBuildOptions, terminal: Terminal) -> CorpusInfo:
+    """Build a corpus from a stream of text; an older corpus stays if that fails.
 
     Raises:
         DocumentError: The sources hold no text.
-        StoreError: `out` has a corpus that holds more than documents.
+        StoreError: `out` has a store of another kind.
     """
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-    sources = list(sources)
-    _check_replaceable(out)
-    tokenizer = load_tokenizer(model)
-    texts = read_texts(sources, columns, terminal.note_skipped)
+    limit, tokenizer = limit_of(options.max_tokens), load_tokenizer(options.model)
+    texts = read_texts(options.sources, options.columns, terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
         rows: Iterator[Any] = tokenized(texts, tokenizer, on_progress)
         if limit is not None:
             rows = at_most(rows, limit)
-        with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
+        with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as store:
             return store.info()
-
-
-def _check_replaceable(out: Path) -> None:
-    """Raise StoreError if a corpus holds text that a build would lose."""
-    from ragspec.drafters.method import GLOBAL
-    from ragspec.retrievers.corpus.catalogue import KIND, SegmentSource, read_catalogue
-    from ragspec.storage.store import OpenStore, read_current
-
-    try:
-        path, manifest = read_current(out)
-        if manifest.kind != KIND:
-            return  # the build refuses it
-        catalogue = read_catalogue(OpenStore(path, manifest))
-    except StoreError:
-        return  # there is none, or a damaged one, which may be built again
-    appended = any(record.source is SegmentSource.APPENDED for record in catalogue.segments)
-    scopes = sorted({record.scope for record in catalogue.segments})
-    model = catalogue.model
-    held = [f"outputs of model {model[:PREFIX]}"] if model is not None else []
-    held += ["text that was appended while in use"] if appended else []
-    held += [f"text of scope {', '.join(scopes)}"] if set(scopes) - {GLOBAL} else []
-    if held:
-        raise StoreError(
-            f"{out} holds {' and '.join(held)} ({catalogue.tokens:,} tokens), which a new corpus "
-            "would replace; expected a new folder or a corpus of documents. Name another folder "
-            "with --out, or remove this one first."
-        )
 
 
 def store_answers(options: AnswerOptions, terminal: Terminal) -> CorpusInfo:
     """Answer prompts greedily and add the answers to a new corpus or one of this model.
 
-    Prompts that have an answer in it are skipped. An interrupt keeps all complete answers, a kill
-    those of a minute before.
+    An interrupt keeps all complete answers, a kill those of a minute before.
 
     Raises:
         InputError: There is no prompt; also the errors of the engine and the store.
     """
-    from ragspec.storage.store import POINTER
-
-    out, most, scope = options.out, options.max_new_tokens, options.tenant
-    about = {"model": options.engine.model, "tokens": most, "scope": scope}
-    answered = Answered(out, about, new=not (out / POINTER).exists())
-    rest = answered.left(read_prompts(options.prompts, options.field))
+    rest = read_prompts(options.prompts, options.field)
     first = list(islice(rest, options.batch))  # before the model is loaded: the file may be wrong
-    if not first and not answered.skipped:
+    if not first:
         raise InputError(f"{options.prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
     answers = tokens = 0
-    with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as on_progress:
-        store.record(engine, scope=scope)
-        began, done = time.monotonic(), 0
+    with (
+        _open_for(engine, options.out) as store,
+        counting(terminal, "answering", "answers") as on_progress,
+    ):
+        store.record(engine, scope=options.tenant)
+        began = time.monotonic()
         while first:
-            for generation in _answer(engine, first, most, terminal):
+            for generation in _answer(engine, first, options.max_new_tokens, terminal):
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
             on_progress(answers, tokens)
-            done += len(first)
             if time.monotonic() - began >= FLUSH_SECONDS:
                 store.flush()
-                answered.saved(done)
-                began, done = time.monotonic(), 0
+                began = time.monotonic()
             first = list(islice(rest, options.batch))
         store.flush()
-        answered.saved(done)
-        if answered.skipped:
-            terminal.note(f"{answered.skipped} prompts were answered before and left out")
         return store.info()
 
 
@@ -313,6 +257,24 @@ def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
             f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
             "files of rows or a data set hf:NAME with text."
         )
+
+
+def limit_of(text: str | None) -> int | None:
+    """Return the tokens of --max-tokens, such as 250000, 500k, 10M or 1.5G; None for all.
+
+    Raises:
+        InputError: The text is no number of this kind, or 0.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
+    if match is None:
+        raise InputError(
+            f"--max-tokens is {text!r}; expected a number such as 250000, 500k or 10M."
+        )
+    if not (limit := int(float(match[1]) * UNITS[match[2]])):
+        raise InputError("--max-tokens is 0; expected at least 1.")
+    return limit
 
 
 def at_most(rows: Iterable[Any], limit: int) -> Iterator[Any]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.store import limit_of
-from ragspec.pipelines.cli.store_run import at_most, counting
+from ragspec.pipelines.cli.store_run import at_most, counting, limit_of
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records

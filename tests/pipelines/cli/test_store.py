@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import typer
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import store as store_cli
+from ragspec.pipelines.cli import store_run
 from ragspec.pipelines.cli.app import Commands
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
@@ -100,7 +100,7 @@ def test_a_build_without_text_leaves_the_older_store(
     out, empty = tmp_path / "c.store", tmp_path / "empty.jsonl"
     assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
     empty.write_text("")
-    assert run("build", str(empty), "-m", model, "-o", str(out)) == 7
+    assert run("build", str(empty), "-m", model, "-o", str(out), "--replace") == 7
     assert "no usable text" in capsys.readouterr().err
     assert len(held(out)) == 3
 
@@ -120,16 +120,8 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     decode = tiny.tokenizer().decode
     assert held(out) == [decode(each.prompt_tokens + each.tokens) for each in answers]
     assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
-    assert result(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
-    more = [{"prompt": "dog"}, {"prompt": "cat"}]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in more))
+    prompts.write_text('{"prompt": "dog"}\n')
     assert result(capsys, *arguments)["documents"] == 4
-    assert run(*arguments) == 0
-    assert "2 prompts were answered before and left out" in capsys.readouterr().err
-    arguments[arguments.index("6")] = "5"  # other answers
-    assert result(capsys, *arguments)["documents"] == 6
-    shutil.rmtree(out)
-    assert result(capsys, *arguments)["documents"] == 2, "a new store has no answers yet"
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
@@ -137,29 +129,17 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     assert "another model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["answers", "a tenant's", "appended"])
-def test_a_build_replaces_documents_alone(
-    texts: Path, tmp_path: Path, model: str, what: str, capsys: Capture
+def test_a_store_is_replaced_on_request_alone(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     out = tmp_path / "c.store"
+    CorpusIndex.build(["old"], tiny.tokenizer(), out, scope="acme").close()
     build = ["build", str(texts), "-m", model, "-o", str(out)]
-    instance: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
-    if what == "a tenant's":
-        instance = {"scope": "acme"}
-    with CorpusIndex.build(["prefix_cache"], tiny.tokenizer(), out, **instance) as store:
-        if what == "appended":
-            store.append([1, 2, 3], scope="global")
-    before = held(out, "acme")
-    capsys.readouterr()
-    assert run(*build) == 8
-    message = capsys.readouterr().err
-    words = {"answers": "outputs of model aaaaaaaaaaaa", "a tenant's": "scope acme"}
-    assert words.get(what, "text that was appended") in message
-    assert "Name another folder" in message
-    assert held(out, "acme") == before
-    CorpusIndex.build(["old"], tiny.tokenizer(), out).close()
-    assert run(*build) == 0
-    assert len(held(out)) == 3
+    assert run(*build) == 2
+    assert "is a store already" in capsys.readouterr().err
+    assert held(out, "acme") == ["old"]
+    assert run(*build, "--replace") == 0
+    assert len(held(out, "acme")) == 3
 
 
 def test_documents_do_not_become_answers(
@@ -235,17 +215,15 @@ def test_errors_are_one_message_and_a_code(
     ("text", "number"), [("12", 12), ("500k", 500_000), ("1.5M", 1_500_000), ("2g", 2 * 10**9)]
 )
 def test_counts_have_units(text: str, number: int) -> None:
-    assert store_cli.limit_of(text) == number
+    assert store_run.limit_of(text) == number
     for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
         with pytest.raises(InputError, match="--max-tokens"):
-            store_cli.limit_of(wrong)
+            store_run.limit_of(wrong)
 
 
 def test_answers_are_on_disk_every_minute(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.pipelines.cli import store_run
-
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
     monkeypatch.setattr(store_run, "FLUSH_SECONDS", 0.0)
@@ -262,6 +240,4 @@ def test_answers_are_on_disk_every_minute(
         patch.setattr(store_run, "_answer", killed)
         with pytest.raises(MemoryError):
             run(*arguments, "--max-new-tokens", "3")
-    assert len(held(out)) == 2
-    assert run(*arguments, "--max-new-tokens", "3") == 0
-    assert len(held(out)) == 3 and request == [["ab"], ["cat"], ["x"]]
+    assert len(held(out)) == 2 and request == [["ab"], ["cat"], ["x"]]
