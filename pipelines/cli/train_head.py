@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -138,11 +137,11 @@ def train_from_files(
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         target, texts = _load_texts(options, terminal)
-    with _progress(terminal) as on_step:
+    with terminal.working("training") as show:
         return train_head(
             *(target, texts, options.out, settings),
             notify=terminal.note,
-            on_step=on_step,
+            on_step=lambda step: show(_line(step)),
             start=options.start,
             resume=options.resume,
         )
@@ -164,24 +163,6 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
         if limit is not None:
             rows = at_most(rows, limit)
         return target, [row[: target.max_length].tolist() for row in rows]
-
-
-@contextmanager
-def _progress(terminal: Terminal) -> Iterator[Callable[[TrainingProgress], None]]:
-    """Show the progress of training on a terminal, elsewhere as a line at every tenth of it."""
-    tenths = -1
-
-    def note(step: TrainingProgress) -> None:
-        nonlocal tenths
-        if int(10 * step.part) > tenths:
-            tenths = int(10 * step.part)
-            terminal.note(_line(step))
-
-    if terminal.quiet or not terminal.err.is_terminal:
-        yield note
-        return
-    with terminal.err.status("training", spinner="dots") as status:
-        yield lambda step: status.update(_line(step))
 
 
 def _line(step: TrainingProgress) -> str:

@@ -7,13 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
     from rich.table import Table
 
 # Control characters, marks of text direction, and lone surrogates.
@@ -58,15 +57,21 @@ class Terminal:
         Yields:
             A function that changes the text.
         """
+        if not (self.quiet or self.err.is_terminal):
+            self.note(f"{what} ...")
+        with self._showing(what) as show:
+            yield show
+
+    @contextmanager
+    def _showing(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Show a spinner with a text on a terminal, elsewhere a line now and then."""
         if self.quiet:
             yield lambda what: None
-            return
-        if not sys.stderr.isatty():
-            self.note(f"{what} ...")
+        elif not self.err.is_terminal:
             yield self._log()
-            return
-        with self.err.status(what, spinner="dots") as status:
-            yield status.update
+        else:
+            with self.err.status(what, spinner="dots") as status:
+                yield status.update
 
     def _log(self) -> Callable[[str], None]:
         """Return a function that notes what is done, every few seconds from now on."""
@@ -86,28 +91,20 @@ class Terminal:
 
         A terminal shows them until the prompt is read, a log every few seconds.
         """
-        status: Status | None = None
-        log = self._log()
+        with ExitStack() as stack:
+            showing: list[Callable[[str], None]] = []
 
-        def on_progress(done: int, total: int) -> None:
-            nonlocal status
-            what = f"reading {done:,} of {total:,} tokens"
-            if status is not None and done >= total:
-                status.stop()
-                status = None
-            elif status is not None:
-                status.update(what)
-            elif not self.err.is_terminal:
-                log(what)
-            elif done < total and not self.quiet:
-                status = self.err.status(what, spinner="dots")
-                status.start()
+            def on_progress(done: int, total: int) -> None:
+                if done >= total:
+                    stack.close()
+                    showing.clear()
+                    return
+                what = f"reading {done:,} of {total:,} tokens"
+                if not showing:
+                    showing.append(stack.enter_context(self._showing(what)))
+                showing[0](what)
 
-        try:
             yield on_progress
-        finally:
-            if status is not None:
-                status.stop()
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show a remark, on standard error."""
@@ -167,31 +164,6 @@ class Terminal:
 
 @contextmanager
 def progress(terminal: Terminal, what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a callback (work, done, total) that moves a progress bar on a terminal."""
-    if terminal.quiet or not terminal.err.is_terminal:
-        with terminal.working(what) as show:
-            yield lambda what, done, total: show(f"{what}: {done:,} of {total:,}")
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-    figures = (MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, *figures, console=terminal.err, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        doing = what
-
-        def on_progress(what: str, done: int, total: int) -> None:
-            nonlocal doing
-            if what != doing:  # the remaining time is estimated from this kind of work alone
-                bar.reset(task, description=what)
-                doing = what
-            bar.update(task, completed=done, total=total or None)
-
-        yield on_progress
+    """Yield a callback (work, done, total) that shows how far a work is."""
+    with terminal.working(what) as show:
+        yield lambda what, done, total: show(f"{what}: {done:,} of {total:,}")

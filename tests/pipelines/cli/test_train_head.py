@@ -19,6 +19,7 @@ from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
+from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.batches import StateReader
@@ -83,7 +84,10 @@ def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Ca
     assert any(len(step.tree) for step in result.steps)
 
 
-def test_the_agreement_is_printed(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_the_agreement_is_printed(
+    model: str, texts: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
     code, printed, err = run(capsys, *small(model, texts, tmp_path / "head"))
     assert code == 0
     assert "after 4 steps" in printed
