@@ -127,7 +127,7 @@ class CorpusIndex:
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, segment_tokens):
-                revision.put((), revision.build(piece, scope, SegmentSource.BUILT))
+                revision.write(piece, scope, SegmentSource.BUILT)
 
         create(Path(out), catalogue, fill)
         return cls.open(out, **options)
@@ -150,7 +150,7 @@ class CorpusIndex:
                 no model wrote fits every model, token ids of no known tokenizer every tokenizer.
             verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
             flush_tokens: Appended tokens that are written together.
-            max_tokens: Most appended tokens to keep; the oldest are evicted. None keeps all.
+            max_tokens: Most appended tokens to keep, None for all; the oldest segments go first.
 
         Raises:
             StoreError: The corpus is missing, damaged, or made with another tokenizer or model.
@@ -296,7 +296,7 @@ class CorpusIndex:
         checked_scope(scope)
 
         def drop(revision: Revision) -> None:
-            revision.put([r for r in revision.catalogue.segments if r.scope == scope], None)
+            revision.drop([r for r in revision.catalogue.segments if r.scope == scope])
 
         with self._lock:
             self._check_open()
@@ -377,11 +377,13 @@ class CorpusIndex:
         if limit is not None:
             largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
         for scope, documents in self._buffer.documents().items():
+            if limit is not None:  # the newest of a batch, which is evicted as a whole
+                ends = np.cumsum([len(document) for document in reversed(documents)])
+                first = len(documents) - int(np.searchsorted(ends, limit, "right"))
+                documents = documents[first:]
             revision.append(documents, scope, largest)
         if limit is not None:
-            source = SegmentSource.APPENDED
-            among = [r for r in revision.catalogue.segments if r.source is source]
-            revision.evict(limit, among)
+            revision.evict(limit)
 
     def _adopt(self) -> None:
         """Open the newest generation for the requests to come."""

@@ -16,7 +16,6 @@ Nodes have no origin, since a request cannot cite documents of the corpus.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +29,7 @@ from ragspec.retrievers.indexes.segment import Segment
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import children
 
 # Probability that the target goes on with one of the continuations, by length of the match.
 # Measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
@@ -131,24 +131,12 @@ class RestDrafter(Drafter):
         return RestSession(self, self.corpus.segments(self.scope))
 
 
-@dataclass(slots=True)
-class _Nodes:
-    """N drafted nodes, parents first, and the length of the match at the root.
-
-    Acceptance is not yet corrected by what the target accepted.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    accept_prob: list[float]
-    depth: list[int]
-    length: int = 0
-
-    def chances(self) -> list[float]:
-        """Return the acceptance probability of every node given its parent: [N]."""
-        above = [1.0 if parent == ROOT else self.accept_prob[parent] for parent in self.parents]
-        pairs = zip(self.accept_prob, above, strict=True)
-        return [node / parent if parent > 0.0 else 0.0 for node, parent in pairs]
+def _chances(draft: Draft) -> list[float]:
+    """Return the acceptance probability of every node given its parent: [N]."""
+    accept_prob, parents = draft.accept_prob.tolist(), draft.parents.tolist()
+    above = [1.0 if parent == ROOT else accept_prob[parent] for parent in parents]
+    pairs = zip(accept_prob, above, strict=True)
+    return [node / parent if parent > 0.0 else 0.0 for node, parent in pairs]
 
 
 class RestSession(DraftSession):
@@ -164,59 +152,56 @@ class RestSession(DraftSession):
         self._shortest = drafter.shortest
         self._segments = segments
         self._held = [Ratio() for _ in range(_BINS + 1)]  # by length of the match
-        self._drafted: _Nodes | None = None
+        self._drafted: Draft | None = None
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` likeliest nodes, no deeper than the remaining tokens."""
         deepest = min(self._options.max_depth, context.remaining - 1)
-        nodes = None
+        draft = None
         if budget > 0 and deepest > 0:
             tail = context.tokens[-self._options.max_match :]
-            nodes = self._look_up(tail, budget, deepest)
-        self._drafted = nodes
-        self.matched = 0 if nodes is None else nodes.length
-        if nodes is None or not nodes.tokens:
+            draft = self._look_up(tail, budget, deepest)
+        self._drafted = draft
+        self.matched = 0 if draft is None else draft.length
+        if draft is None:
             return DraftTree.empty()
-        accept_prob = self._corrected(nodes)
-        return DraftTree.build(nodes.tokens, nodes.parents, self._name, accept_prob=accept_prob)
+        accept_prob = self._corrected(draft)
+        return DraftTree.build(draft.tokens, draft.parents, self._name, accept_prob=accept_prob)
 
     def observe(self, step: Step) -> None:
         """Learn how often the target continues with one of the drafted tokens."""
-        nodes, self._drafted = self._drafted, None
-        if nodes is None or not nodes.tokens:
+        draft, self._drafted = self._drafted, None
+        if draft is None:
             return
-        chances = nodes.chances()
-        below: dict[int, list[int]] = {}
-        for node, parent in enumerate(nodes.parents):
-            below.setdefault(parent, []).append(node)
+        chances, tokens, below = _chances(draft), draft.tokens.tolist(), children(draft.parents)
         at = ROOT
         for level, token in enumerate(step.tokens):
-            offered = below.get(at, [])
+            offered = below.get(at, ())
             if not offered:
                 return
-            hit = next((node for node in offered if nodes.tokens[node] == token), None)
+            hit = next((node for node in offered if tokens[node] == token), None)
             claim = sum(chances[node] for node in offered)
-            self._held[min(nodes.length + level, _BINS)].learn(claim, hit is not None, _DECAY)
+            self._held[min(draft.length + level, _BINS)].learn(claim, hit is not None, _DECAY)
             if hit is None:
                 return
             at = hit
 
-    def _corrected(self, nodes: _Nodes) -> NDArray[np.float32]:
+    def _corrected(self, draft: Draft) -> NDArray[np.float32]:
         """Return the acceptance probability of every node, corrected in this text: f32 [N]."""
-        chances = nodes.chances()
+        chances, parents, depths = _chances(draft), draft.parents.tolist(), draft.depths.tolist()
         total: dict[int, float] = {}
-        for parent, chance in zip(nodes.parents, chances, strict=True):
+        for parent, chance in zip(parents, chances, strict=True):
             total[parent] = total.get(parent, 0.0) + chance
         accept_prob: list[float] = []
-        for node, parent in enumerate(nodes.parents):
-            key = min(nodes.length + nodes.depth[node], _BINS)
+        for node, parent in enumerate(parents):
+            key = min(draft.length + depths[node], _BINS)
             scale = min(self._held[key].share(_PRIOR), _SURE / max(total[parent], _SURE * 1e-6))
             before = 1.0 if parent == ROOT else accept_prob[parent]
             accept_prob.append(before * chances[node] * scale)
         return np.asarray(accept_prob, dtype=np.float32)
 
-    def _look_up(self, tail: list[int], budget: int, deepest: int) -> _Nodes | None:
+    def _look_up(self, tail: list[int], budget: int, deepest: int) -> Draft | None:
         """Return the nodes of all segments as if they were one text, None without a match."""
         shares = [(self._segments[0], 1.0)] if len(self._segments) == 1 else self._shares(tail)
         trees = []
@@ -229,10 +214,7 @@ class RestSession(DraftSession):
         if len(trees) > 1:
             return _pooled(trees, budget)
         only, share = trees[0]
-        return _Nodes(
-            only.tokens.tolist(), only.parents.tolist(), (only.accept_prob * share).tolist(),
-            only.depths.tolist(), only.length,
-        )  # fmt: skip
+        return only._replace(accept_prob=only.accept_prob * share)
 
     def _shares(self, tail: list[int]) -> list[tuple[Segment, float]]:
         """Return the segments that match the context, and the weight of each.
@@ -258,29 +240,26 @@ class RestSession(DraftSession):
         return [(segment, share) for segment, share in shares if share > _LEAST]
 
 
-def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
+def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:
     """Return the best nodes of several trees, merged with their probabilities added by share."""
-    at: dict[tuple[int, int], int] = {}
-    every = _Nodes([], [], [], [], max(draft.length for draft, _ in trees))
+    at: dict[tuple[int, int], int] = {}  # by parent and token, in the order of the nodes
+    accept_prob, depths = list[float](), list[int]()
     for draft, share in trees:
         place: list[int] = []
         columns = (draft.tokens, draft.parents, draft.accept_prob, draft.depths)
-        for token, parent, accept_prob, depth in zip(*(c.tolist() for c in columns), strict=True):
-            above = ROOT if parent == ROOT else place[parent]
-            node = at.setdefault((above, token), len(every.tokens))
+        for token, parent, chance, depth in zip(*(c.tolist() for c in columns), strict=True):
+            node = at.setdefault((ROOT if parent == ROOT else place[parent], token), len(at))
             place.append(node)
-            if node == len(every.tokens):
-                every.tokens.append(token)
-                every.parents.append(above)
-                every.accept_prob.append(0.0)
-                every.depth.append(depth)
-            every.accept_prob[node] += share * accept_prob
-    order = sorted(range(len(every.tokens)), key=lambda node: -every.accept_prob[node])[:budget]
-    number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-    return _Nodes(
-        [every.tokens[node] for node in order],
-        [number[every.parents[node]] for node in order],
-        [every.accept_prob[node] for node in order],
-        [every.depth[node] for node in order],
-        every.length,
+            if node == len(accept_prob):
+                accept_prob.append(0.0)
+                depths.append(depth)
+            accept_prob[node] += share * chance
+    order = sorted(range(len(at)), key=lambda node: -accept_prob[node])[:budget]
+    number, pairs = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}, list(at)
+    return Draft(
+        np.array([pairs[node][1] for node in order], np.int64),
+        np.array([number[pairs[node][0]] for node in order], np.int64),
+        np.array(accept_prob)[order],
+        np.array(depths, np.int64)[order],
+        max(draft.length for draft, _ in trees),
     )

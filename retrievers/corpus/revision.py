@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import StoreError
@@ -54,10 +53,8 @@ class Revision:
         self._store = store
         self._old = {record.name for record in catalogue.segments} if store else set()
 
-    def build(
-        self, documents: Iterable[Document], scope: str, source: SegmentSource
-    ) -> SegmentRecord | None:
-        """Write one segment and return its record, not yet listed; None if there is no text."""
+    def write(self, documents: Iterable[Document], scope: str, source: SegmentSource) -> None:
+        """Write one segment, the newest of the catalogue, if there is any text."""
         name = f"seg-{self.catalogue.serial:06d}"
         folder, catalogue = self.folder / name, self.catalogue
         folder.mkdir()
@@ -65,22 +62,16 @@ class Revision:
         segment = build_segment(folder, texts, catalogue.vocab_size, depth=catalogue.depth)
         if not segment.document_count:
             shutil.rmtree(folder)
-            return None
-        self.catalogue = replace(catalogue, serial=catalogue.serial + 1)
-        return SegmentRecord(name, scope, source, len(segment), segment.document_count)
+            return
+        new = SegmentRecord(name, scope, source, len(segment), segment.document_count)
+        segments = (*catalogue.segments, new)
+        self.catalogue = replace(catalogue, serial=catalogue.serial + 1, segments=segments)
 
-    def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
-        """Replace `old` by `new`, at the place of the last of `old`; without `old`, at the end."""
-        segments: list[SegmentRecord] = []
-        for record in self.catalogue.segments:
-            if record not in old:
-                segments.append(record)
-            elif new is not None and record == old[-1]:
-                segments.append(new)
-        if new is not None and not old:
-            segments.append(new)
-        self.catalogue = replace(self.catalogue, segments=tuple(segments))
-        for record in old:
+    def drop(self, records: Sequence[SegmentRecord]) -> None:
+        """Take segments out."""
+        left = tuple(each for each in self.catalogue.segments if each not in records)
+        self.catalogue = replace(self.catalogue, segments=left)
+        for record in records:
             shutil.rmtree(self.folder / record.name, ignore_errors=True)
 
     def documents(self, record: SegmentRecord) -> list[Document]:
@@ -107,29 +98,14 @@ class Revision:
             run.insert(0, record)
             size += record.tokens
         texts = [document for record in run for document in self.documents(record)]
-        new = self.build([*texts, *documents], scope, SegmentSource.APPENDED)
-        self.put(run, None)
-        self.put((), new)  # the newest of all scopes: eviction takes the first
+        self.write([*texts, *documents], scope, SegmentSource.APPENDED)
+        self.drop(run)
 
-    def evict(self, max_tokens: int, among: Sequence[SegmentRecord]) -> None:
-        """Drop the oldest text of segments, oldest first, until at most `max_tokens` are left.
-
-        Whole segments go, unless that leaves less than half of `max_tokens`: then the last one is
-        cut between two documents.
-        """
-        excess = sum(record.tokens for record in among) - max_tokens
-        for record in among:
-            if excess <= 0:
-                return
-            left = max_tokens + excess - record.tokens
-            if record.tokens <= excess or 2 * left >= max_tokens:
-                self.put([record], None)
-            else:
-                texts = self.documents(record)
-                lengths = np.cumsum([len(text) for text in texts])
-                first = int(np.searchsorted(lengths, excess)) + 1
-                self.put([record], self.build(texts[first:], record.scope, record.source))
-            excess -= record.tokens
+    def evict(self, max_tokens: int) -> None:
+        """Drop the oldest appended segments until they have at most `max_tokens`."""
+        appended = [r for r in self.catalogue.segments if r.source is SegmentSource.APPENDED]
+        while sum(record.tokens for record in appended) > max_tokens:
+            self.drop([appended.pop(0)])
 
     def contents(self) -> Contents:
         """Carry over the unchanged segments and return the contents of the generation."""

@@ -113,11 +113,9 @@ def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> No
         documents = [np.array([number, 1, 2])] * (5 + number)
 
         def change(revision: Revision, documents: Any = documents) -> None:
-            revision.put(
-                revision.catalogue.segments,
-                revision.build(documents[:3], "global", SegmentSource.BUILT),
-            )
-            revision.put((), revision.build(documents[3:], "global", SegmentSource.BUILT))
+            revision.drop(revision.catalogue.segments)
+            revision.write(documents[:3], "global", SegmentSource.BUILT)
+            revision.write(documents[3:], "global", SegmentSource.BUILT)
 
         store.change(change)
     done.set()
