@@ -18,6 +18,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal, progress
+from ragspec.pipelines.console.texts import Row, read_rows
 
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.answer import Answer
@@ -123,30 +124,21 @@ def read_questions(path: Path) -> list[Item]:
     """Return the questions of a file of JSON lines.
 
     Raises:
-        DocumentError: A line cannot be read, and which, or there is none.
+        DocumentError: A row is of another form, or there is none.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DocumentError(
-            f"{path} cannot be read ({error}); expected JSON lines in UTF-8."
-        ) from error
-    items = [
-        _item(line, f"{path.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()
-    ]
+    items = [_item(row, where) for where, row in read_rows(path)]
     if not items:
         raise DocumentError(f"{path} has no questions; expected lines of {{question, answers}}.")
     return items
 
 
-def _item(line: str, where: str) -> Item:
+def _item(row: Row, where: str) -> Item:
     try:
-        record = json.loads(line)
-        question, gold = record["question"], record.get("answers", [])
+        question, gold = row["question"], row.get("answers", [])
         if not question.strip() or not all(each.strip() for each in gold) or isinstance(gold, str):
             raise TypeError("a text is empty, or answers is no list")
         return Item(question, tuple(gold))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected {{question, answers}}, a text and a "
             "list of texts."

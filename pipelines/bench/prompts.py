@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.errors import DocumentError
+from ragspec.pipelines.console.texts import Row, read_rows
 
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.docqa import DocQA
@@ -89,42 +90,34 @@ def read_items(path: Path, tokenizer: Any, max_length: int | None) -> list[Bench
     The first turn of a Spec-Bench row counts.
 
     Args:
-        path: UTF-8 file.
+        path: JSON lines, or a parquet file.
         tokenizer: Tokenizer of the target.
         max_length: Context of the target in tokens; longer prompts keep their last tokens.
 
     Raises:
         DocumentError: A line cannot be read, or names a prompt twice; the line is named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DocumentError(
-            f"{path} cannot be read ({error}); expected a UTF-8 file of JSON lines"
-        ) from error
     items: dict[tuple[str, str], BenchItem] = {}
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            item = _item(line, where := f"{path.name}, line {number}", tokenizer, max_length)
-            if items.setdefault((item.category, item.id), item) is not item:
-                raise DocumentError(
-                    f"{where}: the id {item.id!r} stands twice in category {item.category!r}; "
-                    "expected each once"
-                )
+    for where, row in read_rows(path):
+        item = _item(row, where, tokenizer, max_length)
+        if items.setdefault((item.category, item.id), item) is not item:
+            raise DocumentError(
+                f"{where}: the id {item.id!r} stands twice in category {item.category!r}; "
+                "expected each once"
+            )
     if not items:
         raise DocumentError(f"{path} holds no prompts; expected lines of {{id, category, prompt}}")
     return list(items.values())
 
 
-def _item(line: str, where: str, tokenizer: Any, max_length: int | None) -> BenchItem:
+def _item(row: Row, where: str, tokenizer: Any, max_length: int | None) -> BenchItem:
     try:
-        row = json.loads(line)
         text = row["prompt"] if "prompt" in row else row["turns"][0]
         if not isinstance(text, str) or not text.strip() or isinstance(row.get("turns"), str):
             raise TypeError(f"the prompt is {text!r}, not a text")
         name = str(row.get("id", row.get("question_id", where)))
         category = str(row["category"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "
             "prompt, or a Spec-Bench row with question_id, category and turns"

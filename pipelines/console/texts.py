@@ -66,7 +66,7 @@ def read_texts(
     for source in sources:
         path = Path(source)
         if source.startswith(HUB):
-            yield from _texts(_data_set(source.removeprefix(HUB), columns), source, columns)
+            yield from _texts(_data_set(source.removeprefix(HUB), columns), columns)
         elif path.is_dir():
             yield from _folder(path, columns, skipped)
         else:
@@ -93,15 +93,13 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
         DocumentError: The file cannot be read, or a row holds no prompt.
         InputError: A row has no such column.
     """
-    if not path.exists():
-        raise DocumentError(f"{path} is missing; check the path.")
-    for number, row in enumerate(_rows(path), 1):
-        name = _pick(row, field, PROMPT_FIELDS, f"{path}, row {number}")
+    for where, row in read_rows(path):
+        name = _pick(row, field, PROMPT_FIELDS, where)
         value = row[name]
         kinds = {type(item) for item in value} if isinstance(value, list) else {type(value)}
         if not value or kinds not in (({dict}, {int}) if isinstance(value, list) else ({str},)):
             raise DocumentError(
-                f"{path}, row {number}: got {str(value)[:40]!r} as {name!r}; expected a text, "
+                f"{where}: got {str(value)[:40]!r} as {name!r}; expected a text, "
                 "chat messages or token ids."
             )
         yield value
@@ -132,41 +130,51 @@ def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import load_document
 
     if path.name.lower().endswith((*LINES, PARQUET)):
-        yield from _texts(_rows(path), str(path), columns)
+        yield from _texts(read_rows(path), columns)
     else:
         yield load_document(path).text
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; raise DocumentError if it holds none."""
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a file, each with where it stands.
+
+    Args:
+        path: JSON lines in UTF-8, or a parquet file.
+
+    Raises:
+        DocumentError: The file is missing, holds no rows, or one cannot be read.
+    """
     name = path.name.lower()
+    if not path.exists():
+        raise DocumentError(f"{path} is missing; check the path.")
     if name.endswith(PARQUET):
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # untyped
         try:
-            for batch in parquet.ParquetFile(path).iter_batches(ROWS):
-                yield from batch.to_pylist()
+            batches = parquet.ParquetFile(path).iter_batches(ROWS)
+            for number, row in enumerate((r for batch in batches for r in batch.to_pylist()), 1):
+                yield f"{path}, row {number}", row
         except (arrow.ArrowException, OSError) as error:
             raise DocumentError(f"{path} is no parquet file ({error}).") from error
         return
     if not name.endswith(LINES):
         raise DocumentError(f"{path} holds no rows; expected a jsonl or parquet file.")
-    number = 0
+    where = f"{path}, line 1"
     try:
         with (gzip.open if name.endswith(".gz") else open)(
             path, "rt", encoding="utf-8-sig"
         ) as file:
-            for line in file:
-                number += 1  # the message names the line that was read last
+            for number, line in enumerate(file, 1):
+                where = f"{path}, line {number}"
                 if line.strip():
                     row = json.loads(line)
                     if not isinstance(row, dict):
                         raise ValueError(f"{type(row).__name__} instead of an object")
-                    yield row
+                    yield where, row
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DocumentError(f"{path}, line {number}: no JSON object ({error}).") from error
+        raise DocumentError(f"{where}: no JSON object ({error}).") from error
 
 
-def _data_set(name: str, columns: TextColumns) -> Iterator[Row]:
+def _data_set(name: str, columns: TextColumns) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a data set, streamed; from the cache if the hub is switched off."""
     import datasets
 
@@ -181,14 +189,14 @@ def _data_set(name: str, columns: TextColumns) -> Iterator[Row]:
             "--split."
         ) from error
     try:
-        yield from rows
+        for number, row in enumerate(rows, 1):
+            yield f"{HUB}{name}, row {number}", row
     except Exception as error:
         raise DocumentError(f"{HUB}{name} cannot be read to its end ({error}).") from error
 
 
-def _texts(rows: Iterable[Row], name: str, columns: TextColumns) -> Iterator[Item]:
-    for number, row in enumerate(rows, 1):
-        where = f"{name}, row {number}"
+def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[Item]:
+    for where, row in rows:
         value = row[_pick(row, columns.field, TEXT_FIELDS, where)]
         if value is None:
             continue

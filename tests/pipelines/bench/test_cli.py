@@ -105,6 +105,6 @@ def test_bad_data_and_unknown_variants_are_refused(folder: Path, tmp_path: Path)
     for option in ("--items", "--repeats"):
         with pytest.raises(BadParameter):
             bench(folder, option, "0")
-    for data, reason in ((tmp_path / "missing.jsonl", "is missing"), (tmp_path, "cannot be read")):
+    for data, reason in ((tmp_path / "missing.jsonl", "is missing"), (tmp_path, "holds no rows")):
         with pytest.raises(DocumentError, match=reason):
             bench(folder, "--data", str(data))

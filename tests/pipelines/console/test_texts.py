@@ -70,7 +70,7 @@ def test_token_ids_and_other_columns(tmp_path: Path) -> None:
     odd = write_rows(tmp_path / "odd.jsonl", [{"body": "x", "n": 1}])
     assert read(odd) == ["x"]  # the only text there is
     assert read(write_rows(tmp_path / "two.jsonl", [{"a": "x", "b": "y"}]), field="b") == ["y"]
-    with pytest.raises(InputError, match="row 1 holds int"):
+    with pytest.raises(InputError, match="line 1 holds int"):
         read(odd, field="n")
 
 
@@ -121,7 +121,7 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     ]
     path = write_rows(tmp_path / "p.jsonl", rows)
     assert list(read_prompts(path)) == ["a", turns, "b", [4, 5]]
-    with pytest.raises(InputError, match="row 2 has no column 'prompt'"):
+    with pytest.raises(InputError, match="line 2 has no column 'prompt'"):
         list(read_prompts(path, "prompt"))
     with pytest.raises(DocumentError, match="missing"):
         list(read_prompts(tmp_path / "absent.jsonl"))
@@ -133,7 +133,7 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [3, None, "", [], [1.5], ["a", "b"], {"a": 1}, [1, {"a": 1}]])
 def test_what_is_no_prompt_is_reported_with_its_row(tmp_path: Path, wrong: Any) -> None:
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
-    with pytest.raises((DocumentError, InputError), match="row 2"):
+    with pytest.raises((DocumentError, InputError), match="line 2"):
         list(read_prompts(path))
 
 
@@ -180,7 +180,7 @@ def test_a_file_without_a_usual_column_does_not_end_a_folder(tmp_path: Path) -> 
         reasons[Path(path).name] = reason
 
     assert read(tmp_path, skipped=skipped) == ["one", "two"]
-    assert reasons["a.jsonl"].startswith("row 1 has no column of a usual name; it has x, y")
+    assert reasons["a.jsonl"].startswith("line 1 has no column of a usual name; it has x, y")
     assert reasons["b.jsonl"].startswith("line 1: no JSON object")
     with pytest.raises(InputError, match="no column 'z'"):
         read(tmp_path, field="z")  # asked for by name
