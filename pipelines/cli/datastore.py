@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragspec.pipelines.cli.store_run import counting, limit_of
+from ragspec.pipelines.cli.store import counting, limit_of
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records

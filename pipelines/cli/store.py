@@ -1,23 +1,30 @@
-"""`ragspec store`: the options of its commands, which build and maintain stores to draft from."""
+"""`ragspec store`: build and maintain stores to draft from."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.pipelines.cli.store_run import (
-    AnswerOptions,
-    StoreBuildOptions,
-    build_store,
-    show_info,
-    store_answers,
-    verify_store,
-)
+from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import add_command, takes_records
+from ragspec.pipelines.console.checks import check_model
+from ragspec.pipelines.console.records import Setting, add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import TextColumns, check_sources, read_prompts, read_texts
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.reports.generation import Generation
+    from ragspec.retrievers.corpus.catalogue import CorpusInfo, ProgressCallback
+    from ragspec.retrievers.corpus.index import CorpusIndex
 
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
@@ -29,18 +36,186 @@ def store() -> None:
     """Corpora to draft from: build, fill, look after."""
 
 
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Prompts that a model answers into a corpus."""
+
+    prompts: Annotated[Path, typer.Argument(help="A jsonl or parquet file of prompts.")]
+    out: OutOption
+    engine: o.EngineOptions
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256
+    json: o.JsonOption = False
+    batch: Annotated[int, Setting("Prompts answered side by side.", least=1)] = 16
+    field: Annotated[
+        str | None, Setting("Column of the rows; the usual names are tried without it.")
+    ] = None
+    tenant: Annotated[str, Setting("Who may see the answers: global, or the name of a tenant.")] = (
+        "global"
+    )
+
+
+PREFIX = 12  # characters of a fingerprint to show
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+FLUSH_SECONDS = 60.0  # between two writes of answers to disk
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a model by path or name, without its weights.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        ModelError: It has no tokenizer that loads.
+    """
+    from transformers import AutoTokenizer
+
+    from ragspec.models.resolve import resolve_model
+    from ragspec.pipelines.console.options import silence_transformers
+
+    silence_transformers()
+    folder = resolve_model(name).folder
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a damaged tokenizer.json raises the bare class
+        raise ModelError(
+            f"{name} holds no tokenizer that loads ({error}); expected tokenizer.json. Save it "
+            "there with tokenizer.save_pretrained(folder)."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBuildOptions:
+    """The text of a corpus."""
+
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+        ),
+    ]
+    out: OutOption
+    columns: TextColumns
+    model: o.ModelOption = "starter"
+    max_tokens: Annotated[
+        str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
+    ] = None
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put it in the place of the corpus that is there.")
+    ] = False
+    json: o.JsonOption = False
+
+    def __post_init__(self) -> None:
+        from ragspec.storage.store import is_store
+
+        check_sources(self.sources)
+        check_model(self.model)
+        if is_store(self.out) and not self.replace:
+            raise InputError(
+                f"{self.out} is a store already; expected a new place. --replace puts the new one "
+                "in its place."
+            )
+
+
 @takes_records
 def build(options: StoreBuildOptions) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
+    from ragspec.retrievers.corpus.catalogue import tokenized
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
     terminal = Terminal(quiet=options.json)
-    _show(build_store(options, terminal), terminal, options.json)
+    limit, tokenizer = limit_of(options.max_tokens), load_tokenizer(options.model)
+    texts = read_texts(options.sources, options.columns, terminal.note_skipped)
+    with counting(terminal, "reading") as on_progress:
+        rows = at_most(tokenized(texts, tokenizer, on_progress), limit)
+        with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as corpus:
+            info = corpus.info()
+    _show(info, terminal, options.json)
 
 
 @takes_records
 def from_answers(options: AnswerOptions) -> None:
-    """Answer prompts greedily with a model and store the answers, to draft from for this model."""
+    """Answer prompts greedily with a model and store the answers, to draft from for this model.
+
+    An interrupt keeps all complete answers, a kill those of a minute before.
+    """
     terminal = Terminal(quiet=options.json)
-    _show(store_answers(options, terminal), terminal, options.json)
+    rest = read_prompts(options.prompts, options.field)
+    first = list(islice(rest, options.batch))  # before the model is loaded: the file may be wrong
+    if not first:
+        raise InputError(f"{options.prompts} holds no prompt; expected one row for each.")
+    with terminal.working("loading the model"):
+        engine = options.engine.load_engine()
+    answers = tokens = 0
+    with (
+        _open_for(engine, options.out) as store,
+        counting(terminal, "answering", "answers") as on_progress,
+    ):
+        store.record(engine, scope=options.tenant)
+        began = time.monotonic()
+        while first:
+            for generation in _answer(engine, first, options.max_new_tokens, terminal):
+                answers, tokens = answers + 1, tokens + len(generation.tokens)
+            on_progress(answers, tokens)
+            if time.monotonic() - began >= FLUSH_SECONDS:
+                store.flush()
+                began = time.monotonic()
+            first = list(islice(rest, options.batch))
+        store.flush()
+        info = store.info()
+    _show(info, terminal, options.json)
+
+
+def _answer(
+    engine: Engine, prompts: list[Any], max_new_tokens: int, terminal: Terminal
+) -> list[Generation]:
+    """Return the greedy answers; note and leave out prompts that are too long."""
+    try:
+        answers: list[Generation] = engine.generate(prompts, max_new_tokens=max_new_tokens)
+    except PromptTooLongError as error:
+        if len(prompts) == 1:
+            terminal.note(f"left out: {error}")
+            return []
+        results = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
+        return [answer for answers in results for answer in answers]
+    return answers
+
+
+def _open_for(engine: Engine, out: Path) -> CorpusIndex:
+    """Open the corpus of this model's answers, or create it; raise StoreError for documents."""
+    from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.storage.store import POINTER
+
+    if (out / POINTER).exists():
+        store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
+        info = store.info()
+        if info.tokens and info.model is None:  # would count as outputs of this model
+            store.close()
+            raise StoreError(
+                f"{out} holds documents ({info.tokens:,} tokens), no model's answers; name a new "
+                "folder for the answers with --out."
+            )
+        return store
+    return CorpusIndex.build([], engine.tokenizer, out, model=engine)
+
+
+@app.command()
+def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
+    """Hash every file of a corpus, datastore or index; exit with code 8 if one was changed."""
+    from ragspec.storage.store import open_store, read_current
+
+    terminal, began = Terminal(quiet=json), time.perf_counter()
+    with terminal.working("hashing"):
+        store = open_store(path, read_current(path)[1].kind, verify="full")
+    seconds = time.perf_counter() - began
+    files, size = store.manifest.files, sum(each.size for each in store.manifest.files.values())
+    speed = round(size / 1e6 / seconds, 1)
+    if json:
+        facts = {"path": str(path), "kind": store.manifest.kind, "sound": True}
+        terminal.json(facts | {"files": len(files), "bytes": size, "mb_per_second": speed})
+    else:
+        terminal.line(f"{path} is sound: {len(files)} files, {size:,} bytes, {speed:,} MB/s")
 
 
 @app.command()
@@ -52,26 +227,80 @@ def info(path: StoreArgument, json: o.JsonOption = False) -> None:
         _show(corpus.info(), Terminal(quiet=json), json)
 
 
-@app.command()
-def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Hash every file of a corpus, datastore or index; exit with code 8 if one was changed."""
-    terminal = Terminal(quiet=json)
-    with terminal.working("hashing"):
-        facts = verify_store(path)
+def _show(info: CorpusInfo, terminal: Terminal, json: bool) -> None:
+    """Show what a corpus holds."""
     if json:
-        terminal.json(facts)
-    else:
-        terminal.line(
-            f"{path} is sound: {facts['files']} files, {facts['bytes']:,} bytes, "
-            f"{facts['mb_per_second']:,} MB/s"
+        terminal.json(info.as_dict())
+        return
+    terminal.line(f"{info.path} ({info.generation})")
+    each = f"{info.bytes / info.tokens:.2f} bytes a token" if info.tokens else "empty"
+    terminal.line(
+        f"{info.tokens:,} tokens in {info.documents:,} documents, {len(info.segments)} segments, "
+        f"{info.bytes:,} bytes ({each})"
+    )
+    terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {info.depth} tokens")
+    model = info.model[:PREFIX] if info.model else "none (documents)"
+    tokenizer = info.tokenizer[:PREFIX] if info.tokenizer else "unknown"
+    terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")
+    if info.segments:
+        terminal.table(
+            "segments, oldest text first",
+            ["name", "scope", "source", ">tokens", ">documents"],
+            [
+                [r.name, r.scope, r.source.value, f"{r.tokens:,}", f"{r.documents:,}"]
+                for r in info.segments
+            ],
         )
 
 
-def _show(info: Any, terminal: Terminal, json: bool) -> None:
-    if json:
-        terminal.json(info.as_dict())
-    else:
-        show_info(info, terminal)
+@contextmanager
+def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[ProgressCallback]:
+    """Yield a callback (documents, tokens) that shows them on a terminal."""
+    with terminal.working(what) as show:
+        yield lambda documents, tokens: show(f"{what}: {documents:,} {unit}, {tokens:,} tokens")
+
+
+def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
+    """Yield the rows; raise DocumentError at their end if none had a token."""
+    tokens = 0
+    for row in rows:
+        yield row
+        tokens += len(row)
+    if not tokens:
+        raise DocumentError(
+            f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
+            "files of rows or a data set hf:NAME with text."
+        )
+
+
+def limit_of(text: str | None) -> int | None:
+    """Return the tokens of --max-tokens, such as 250000, 500k, 10M or 1.5G; None for all.
+
+    Raises:
+        InputError: The text is no number of this kind, or 0.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
+    if match is None:
+        raise InputError(
+            f"--max-tokens is {text!r}; expected a number such as 250000, 500k or 10M."
+        )
+    if not (limit := int(float(match[1]) * UNITS[match[2]])):
+        raise InputError("--max-tokens is 0; expected at least 1.")
+    return limit
+
+
+def at_most(rows: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    """Yield the first `limit` tokens of the rows, all for None."""
+    if limit is None:
+        yield from rows
+        return
+    for row in rows:
+        yield row[:limit]
+        limit -= len(row)
+        if limit <= 0:
+            return
 
 
 add_command(app, build)

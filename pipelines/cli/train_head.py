@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.store_run import at_most, counting, limit_of
+from ragspec.pipelines.cli.store import at_most, counting, limit_of
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
@@ -159,9 +158,7 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
     texts = read_texts([str(data)], TextColumns(), terminal.note_skipped)
     limit = limit_of(options.max_tokens)
     with counting(terminal, "reading") as on_progress:
-        rows: Iterator[Any] = tokenized(texts, tokenizer, on_progress)
-        if limit is not None:
-            rows = at_most(rows, limit)
+        rows = at_most(tokenized(texts, tokenizer, on_progress), limit)
         return target, [row[: target.max_length].tolist() for row in rows]
 
 

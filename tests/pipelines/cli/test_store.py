@@ -11,7 +11,6 @@ import typer
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import store as store_cli
-from ragspec.pipelines.cli import store_run
 from ragspec.pipelines.cli.app import Commands
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
@@ -215,10 +214,10 @@ def test_errors_are_one_message_and_a_code(
     ("text", "number"), [("12", 12), ("500k", 500_000), ("1.5M", 1_500_000), ("2g", 2 * 10**9)]
 )
 def test_counts_have_units(text: str, number: int) -> None:
-    assert store_run.limit_of(text) == number
+    assert store_cli.limit_of(text) == number
     for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
         with pytest.raises(InputError, match="--max-tokens"):
-            store_run.limit_of(wrong)
+            store_cli.limit_of(wrong)
 
 
 def test_answers_are_on_disk_every_minute(
@@ -226,8 +225,8 @@ def test_answers_are_on_disk_every_minute(
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
-    monkeypatch.setattr(store_run, "FLUSH_SECONDS", 0.0)
-    answer, request = store_run._answer, []
+    monkeypatch.setattr(store_cli, "FLUSH_SECONDS", 0.0)
+    answer, request = store_cli._answer, []
 
     def killed(engine: Any, first: list[Any], *rest: Any) -> Any:
         request.append(first)
@@ -237,7 +236,7 @@ def test_answers_are_on_disk_every_minute(
 
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "-s", "batch=1"]
     with monkeypatch.context() as patch:
-        patch.setattr(store_run, "_answer", killed)
+        patch.setattr(store_cli, "_answer", killed)
         with pytest.raises(MemoryError):
             run(*arguments, "--max-new-tokens", "3")
     assert len(held(out)) == 2 and request == [["ab"], ["cat"], ["x"]]
