@@ -19,8 +19,7 @@ from ragspec.visual.families.multimodal import (
 )
 from ragspec.visual.loading import is_model, read_kind
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.vq import ModelVQ, VQTokenizer
-from ragspec.visual.models.vq_checkpoint import JANUS
+from ragspec.visual.models.vq import JANUS, ModelVQ, VQTokenizer
 
 _ROUNDED = 0.05  # the most relative error of a code-book in half precision
 

@@ -7,9 +7,7 @@ determines, is looked up for the published widths.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,21 +15,24 @@ from ragspec.errors import InputError, ModelError
 from ragspec.visual.checks import checked_count, side_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.models.kl import FACTOR
-from ragspec.visual.models.vq_checkpoint import with_weights
-from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
+from ragspec.visual.models.published import PLACES, Tensors, WeightLayout, by_patterns, count_blocks
 
-_PLACES = ("model_ema", *PLACES)
 _HEADS = {768: 12, 1024: 16, 1280: 16}  # base, large, huge
-_NEEDED = {  # axes of the weights that determine sizes
-    "class_emb.weight": 2,
-    "z_proj.weight": 2,
-    "encoder_pos_embed_learned": 3,
-    "diffusion_pos_embed_learned": 3,
-    "encoder_blocks.0.mlp.fc1.weight": 2,
-    "decoder_blocks.0.mlp.fc1.weight": 2,
-    "diffloss.net.input_proj.weight": 2,
-    "diffloss.net.res_blocks.0.mlp.0.weight": 2,
-}
+_LAYOUT = WeightLayout(
+    "MAR model",
+    {  # axes of the weights that determine sizes
+        "z_proj.weight": 2,
+        "class_emb.weight": 2,
+        "encoder_pos_embed_learned": 3,
+        "diffusion_pos_embed_learned": 3,
+        "encoder_blocks.0.mlp.fc1.weight": 2,
+        "decoder_blocks.0.mlp.fc1.weight": 2,
+        "diffloss.net.input_proj.weight": 2,
+        "diffloss.net.res_blocks.0.mlp.0.weight": 2,
+    },
+    by_patterns(),
+    places=("model_ema", *PLACES),
+)
 
 
 def load_mar(
@@ -56,67 +57,44 @@ def load_mar(
             or weights that are not finite.
         InputError: The number of heads is unknown or impossible.
     """
-    origin = Path(path).name
-    weights, _ = read_checkpoint(path, allow_namespace, _PLACES)
-    _check_kind(weights, origin)
-    config = _config(weights, origin, num_attention_heads)
-    kind = weights["z_proj.weight"].dtype if dtype is None else dtype
-    weights = {name: value.to(kind) for name, value in weights.items()}
-    check_finite(weights, origin)
-    with torch.device("meta"):
-        model = MaskedModel(config)
-    names = {name: name for name in weights}
-    model.config.dtype = kind
-    loaded: MaskedModel = with_weights(model, weights, names, origin, "MAR model")
-    return loaded
+
+    def build(weights: Tensors, published: Tensors, settings: object) -> MaskedModel:
+        return MaskedModel(_config(weights, num_attention_heads))
+
+    model = _LAYOUT.load(path, build, dtype, allow_namespace)
+    assert isinstance(model, MaskedModel)
+    model.config.dtype = model.dtype
+    return model
 
 
-def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:
+def _config(weights: Tensors, heads: int | None) -> MaskedConfig:
     """Derive the configuration of a model from its weights."""
     hidden, width = weights["z_proj.weight"].shape
     if heads is None:
         heads = _HEADS.get(hidden)
     if heads is None:
         raise InputError(
-            f"{origin} has a width of {hidden}, which is none of the published ones, and weights "
+            f"the model has a width of {hidden}, which is none of the published ones, and weights "
             "do not tell their heads; expected num_attention_heads. Pass it as it was trained."
         )
     places = weights["diffusion_pos_embed_learned"].shape[1]
     side, buffer = side_of(places), weights["encoder_pos_embed_learned"].shape[1] - places
     if side is None or buffer < 1:
         raise ModelError(
-            f"{origin} has {places} places and {buffer} class embeddings before them; expected a "
+            f"the model has {places} places and {buffer} class embeddings before them; expected a "
             "square of places, and one embedding at least. Copy the file again."
         )
     return MaskedConfig(
         latent_dim=width,
         hidden_size=hidden,
-        encoder_layers=_layers(weights, "encoder_blocks"),
-        decoder_layers=_layers(weights, "decoder_blocks"),
+        encoder_layers=count_blocks(weights, "encoder_blocks"),
+        decoder_layers=count_blocks(weights, "decoder_blocks"),
         num_attention_heads=checked_count(heads, "num_attention_heads"),
         intermediate_size=len(weights["encoder_blocks.0.mlp.fc1.weight"]),
         grid_size=side,
         num_classes=len(weights["class_emb.weight"]),
         buffer_size=buffer,
         head_width=len(weights["diffloss.net.input_proj.weight"]),
-        head_layers=_layers(weights, "diffloss.net.res_blocks"),
+        head_layers=count_blocks(weights, "diffloss.net.res_blocks"),
         deviation=1.0 / FACTOR,
     )
-
-
-def _layers(weights: Tensors, blocks: str) -> int:
-    """Return the number of blocks of a kind."""
-    matches: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
-    return 1 + max(int(match[1]) for match in matches if match)
-
-
-def _check_kind(weights: Tensors, origin: str) -> None:
-    """Raise ModelError for weights of other models."""
-    lacking = [n for n, axes in _NEEDED.items() if n not in weights or weights[n].ndim != axes]
-    if lacking:
-        names = ", ".join(sorted(weights)[:3]) or "no tensors"
-        raise ModelError(
-            f"{origin} is no MAR model: it holds {names}, and no {lacking[0]} of "
-            f"{_NEEDED[lacking[0]]} axes; expected the weights of one under "
-            f"{', '.join(_PLACES)} or at the top."
-        )

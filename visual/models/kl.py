@@ -8,38 +8,48 @@ last block alone. diffusers numbers the decoder's blocks from the widest on.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.models.vq_checkpoint import (
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.visual.models.autoencoder import (
+    CONVOLUTIONS,
+    LINEAR,
+    Autoencoder,
     convolution_sizes,
-    diffusers_name,
-    is_convolution,
-    open_folder,
-    save_folder,
-    with_linear_layers,
-    with_weights,
+    diffusers_names,
 )
-from ragspec.visual.models.weights_file import Tensors, check_finite, read_checkpoint
+from ragspec.visual.models.published import Tensors, WeightLayout
 
 FACTOR = 0.2325  # MAR's scaling factor for the latents of KL-16
-_TRAINING = ("loss.", "model_ema.")  # of a training script's file: needed for training alone
-_UP = re.compile(r"^decoder\.up\.(\d+)\.")
-_NEEDED = (
-    "encoder.conv_in.weight",
-    "encoder.down.0.block.0.conv1.weight",
-    "encoder.conv_out.weight",
-    "decoder.conv_in.weight",
-    "decoder.conv_out.weight",
+_UP = re.compile(r"^(decoder\.up_blocks)\.(\d+)\.")
+
+
+def _from_widest(published: Iterable[str]) -> dict[str, str]:
+    """Return diffusers' names, which count the decoder's blocks from the widest one on."""
+    names = diffusers_names(published)
+    last = max((int(each[2]) for each in map(_UP.match, names.values()) if each), default=0)
+    return {
+        name: _UP.sub(lambda block: f"{block[1]}.{last - int(block[2])}.", ours)
+        for name, ours in names.items()
+    }
+
+
+_LAYOUT = WeightLayout(
+    "KL autoencoder",
+    CONVOLUTIONS,
+    _from_widest,
+    dropped=r"^(?:loss|model_ema)\.",  # of a training script's file: needed for training alone
+    linear=LINEAR,
 )
 
 
-class KLAutoencoder:
-    """Encodes images f32 [B, C, H, W] in [-1, 1] as latents f32 [B, h * w, d], and decodes them.
+class KLAutoencoder(Autoencoder):
+    """Encodes images as continuous latents f32 [B, h * w, d]; see `Autoencoder`.
 
     Args:
         model: An `AutoencoderKL`. Latents are the means, unscaled.
@@ -48,6 +58,9 @@ class KLAutoencoder:
         UnsupportedModelError: The model is of another kind.
     """
 
+    kind = "AutoencoderKL"
+    example = "kl16.ckpt"
+
     def __init__(self, model: Any) -> None:
         if not all(hasattr(model, part) for part in ("encode", "decode", "config")) or not hasattr(
             model.config, "latent_channels"
@@ -55,41 +68,17 @@ class KLAutoencoder:
             raise UnsupportedModelError(
                 f"got a {type(model).__name__}; expected a diffusers AutoencoderKL."
             )
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model)
 
-    @classmethod
-    def from_pretrained(
-        cls, path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
-    ) -> KLAutoencoder:
-        """Load a folder in diffusers' layout (safetensors only), or a published file (`kl16.ckpt`).
-
-        Args:
-            allow_namespace: For files, see `read_checkpoint`.
-
-        Raises:
-            ModelNotFoundError: The path holds neither.
-            ModelError: Weights are missing, do not fit or must not be opened.
-        """
-        from diffusers import AutoencoderKL
-
-        folder = Path(path)
-        if folder.is_file():
-            return cls(load_kl(folder, dtype, allow_namespace))
-        return cls(open_folder(AutoencoderKL, folder, dtype, "kl16.ckpt"))
-
-    def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write config and safetensors to a folder, the weights in `dtype`."""
-        save_folder(self.model, path, dtype)
+    @staticmethod
+    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+        """Return the model of a published file, in eval mode on the CPU."""
+        return _LAYOUT.load(path, _built, dtype, allow_namespace)
 
     @property
     def width(self) -> int:
         """The size of a latent, d."""
         return int(self.model.config.latent_channels)
-
-    @property
-    def reduction(self) -> int:
-        """Pixels per latent along one side."""
-        return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
@@ -108,62 +97,16 @@ class KLAutoencoder:
         means: Tensor = self.model.encode(pixels).latent_dist.mean
         return means.flatten(2).transpose(1, 2).float()
 
-    @torch.no_grad()
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
-
-        Raises:
-            InputError: The latents have another shape.
-        """
-        if latents.ndim != 4 or latents.shape[-1] != self.width:
-            raise InputError(
-                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
-            )
-        laid = latents.to(self.model.device, self.model.dtype).permute(0, 3, 1, 2)
-        images: Tensor = self.model.decode(laid).sample.float()
-        return images.clamp(-1, 1)
+    def _decode(self, latents: Tensor) -> Tensor:
+        images: Tensor = self.model.decode(latents).sample
+        return images
 
 
-def load_kl(
-    path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
-) -> Any:
-    """Load the `AutoencoderKL` of a published file, in eval mode on the CPU.
-
-    Raises:
-        ModelNotFoundError: There is no such file.
-        ModelError: It holds other objects, other weights or weights that are not finite.
-    """
+def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
     from diffusers import AutoencoderKL
 
-    origin = Path(path).name
-    tensors, _ = read_checkpoint(path, allow_namespace)
-    published = {
-        name: value.to(dtype) for name, value in tensors.items() if not name.startswith(_TRAINING)
-    }
-    _check_kind(published, origin)
-    check_finite(published, origin)
-    levels = 1 + max((int(each[1]) for each in map(_UP.match, published) if each), default=0)
-    names = {name: diffusers_name(_from_widest(name, levels)) for name in published}
-    weights = with_linear_layers({ours: published[name] for name, ours in names.items()})
-    config = convolution_sizes(weights, origin)
     width = weights["decoder.conv_in.weight"].shape[1]
-    with torch.device("meta"):
-        model = AutoencoderKL(**config, latent_channels=width, scaling_factor=FACTOR)
-    return with_weights(model, weights, names, origin, "KL autoencoder")
-
-
-def _from_widest(name: str, levels: int) -> str:
-    """Return a weight's name with the decoder's blocks counted from the widest, as in diffusers."""
-    block = _UP.match(name)
-    return name if block is None else _UP.sub(f"decoder.up.{levels - 1 - int(block[1])}.", name)
-
-
-def _check_kind(published: Tensors, origin: str) -> None:
-    """Raise ModelError for weights of something else."""
-    lacking = [name for name in _NEEDED if not is_convolution(published, name)]
-    if lacking:
-        names = ", ".join(sorted(published)[:3]) or "no tensors"
-        raise ModelError(
-            f"{origin} is no KL autoencoder in the published layout: it holds {names}, and no "
-            f"{lacking[0]}; expected encoder and decoder under model or at the top."
-        )
+    model: nn.Module = AutoencoderKL(
+        **convolution_sizes(weights), latent_channels=width, scaling_factor=FACTOR
+    )
+    return model

@@ -116,10 +116,11 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
 
     def _check(self) -> None:
         width, rest = divmod(self.hidden_size, self.num_attention_heads)
-        if rest or width % 4:
+        if rest or width % 4 or self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
-                f"got hidden_size {self.hidden_size} and {self.num_attention_heads} heads; expected"
-                " heads whose width is a whole multiple of 4. Change one of the two."
+                f"got hidden_size {self.hidden_size} and {self.num_attention_heads} heads, of keys "
+                f"{self.num_key_value_heads}; expected heads whose width is a whole multiple of 4, "
+                "and as many or more of queries for each of keys. Change one of them."
             )
         if self.condition not in ("class", "features"):
             raise InputError(f"got condition {self.condition!r}; expected 'class' or 'features'.")

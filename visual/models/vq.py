@@ -1,7 +1,6 @@
 """VQ tokenizers over diffusers' `VQModel`: images to codes and back.
 
-`vq_checkpoint` converts published LlamaGen files and the `JanusVQVAE` of transformers to that
-layout.
+Published LlamaGen files and the `JanusVQVAE` of transformers are converted to that layout.
 
 The look-up is LlamaGen's (Sun et al., arXiv 2406.06525, after Yu et al., arXiv 2110.04627): codes
 and latents are normalised first, so that the nearest code is the one of largest cosine. diffusers'
@@ -10,30 +9,42 @@ own look-up does not normalise, hence the few lines here.
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.checks import side_of
-from ragspec.visual.models.vq_checkpoint import (
-    JANUS,
-    from_janus,
-    load_llamagen_vq,
-    open_folder,
-    save_folder,
+from ragspec.visual.checks import side_of, whole
+from ragspec.visual.models.autoencoder import (
+    CONVOLUTIONS,
+    LINEAR,
+    Autoencoder,
+    convolution_sizes,
+    diffusers_names,
 )
+from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
+PIXELS = 256  # side of the images that the published tokenizers were trained on
+JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
 _SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
+_LAYOUT = WeightLayout(
+    "LlamaGen tokenizer",
+    CONVOLUTIONS | {"quantize.embedding.weight": 2},
+    diffusers_names,
+    dropped=r"^(?:quantize\.codebook_used|loss\.)",  # code counts, and weights of the training loss
+    linear=LINEAR,
+    # The running mean first, as in LlamaGen's own script for tokenizers.
+    places=("ema", *(place for place in PLACES if place != "ema")),
+)
 
 
-class VQTokenizer:
-    """Encodes images f32 [B, C, H, W] in [-1, 1] as codes i64 [B, h * w], row by row, and back.
+class VQTokenizer(Autoencoder):
+    """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
     Args:
         model: A `VQModel`, or a `JanusVQVAE`, which becomes a `VQModel` of the same weights.
@@ -42,6 +53,9 @@ class VQTokenizer:
     Raises:
         UnsupportedModelError: The model lacks a code-book, encoder or decoder.
     """
+
+    kind = "VQModel"
+    example = "vq_ds16_c2i.pt"
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
         config = getattr(model, "config", None)
@@ -55,43 +69,23 @@ class VQTokenizer:
                 f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
                 "VQModel or a JanusVQVAE. Convert the checkpoint to the layout of a VQModel first."
             )
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model)
         self.normalised = normalised
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        dtype: torch.dtype = torch.float32,
-        normalised: bool = True,
-        allow_namespace: bool = False,
-    ) -> VQTokenizer:
-        """Load a folder written by `save_pretrained`, or a published file (`vq_ds16_c2i.pt`).
-
-        A folder is in diffusers' layout, safetensors only.
-
-        Args:
-            allow_namespace: For files, as in `load_llamagen`.
-
-        Raises:
-            ModelNotFoundError: The path holds neither.
-            ModelError: Weights are missing, do not fit or must not be opened.
-        """
-        from diffusers import VQModel
-
-        folder = Path(path)
-        if folder.is_file():
-            return cls(load_llamagen_vq(folder, dtype, allow_namespace), normalised)
-        return cls(open_folder(VQModel, folder, dtype, "vq_ds16_c2i.pt"), normalised)
+    @staticmethod
+    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+        """Return the model of a published file, in eval mode on the CPU."""
+        return _LAYOUT.load(path, _built, dtype, allow_namespace)
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
 
         A normalised code-book is written normalised, for tools that do not normalise themselves.
         """
-        model = deepcopy(self.model)
-        model.quantize.embedding.weight.copy_(self._book())
-        save_folder(model, path, dtype)
+        saved = copy(self)
+        saved.model = deepcopy(self.model)
+        saved.model.quantize.embedding.weight.copy_(self._book())
+        Autoencoder.save_pretrained(saved, path, dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -107,11 +101,6 @@ class VQTokenizer:
     def image_size(self) -> int:
         """Side of the images that the model was trained on, in pixels."""
         return int(self.model.config.sample_size)
-
-    @property
-    def reduction(self) -> int:
-        """Pixels per code along one side."""
-        return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     def codebook(self) -> Tensor:
         """Return the code-book f32 [V, d], at unit length if `normalised`."""
@@ -158,30 +147,16 @@ class VQTokenizer:
             InputError: A code is outside the book, or h * w is no square number.
         """
         grid = self._grid(codes)
-        return self._decoded(self._book()[grid.to(self._book().device)])
+        return self._images(self._book()[grid.to(self._book().device)])
 
-    @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
+        """Return images of latents [B, h, w, d], which are normalised if the code-book is."""
+        unit = functional.normalize(latents, dim=-1) if self.normalised else latents
+        return super().decode_latents(unit)
 
-        Latents are normalised if the code-book is.
-
-        Raises:
-            InputError: The latents have another shape.
-        """
-        if latents.ndim != 4 or latents.shape[-1] != self.width:
-            raise InputError(
-                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
-            )
-        return self._decoded(functional.normalize(latents, dim=-1) if self.normalised else latents)
-
-    def _decoded(self, latents: Tensor) -> Tensor:
-        """Return the images of a grid of latents [B, h, w, d]."""
-        weight = self.model.post_quant_conv.weight
-        laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
-        spatial = laid if self.model.config.norm_type == "spatial" else None
-        images = self.model.decoder(self.model.post_quant_conv(laid), spatial)
-        return torch.as_tensor(images).float().clamp(-1, 1)
+    def _decode(self, latents: Tensor) -> Tensor:
+        spatial = latents if self.model.config.norm_type == "spatial" else None
+        return torch.as_tensor(self.model.decoder(self.model.post_quant_conv(latents), spatial))
 
     def _book(self) -> Tensor:
         weight: Tensor = self.model.quantize.embedding.weight
@@ -229,6 +204,37 @@ class VQTokenizer:
                 f"{(self.image_size // self.reduction) ** 2}, or codes laid out as [B, h, w]."
             )
         return codes.reshape(-1, side, side)
+
+
+def from_janus(model: Any) -> nn.Module:
+    """Return a `VQModel` that shares the weights of a `JanusVQVAE`.
+
+    Raises:
+        ModelError: The weights do not fit.
+    """
+    pixels = int(model.config.num_patches) * 2 ** (len(model.config.channel_multiplier) - 1)
+    origin, weights = f"the {type(model).__name__}", model.state_dict()
+    return _LAYOUT.model(weights, lambda each: _sized(each, pixels), origin)
+
+
+def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
+    return _sized(weights, whole(getattr(settings, "image_size", None)) or PIXELS)
+
+
+def _sized(weights: Tensors, pixels: int) -> nn.Module:
+    """Return a `VQModel` for weights, of images with sides of so many pixels."""
+    from diffusers import VQModel
+
+    book, dim = weights["quantize.embedding.weight"].shape
+    model: nn.Module = VQModel(
+        **convolution_sizes(weights),
+        latent_channels=len(weights["encoder.conv_out.weight"]),
+        num_vq_embeddings=book,
+        vq_embed_dim=dim,
+        lookup_from_codebook=True,
+        sample_size=pixels,
+    )
+    return model
 
 
 class ModelVQ:

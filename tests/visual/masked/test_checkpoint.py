@@ -14,7 +14,7 @@ from ragspec.errors import InputError, ModelError, ModelNotFoundError
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
-from tests.support.damage import Change, with_one, with_value, without
+from tests.support.damage import Change, with_one, without
 from tests.support.plain_mar import published
 
 HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
@@ -62,7 +62,7 @@ def test_the_published_sizes_are_known(
     with torch.device("meta"):
         model = MaskedModel(config)
     assert math.ceil(sum(each.numel() for each in model.parameters()) / 1e6) == parameters
-    result = _config(model.state_dict(), "mar.pth", None)
+    result = _config(model.state_dict(), None)
     message, expected = result.to_dict(), config.to_dict()
     assert message.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
     assert message == expected
@@ -81,15 +81,12 @@ def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
     ("change", "on_progress"),
     [
         (without("z_proj.weight"), r"is no MAR model: it holds .*, and no z_proj\.weight"),
-        (without("z_proj.bias"), r"lacks z_proj\.bias"),
         (without("encoder_blocks.0.attn.qkv.bias"), r"lacks encoder_blocks\.0\.attn\.qkv\.bias"),
-        (with_one("extra.weight", 2), r"also holds extra\.weight"),
         (with_one("encoder_blocks.1.mlp.fc1.weight", 21, 12), r"\[21, 12\] in place of \[20, 12\]"),
         (with_one("mask_token", 1, 12), r"mask_token of shape \[1, 12\] in place"),
         (with_one("class_emb.weight", 3), "is no MAR model"),
         (with_one("diffusion_pos_embed_learned", 1, 8, 12), "8 places .* expected a square"),
         (with_one("encoder_pos_embed_learned", 1, 9, 12), "0 class embeddings"),
-        (with_value("fake_latent", torch.nan), "fake_latent with values that are not fin"),
     ],
 )
 def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:

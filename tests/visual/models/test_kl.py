@@ -10,7 +10,7 @@ import torch
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.visual import KLAutoencoder
 from tests.support import plain_vq
-from tests.support.damage import Change, with_one, with_value, without
+from tests.support.damage import Change, without
 from tests.support.tiny_masked import DIM, kl_file, kl_published, kl_weights
 
 
@@ -69,11 +69,8 @@ def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "on_progress"),
     [
-        (without("decoder.conv_in.weight"), r"is no KL autoencoder .*no decoder\.conv_in\.weight"),
-        (without("quant_conv.bias"), r"lacks quant_conv\.bias"),
+        (without("decoder.conv_in.weight"), r"is no KL autoencoder.* no decoder\.conv_in\.weight"),
         (without("encoder.down.2.attn.1.q.weight"), r"lacks .*attentions\.1\.to_q"),
-        (with_one("quantize.x", 2), r"also holds quantize\.x"),
-        (with_value("decoder.conv_in.bias", torch.inf), "not finite"),
     ],
 )
 def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:

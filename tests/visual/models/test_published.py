@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from ragspec.errors import ModelError, ModelNotFoundError
-from ragspec.visual.models.weights_file import PLACES, read_checkpoint
+from ragspec.visual.models.published import PLACES, read_checkpoint
 
 WEIGHTS = {"norm.weight": torch.ones(3), "output.weight": torch.ones(2, 3)}
 

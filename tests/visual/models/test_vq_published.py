@@ -15,7 +15,6 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.visual import ImagePipeline
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.models.vq_checkpoint import load_llamagen_vq
 from tests.support import image_models
 from tests.support.damage import Change, with_one, with_value, without
 from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
@@ -118,7 +117,8 @@ def test_files_of_the_training_script_report_the_size_of_their_pictures(tmp_path
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
     mean = published()
     plain = {name: value * 2 for name, value in mean.items()}
-    instance = load_llamagen_vq(saved(tmp_path / "vq.pt", plain, ema=mean), torch.float64)
+    file = saved(tmp_path / "vq.pt", plain, ema=mean)
+    instance = VQTokenizer.from_pretrained(file, torch.float64).model
     assert torch.equal(
         instance.quantize.embedding.weight, mean["quantize.embedding.weight"].double()
     )
@@ -128,8 +128,8 @@ def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
     torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
     with pytest.raises(ModelError, match="open it with load_llamagen"):
         VQTokenizer.from_pretrained(tmp_path / "c2i.pt")
-    with pytest.raises(ModelError, match="holds no tensors; expected encoder, decoder"):
-        load_llamagen_vq(saved(tmp_path / "vq.pt", {}))
+    with pytest.raises(ModelError, match="holds no tensors, and no encoder"):
+        VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", {}))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
         (with_one("decoder.mid.1.q.weight"), "in place of"),
         (with_one("post_quant_conv.weight", LATENT, 4, 1, 1), "in place of"),
         (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 48, 32, 3, 3), "multiples of 32"),
-        (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 0, 32, 3, 3), "multiples of 32"),
+        (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 0, 32, 3, 3), "is no LlamaGen tok"),
         (
             with_value("decoder.conv_in.bias", torch.nan),
             r"vq\.pt holds decoder\.conv_in\.bias .* not finite",

@@ -1,0 +1,179 @@
+"""Autoencoders over models of diffusers, and the layouts of published convolutional ones.
+
+The layouts are LDM's (Rombach et al., arXiv 2112.10752), which Janus and MAR share, and LlamaGen's;
+all follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear layers in diffusers.
+Widths and blocks are read off the shapes. The groups of the norms are 32 in all published models.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.visual.models.published import Tensors, by_patterns
+
+_GROUPS = 32
+LINEAR = r"\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight$"
+diffusers_names = by_patterns(
+    # LlamaGen's name | Janus' name
+    (r"^encoder\.(?:conv_blocks|down)\.", "encoder.down_blocks."),
+    (r"^decoder\.(?:conv_blocks|up)\.", "decoder.up_blocks."),
+    (r"\.(?:res|block)\.(?=\d)", ".resnets."),
+    (r"\.attn\.(?=\d)", ".attentions."),
+    (r"\.(down|up)sample\.conv\.", r".\1samplers.0.conv."),
+    (r"\.mid\.(?:0|block_1)\.", ".mid_block.resnets.0."),
+    (r"\.mid\.(?:1|attn_1)\.", ".mid_block.attentions.0."),
+    (r"\.mid\.(?:2|block_2)\.", ".mid_block.resnets.1."),
+    (r"\.nin_shortcut\.", ".conv_shortcut."),
+    (r"coder\.norm_out\.", "coder.conv_norm_out."),
+    (r"(attentions\.\d+)\.norm\.", r"\1.group_norm."),
+    (r"(attentions\.\d+)\.([qkv])\.", r"\1.to_\2."),
+    (r"(attentions\.\d+)\.proj_out\.", r"\1.to_out.0."),
+)
+CONVOLUTIONS = {  # axes of weights that determine sizes
+    "encoder.conv_in.weight": 4,
+    "encoder.down_blocks.0.resnets.0.conv1.weight": 4,
+    "encoder.conv_out.weight": 4,
+    "decoder.conv_in.weight": 4,
+    "decoder.conv_out.weight": 4,
+}
+
+
+class Autoencoder:
+    """Encodes images f32 [B, C, H, W] in [-1, 1] as latents, and back, by a diffusers model.
+
+    Attributes:
+        kind, example: The name of the model's class in diffusers, and that of a published file.
+    """
+
+    kind: ClassVar[str]
+    example: ClassVar[str]
+    model: Any
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        *,
+        allow_namespace: bool = False,
+        **settings: bool,
+    ) -> Self:
+        """Load a folder in diffusers' layout (safetensors only), or a published file.
+
+        Args:
+            allow_namespace: For files, see `read_checkpoint`.
+            settings: Other arguments of the class.
+
+        Raises:
+            ModelNotFoundError: The path holds neither.
+            ModelError: Weights are missing, do not fit or must not be opened.
+        """
+        import diffusers
+
+        folder = Path(path)
+        if folder.is_file():
+            return cls(cls.load_file(folder, dtype, allow_namespace), **settings)
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
+                f"with a {cls.kind}, or a published file such as {cls.example}."
+            )
+        try:
+            model = getattr(diffusers, cls.kind).from_pretrained(
+                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"got a {cls.kind} in {str(path)!r} that does not load ({error}); expected "
+                "safetensors that fit its config.json. Save it again."
+            ) from error
+        return cls(model, **settings)
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval().requires_grad_(False)
+
+    @staticmethod
+    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+        """Return the model of a published file, in eval mode on the CPU."""
+        raise NotImplementedError
+
+    def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write config and safetensors to a folder, the weights in `dtype`."""
+        # diffusers' own `to` would warn of modules to keep in float32; there are none.
+        copied = torch.nn.Module.to(deepcopy(self.model), dtype)
+        copied.save_pretrained(path, safe_serialization=True)
+
+    @property
+    def width(self) -> int:
+        """The size of a latent, d."""
+        raise NotImplementedError
+
+    @property
+    def reduction(self) -> int:
+        """Pixels per latent along one side."""
+        return int(2 ** (len(self.model.config.block_out_channels) - 1))
+
+    @torch.no_grad()
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
+
+        Raises:
+            InputError: The latents have another shape.
+        """
+        if latents.ndim != 4 or latents.shape[-1] != self.width:
+            raise InputError(
+                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
+            )
+        return self._images(latents)
+
+    def _images(self, latents: Tensor) -> Tensor:
+        weight = self.model.post_quant_conv.weight
+        laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
+        return self._decode(laid).float().clamp(-1, 1)
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        """Return the images of latents [B, d, h, w]."""
+        raise NotImplementedError
+
+
+def convolution_sizes(weights: Tensors) -> dict[str, Any]:
+    """Return the fields of a diffusers configuration for encoder and decoder, by their weights.
+
+    Raises:
+        ModelError: A width is no multiple of the groups of a norm.
+    """
+    block = "encoder.down_blocks.{}.resnets.{}.conv1.weight"
+
+    def there(level: int, layer: int) -> bool:
+        each = weights.get(block.format(level, layer))
+        return each is not None and each.ndim == 4
+
+    levels = list(takewhile(lambda level: there(level, 0), count()))
+    layers = list(takewhile(lambda layer: there(0, layer), count()))
+    widths = tuple(len(weights[block.format(i, 0)]) for i in levels)
+    if any(width % _GROUPS or not width for width in widths):
+        raise ModelError(
+            f"got weights of blocks of {widths} channels; expected multiples of {_GROUPS}, the "
+            "groups of a norm in every published tokenizer."
+        )
+
+    def kinds(blocks: str, plain: str) -> tuple[str, ...]:
+        attends = (f"{blocks}.{i}.attentions.0.to_q.weight" in weights for i in levels)
+        return tuple(f"Attn{plain}" if there else plain for there in attends)
+
+    return {
+        "in_channels": weights["encoder.conv_in.weight"].shape[1],
+        "out_channels": len(weights["decoder.conv_out.weight"]),
+        "down_block_types": kinds("encoder.down_blocks", "DownEncoderBlock2D"),
+        "up_block_types": kinds("decoder.up_blocks", "UpDecoderBlock2D"),
+        "block_out_channels": widths,
+        "layers_per_block": len(layers),
+        "norm_num_groups": _GROUPS,
+    }

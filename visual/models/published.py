@@ -1,0 +1,242 @@
+"""Loads published weights: opens their file without running code, renames them, checks all of them.
+
+The weights are under "model" (DDP), "module" (DeepSpeed), "state_dict", "ema" (a running mean) or
+at the top (FSDP), in a torch pickle or in safetensors. Pickles are read with weights_only=True.
+A `WeightLayout` describes the files of one kind of model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragspec.errors import ModelError, ModelNotFoundError
+
+Tensors = dict[str, Tensor]
+
+PLACES = ("model", "module", "state_dict", "ema")
+_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
+_REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
+_TELLING = {  # weights that tell the kind of a file
+    "tok_embeddings.weight": " It is a LlamaGen generator: open it with load_llamagen.",
+    "quantize.embedding.weight": " It is a LlamaGen tokenizer: open it with VQTokenizer.",
+    "z_proj.weight": " It is a MAR model: open it with load_mar.",
+}
+
+
+def by_patterns(*patterns: tuple[str, str]) -> Callable[[Iterable[str]], dict[str, str]]:
+    """Return a function that renames weights by patterns, applied one after the other."""
+    compiled = [(re.compile(pattern), ours) for pattern, ours in patterns]
+
+    def rename(names: Iterable[str]) -> dict[str, str]:
+        renamed = {}
+        for name in names:
+            renamed[name] = name
+            for pattern, ours in compiled:
+                renamed[name] = pattern.sub(ours, renamed[name])
+        return renamed
+
+    return rename
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """The published layout of one kind of model.
+
+    Attributes:
+        kind: The kind of model, for messages.
+        needed: The axes of weights, by our names, that tell the kind and the sizes. The first one
+            has the dtype of the model.
+        rename: Returns our name of each published one.
+        dropped: Matches the published names of weights that are not loaded.
+        linear: Matches our names of linear layers that are 1 x 1 convolutions in the file.
+        places: Keys to look for the weights under.
+        prepare: Changes weights by published names before all else; None if nothing does.
+    """
+
+    kind: str
+    needed: Mapping[str, int]
+    rename: Callable[[Iterable[str]], dict[str, str]]
+    dropped: str = "$^"
+    linear: str = "$^"
+    places: Sequence[str] = PLACES
+    prepare: Callable[[Tensors], Tensors] | None = None
+
+    def load(
+        self,
+        path: str | Path,
+        build: Callable[[Tensors, Tensors, object], nn.Module],
+        dtype: torch.dtype | None = None,
+        allow_namespace: bool = False,
+    ) -> nn.Module:
+        """Return the model of a file, in eval mode on the CPU.
+
+        Args:
+            build: Makes the model of the weights by our names, all tensors of the file by published
+                names, and the training settings or None.
+            dtype: None keeps the file's.
+            allow_namespace: See `read_checkpoint`.
+
+        Raises:
+            ModelNotFoundError: There is no such file.
+            ModelError: It holds other objects, other weights or weights that are not finite.
+        """
+        tensors, settings = read_checkpoint(path, allow_namespace, self.places)
+        name = Path(path).name
+        return self.model(tensors, lambda each: build(each, tensors, settings), name, dtype)
+
+    def model(
+        self,
+        tensors: Tensors,
+        build: Callable[[Tensors], nn.Module],
+        origin: str,
+        dtype: torch.dtype | None = None,
+    ) -> nn.Module:
+        """Return the model of weights by published names; see `load`.
+
+        Args:
+            origin: Source of the weights, for messages.
+        """
+        dropped, linear = re.compile(self.dropped), re.compile(self.linear)
+        published = {name: each for name, each in tensors.items() if not dropped.search(name)}
+        published = published if self.prepare is None else self.prepare(published)
+        names = self.rename(published)
+        weights = {ours: published[name] for name, ours in names.items()}
+        self._check_kind(weights, names, origin)
+        dtype = weights[next(iter(self.needed))].dtype if dtype is None else dtype
+        weights = {ours: each.to(dtype) for ours, each in weights.items()}
+        wrong = [name for name, ours in names.items() if not weights[ours].isfinite().all()]
+        if wrong:
+            raise ModelError(
+                f"{origin} holds {', '.join(wrong[:3])} with values that are not finite numbers; "
+                "expected floats without NaN and infinity. Copy it again, or load it in a wider "
+                "dtype."
+            )
+        for ours, each in weights.items():
+            # A kernel other than 1 x 1 becomes too wide, so that it is refused below.
+            if linear.search(ours) and each.ndim == 4:
+                weights[ours] = each.flatten(1)
+        with torch.device("meta"):
+            model = build(weights)
+        self._check_all(model.state_dict(), weights, names, origin)
+        model.load_state_dict(weights, assign=True)
+        return model.eval()
+
+    def _check_kind(self, weights: Tensors, names: Mapping[str, str], origin: str) -> None:
+        """Raise ModelError for weights of other models."""
+        for name, axes in self.needed.items():
+            if name in weights and weights[name].ndim == axes and weights[name].numel():
+                continue
+            others = (hint for each, hint in _TELLING.items() if each in names)
+            hint = next((each for each in others if self.kind not in each), "")
+            held = ", ".join(sorted(names)[:3]) or "no tensors"
+            raise ModelError(
+                f"{origin} is no {self.kind}: it holds {held}, and no {name} of {axes} axes; "
+                f"expected all weights of one under {', '.join(self.places)} or at the top.{hint}"
+            )
+
+    def _check_all(
+        self, expected: Tensors, weights: Tensors, names: Mapping[str, str], origin: str
+    ) -> None:
+        """Raise ModelError unless the weights are exactly those expected, in name and shape."""
+        uses = Counter(names.values())
+        faults = {
+            "also holds": [name for name, ours in names.items() if ours not in expected],
+            "holds twice": [name for name, ours in names.items() if uses[ours] > 1],
+            "lacks": [name for name in expected if name not in weights],
+            "holds": [
+                f"{name} of shape {list(weights[ours].shape)} in place of "
+                f"{list(expected[ours].shape)}"
+                for name, ours in names.items()
+                if ours in expected and weights[ours].shape != expected[ours].shape
+            ],
+        }
+        message = [f"{how} {', '.join(what[:3])}" for how, what in faults.items() if what]
+        if message:
+            raise ModelError(
+                f"the weights of {origin} are not those of one {self.kind}: it "
+                f"{'; it '.join(message)}. Expected all of a published one, and nothing else."
+            )
+
+
+def count_blocks(weights: Tensors, blocks: str) -> int:
+    """Return the number of blocks whose weights have names such as `blocks`.3.bias."""
+    numbers = re.compile(rf"{re.escape(blocks)}\.(\d+)\.")
+    return 1 + max((int(each[1]) for each in map(numbers.match, weights) if each), default=-1)
+
+
+def read_checkpoint(
+    path: str | Path, allow_namespace: bool = False, places: Sequence[str] = PLACES
+) -> tuple[Tensors, Any]:
+    """Return the weights of a file by their published names, and its training settings or None.
+
+    Args:
+        allow_namespace: Also open files of training scripts, which hold their settings as an
+            argparse.Namespace (plain data, no code).
+        places: Keys to look for the weights under, in this order, before the top.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelError: It cannot be read or holds other objects.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
+    is_safe = file.suffix == ".safetensors"
+    content = _open_safetensors(file) if is_safe else _open_pickle(file, allow_namespace)
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
+    inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
+    weights = {}
+    for name, value in inner.items():
+        for prefix in _PREFIXES:
+            name = str(name).removeprefix(prefix)
+        if isinstance(value, Tensor):
+            weights[name] = value
+    return weights, content.get("args")
+
+
+def _open_safetensors(file: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
+        ) from error
+
+
+def _open_pickle(file: Path, allow_namespace: bool) -> Any:
+    """Return the file's content; refuse anything but tensors and plain containers."""
+    allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a refusal, or whatever a damaged file may raise
+        # Torch's own text advises how to run the file's code, so the message leaves it out.
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            reason = str(error) if isinstance(error, OSError) else type(error).__name__
+            raise ModelError(
+                f"{file.name} cannot be read as a torch file of tensors ({reason}); expected what "
+                "torch.save writes, whole. Copy it again, or save its weights as safetensors."
+            ) from None
+        what = refused.group(1)
+        advice = (
+            "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
+            if what == "argparse.Namespace"
+            else "It will not be opened: such objects can run code. Save its weights alone."
+        )
+        raise ModelError(
+            f"{file.name} holds {what}; expected tensors and plain containers. {advice}"
+        ) from None
