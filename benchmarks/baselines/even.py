@@ -27,7 +27,7 @@ from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import RelaxedRow, RelaxedWalk, expect_table
-from ragspec.visual.rules.relation import NearestCodes
+from ragspec.visual.rules.relation import nearest
 
 BAND = 4.0  # nats
 
@@ -55,7 +55,7 @@ class Even(RelaxedWalk):
             raise InputError(
                 f"Expected band of 0 nats or more, got {band!r}. Choose a finite number."
             )
-        super().__init__(NearestCodes(expect_table(self.name, neighbours), k))
+        super().__init__(nearest(expect_table(self.name, neighbours), k, lambda p: inf, False))
         self.band = float(band)
         self.relaxes = self.relaxes and self.band > 0.0
 
@@ -84,7 +84,7 @@ class EvenRow(RelaxedRow):
         """Return the accepted child or None, and 1.0 if it replaces the target's code, else 0.0."""
         if code in offered:
             return offered[code], 0.0
-        near = [each for each in offered if (self.relation.near(each) == code).any()]
+        near = [each for each in offered if (self.relation.near[each] == code).any()]
         if not near:
             return None, 0.0
         p = self._distribution(target, node)

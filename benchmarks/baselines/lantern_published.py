@@ -44,10 +44,10 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import expect_table
 from ragspec.visual.rules.relation import (
-    NearestByRatio,
-    NearestWithin,
     Relation,
     check_size,
+    nearest_by_ratio,
+    nearest_within,
     related,
 )
 from ragspec.visual.rules.tv_budget import APPROXIMATE
@@ -158,7 +158,7 @@ class LanternRejection(RelaxedRejection):
         delta: float = 0.1,
         residual: Residual = "optimal",
     ) -> None:
-        super().__init__(NearestWithin(expect_table(self.name, neighbours), k, delta), residual)
+        super().__init__(nearest_within(expect_table(self.name, neighbours), k, delta), residual)
 
 
 class LanternPlusRejection(RelaxedRejection):
@@ -174,7 +174,7 @@ class LanternPlusRejection(RelaxedRejection):
         lam: float = 2.0,
         residual: Residual = "optimal",
     ) -> None:
-        super().__init__(NearestByRatio(expect_table(self.name, neighbours), k, lam), residual)
+        super().__init__(nearest_by_ratio(expect_table(self.name, neighbours), k, lam), residual)
 
 
 def _one_hot(code: int, like: torch.Tensor) -> torch.Tensor:

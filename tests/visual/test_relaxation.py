@@ -34,14 +34,17 @@ def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
     before = rule_of(folder, "lantern")
     keep(folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0})
     result = rule_of(folder, "lantern")
-    assert (result.relation.delta, result.relation.k) == (0.37, 7)
-    assert before.relation.delta != 0.37
-    assert rule_of(folder, "lantern++").relation.lam == 3.0
+    assert (result.relation.bound(1.0), len(result.relation.near[0])) == (0.37, 7)
+    assert before.relation.bound(1.0) != 0.37
+    assert rule_of(folder, "lantern++").relation.bound(1.0) == 2.0
     message = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
-    assert (message.relation.delta, message.relation.k) == (before.relation.delta, 5)
+    assert (message.relation.bound(1.0), len(message.relation.near[0])) == (
+        before.relation.bound(1.0),
+        5,
+    )
     assert rule_of(folder, "exact").name == "walk"
     ImagePipeline.from_pretrained(folder, None).save_pretrained(tmp_path / "copy")
-    assert rule_of(tmp_path / "copy", "lantern").relation.delta == 0.37
+    assert rule_of(tmp_path / "copy", "lantern").relation.bound(1.0) == 0.37
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,12 @@ from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.rules.relation import (
     Distribution,
-    NearestByRatio,
-    NearestWithin,
     Relation,
-    SameCluster,
     check_size,
+    nearest_by_ratio,
+    nearest_within,
     related,
+    same_cluster,
 )
 from ragspec.visual.rules.tv_budget import APPROXIMATE, Spending, TVBudget
 
@@ -169,7 +169,7 @@ class RelaxedRow(Rule):
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
     ) -> int | None:
         """Return the first drafted code that stands for the target's, or None."""
-        near = [each for each in drafted if (self.relation.near(each) == code).any()]
+        near = [each for each in drafted if (self.relation.near[each] == code).any()]
         if left < 1.0 or not near:
             return None
         p = self._distribution(target, node)  # computed only if needed
@@ -225,7 +225,7 @@ class Lantern(RelaxedWalk):
         k: Neighbours that count; None for all of the table.
 
     Raises:
-        InputError: See `NearestWithin`.
+        InputError: See `nearest_within`.
     """
 
     name = "lantern"
@@ -239,7 +239,7 @@ class Lantern(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        relation = NearestWithin(expect_table(self.name, neighbours), k, delta)
+        relation = nearest_within(expect_table(self.name, neighbours), k, delta)
         super().__init__(relation, tv_budget, least_gain)
 
 
@@ -250,7 +250,7 @@ class LanternPlus(RelaxedWalk):
         neighbours, k: As in `Lantern`.
 
     Raises:
-        InputError: See `NearestByRatio`.
+        InputError: See `nearest_by_ratio`.
     """
 
     name = "lantern++"
@@ -264,7 +264,7 @@ class LanternPlus(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        relation = NearestByRatio(expect_table(self.name, neighbours), k, lam)
+        relation = nearest_by_ratio(expect_table(self.name, neighbours), k, lam)
         super().__init__(relation, tv_budget, least_gain)
 
 
@@ -280,7 +280,7 @@ class GSD(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        super().__init__(SameCluster(expect_table(self.name, partition)), tv_budget, least_gain)
+        super().__init__(same_cluster(expect_table(self.name, partition)), tv_budget, least_gain)
 
 
 def expect_table(rule: str, table: Table | None) -> Table:

@@ -250,8 +250,8 @@ def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
             book = torch.nn.functional.normalize(book, dim=-1)
         difference = torch.cdist(book, book).fill_diagonal_(float("inf"))
         nearest = difference.topk(3, largest=False).indices
-        assert rule.relation.neighbours.rows[:BOOK].tolist() == nearest.tolist()
-        ends = rule.relation.neighbours.rows[BOOK:].tolist()
+        assert rule.relation.near[:BOOK].tolist() == nearest.tolist()
+        ends = rule.relation.near[BOOK:].tolist()
         assert ends == ([[BOOK] * 3] if kind == "emu3" else [])
 
 

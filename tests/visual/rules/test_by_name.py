@@ -21,7 +21,6 @@ from ragspec.visual.rules.by_name import (
 )
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.rules.relation import NearestByRatio, NearestWithin
 from ragspec.visual.rules.tv_budget import TVBudget
 from tests.support.codes import codebook
 
@@ -46,15 +45,15 @@ def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
 
 def test_settings_accept_prob_the_rule() -> None:
     lantern = make_rule("lantern", BOOK, neighbours=7, delta=0.2, tv_budget=0.5, positions=64)
-    assert isinstance(lantern, Lantern) and isinstance(lantern.relation, NearestWithin)
-    assert (lantern.relation.k, lantern.relation.delta) == (7, 0.2)
+    assert isinstance(lantern, Lantern)
+    assert (len(lantern.relation.near[0]), lantern.relation.bound(1.0)) == (7, 0.2)
     assert lantern.tv_budget == TVBudget(0.5, 64)
     half: Any = np.float32(0.5)
     lantern = make_rule("lantern", BOOK, tv_budget=half)
     assert isinstance(lantern, Lantern) and lantern.tv_budget == TVBudget(0.5)
     plus = make_rule("lantern++", BOOK, lam=3.5, delta=None)
-    assert isinstance(plus, LanternPlus) and isinstance(plus.relation, NearestByRatio)
-    assert (plus.relation.k, plus.relation.lam) == (3, 3.5)
+    assert isinstance(plus, LanternPlus)
+    assert (len(plus.relation.near[0]), plus.relation.bound(1.0)) == (3, 2.5)
     gsd = make_rule("gsd", BOOK, partition=4, tv_budget=TVBudget(2.0))
     assert isinstance(gsd, RelaxedWalk) and gsd.tv_budget == TVBudget(2.0)
     assert isinstance(make_rule("exact", BOOK), Walk)

@@ -13,12 +13,12 @@ from ragspec.errors import InputError, RuleError
 from ragspec.visual.rules import relation as module
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.relation import (
-    NearestByRatio,
-    NearestWithin,
     Relation,
-    SameCluster,
     check_size,
+    nearest_by_ratio,
+    nearest_within,
     related,
+    same_cluster,
 )
 from tests.support.codes import (
     Distribution,
@@ -46,7 +46,7 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
     seed: int, code: int, k: int
 ) -> None:
     p = distribution(seed)
-    choices: list[Relation] = [NearestWithin(TABLE, k, 0.07), NearestByRatio(TABLE, k, 2.5)]
+    choices: list[Relation] = [nearest_within(TABLE, k, 0.07), nearest_by_ratio(TABLE, k, 2.5)]
     for relation in choices:
         bound = 0.07 * (p[code] > 0.0) if relation is choices[0] else 1.5 * p[code]
         result = related(relation, code, p)
@@ -62,7 +62,7 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
         assert (relaxed[result.codes] == 0.0).all()
         others = np.setdiff1d(np.arange(CODES), [*result.codes, code])
         assert (relaxed[others] == p[others]).all()
-        if isinstance(relation, NearestByRatio):
+        if relation is choices[1]:
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
 
 
@@ -71,10 +71,10 @@ def test_more_relaxation_relates_more(kind: str) -> None:
     for seed, code in itertools.product(range(20), range(0, CODES, 5)):
         p = distribution(seed)
         chain: list[Relation] = {
-            "k": [NearestWithin(TABLE, k, 0.3) for k in range(0, 21, 4)],
-            "delta": [NearestWithin(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
-            "lam": [NearestByRatio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
-        }[kind]  # type: ignore[assignment]
+            "k": [nearest_within(TABLE, k, 0.3) for k in range(0, 21, 4)],
+            "delta": [nearest_within(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
+            "lam": [nearest_by_ratio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
+        }[kind]
         results = [related(relation, code, p) for relation in chain]
         for less, more in itertools.pairwise(results):
             assert less.codes.tolist() == more.codes.tolist()[: len(less.codes)]
@@ -84,39 +84,40 @@ def test_more_relaxation_relates_more(kind: str) -> None:
 def test_two_parameters_never_mean_one_another() -> None:
     p = distribution(0)
     code = int(p.argmax())
-    assert NearestWithin(TABLE, 5, 0.5).bound(code, p) == 0.5
-    assert NearestByRatio(TABLE, 5, 1.5).bound(code, p) == 0.5 * p[code]
+    assert nearest_within(TABLE, 5, 0.5).bound(p[code]) == 0.5
+    assert nearest_by_ratio(TABLE, 5, 1.5).bound(p[code]) == 0.5 * p[code]
     with pytest.raises(InputError, match=r"delta=5.*lantern\+\+"):
-        NearestWithin(TABLE, 5, 5.0)
+        nearest_within(TABLE, 5, 5.0)
     with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
-        NearestByRatio(TABLE, 5, 0.5)
+        nearest_by_ratio(TABLE, 5, 0.5)
 
 
 def test_what_relates_nothing_says_so() -> None:
-    assert NearestWithin(TABLE, 0, 0.5).nothing and NearestWithin(TABLE, 5, 0.0).nothing
-    assert NearestByRatio(TABLE, 5, 1.0).nothing and NearestByRatio(TABLE, 0, 9.0).nothing
-    assert not NearestWithin(TABLE, 1, 0.1).nothing
+    assert nearest_within(TABLE, 0, 0.5).nothing and nearest_within(TABLE, 5, 0.0).nothing
+    assert nearest_by_ratio(TABLE, 5, 1.0).nothing and nearest_by_ratio(TABLE, 0, 9.0).nothing
+    assert not nearest_within(TABLE, 1, 0.1).nothing
     alone = CodePartition(np.arange(CODES, dtype=np.int32))
-    assert SameCluster(alone).nothing
-    assert not SameCluster(CodePartition(np.zeros(CODES, np.int32))).nothing
+    assert same_cluster(alone).nothing
+    assert not same_cluster(CodePartition(np.zeros(CODES, np.int32))).nothing
 
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
     partition = CodePartition.build(codebook(CODES), 4)
     p = distribution(1)
-    result = related(SameCluster(partition), 9, p)
+    result = related(same_cluster(partition), 9, p)
     inside = partition.clusters == partition.clusters[9]
     assert sorted([*result.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
     assert result.mass == pytest.approx(p[inside].sum() - p[9])
 
 
 @pytest.mark.parametrize(
-    "relation", [SameCluster(CodePartition.build(codebook(CODES), 4)), NearestWithin(TABLE, 5, 0.9)]
+    "relation",
+    [same_cluster(CodePartition.build(codebook(CODES), 4)), nearest_within(TABLE, 5, 0.9)],
 )
 def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Relation) -> None:
-    code = next(c for c in range(relation.size) if len(relation.near(c)))
+    code = next(c for c in range(relation.size) if len(relation.near[c]))
     p = np.zeros(relation.size)
-    p[relation.near(code)[0]] = 0.8
+    p[relation.near[code][0]] = 0.8
     assert related(relation, code, p).mass == 0.0
     p[code] = 0.2
     assert related(relation, code, p).mass == 0.8
@@ -124,12 +125,12 @@ def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Rel
 
 def test_k_beyond_the_table_is_refused() -> None:
     with pytest.raises(InputError, match="holds 20 neighbours"):
-        NearestWithin(TABLE, 21)
+        nearest_within(TABLE, 21)
 
 
 def test_another_code_book_is_refused() -> None:
     with pytest.raises(RuleError, match="chooses among 40 codes"):
-        check_size(NearestWithin(TABLE, 5), 40)
+        check_size(nearest_within(TABLE, 5), 40)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_another_code_book_is_refused() -> None:
     [
         ('side="right"))', 'side="right")) + 1'),
         ("masses = p[codes].cumsum()", "codes = codes[1:]; masses = p[codes].cumsum()"),
-        ("neighbours.rows[:, : self.k]", "neighbours.rows"),
+        ("neighbours.rows[:, :count]", "neighbours.rows"),
     ],
 )
 def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
@@ -145,7 +146,7 @@ def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
     wrong = broken(module, old, new)
 
     def sound(where: object) -> bool:
-        relation = where.NearestWithin(TABLE, 4, 0.07)  # type: ignore[attr-defined]
+        relation = where.nearest_within(TABLE, 4, 0.07)  # type: ignore[attr-defined]
         for seed, code in itertools.product(range(10), range(CODES)):
             p = distribution(seed)
             result = where.related(relation, code, p)  # type: ignore[attr-defined]
