@@ -29,7 +29,7 @@ LABELS = (  # from the strongest to the weakest
 UNFINISHED = "unfinished"  # the label of images if one was interrupted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageStats:
     """Statistics of one call; B images of h * w codes or latents.
 
@@ -42,7 +42,7 @@ class ImageStats:
             0 under exact rules, NaN under rules that do not measure it.
         repeatable: Whether the same seeds give the same images again. They may not under an inexact
             rule with a budget that depends on time, as the drafts differ.
-        nll_gaps f64 [n]: Of each measured code, see `nll_gap`.
+        gaps f64 [n]: Of each image, those of its measured codes; see `nll_gap`.
         outcomes i64 [B, h, w]: Of latents: indices into `OUTCOMES`, -1 where none was generated.
         distances f64 [B, h, w]: How far latents that an approximate rule accepted are from the
             target's own, in deviations of the latents; NaN elsewhere and under lossless rules.
@@ -50,16 +50,16 @@ class ImageStats:
             drafts reads n + 1.
     """
 
-    seeds: tuple[int, ...]
-    seconds: float
-    reports: tuple[Report, ...]
-    iterations: int
     excess: NDArray[np.float64]
-    repeatable: bool
-    nll_gaps: NDArray[np.float64]
+    gaps: Sequence[NDArray[np.float64]] = ()
     outcomes: NDArray[np.int64] | None = None
     distances: NDArray[np.float64] | None = None
+    reports: Sequence[Report] = ()
     prefixes: int = 0
+    iterations: int = 0
+    seconds: float = 0.0
+    seeds: tuple[int, ...] = ()
+    repeatable: bool = True
 
     @property
     def forwards(self) -> int:
@@ -84,6 +84,11 @@ class ImageStats:
         """The mean excess per position; None if the rule does not measure it."""
         mean = float(self.excess.mean()) if self.excess.size else 0.0
         return None if np.isnan(mean) else mean
+
+    @property
+    def nll_gaps(self) -> NDArray[np.float64]:
+        """The NLL gaps of all measured codes, f64 [n]."""
+        return np.concatenate([np.zeros(0), *self.gaps])
 
     @property
     def nll_gap(self) -> float | None:
@@ -167,28 +172,19 @@ class ImageOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageSamples:
-    """What a target generated for B images; the arrays are those of `ImageStats`.
+class ImageSamples(ImageStats):
+    """What a target generated for B images, with the statistics.
 
     Attributes:
         codes i64 [B, h, w], latents [B, h, w, D]: One of them.
         labels: Of each image.
-        gaps f64 [n]: The NLL gaps of each image.
         maps i64 [B, h, w]: See `ImageOutput.acceptance_map`.
     """
 
     maps: NDArray[np.int64]
     labels: list[str]
-    excess: NDArray[np.float64]
-    gaps: list[NDArray[np.float64]]
     codes: Tensor | None = None
     latents: Tensor | None = None
-    outcomes: NDArray[np.int64] | None = None
-    distances: NDArray[np.float64] | None = None
-    reports: Sequence[Report] = ()
-    prefixes: int = 0
-    iterations: int = 0
-    seconds: float = 0.0
 
     @property
     def values(self) -> Tensor:
@@ -196,21 +192,6 @@ class ImageSamples:
         values = self.codes if self.latents is None else self.latents
         assert values is not None
         return values
-
-    def stats(self, seeds: Sequence[int], repeatable: bool) -> ImageStats:
-        """Return the statistics of a call."""
-        return ImageStats(
-            seeds=tuple(seeds),
-            seconds=self.seconds,
-            reports=tuple(self.reports),
-            iterations=self.iterations,
-            excess=self.excess,
-            repeatable=repeatable,
-            nll_gaps=np.concatenate([np.zeros(0), *self.gaps]),
-            outcomes=self.outcomes,
-            distances=self.distances,
-            prefixes=self.prefixes,
-        )
 
 
 def joined(parts: Sequence[ImageSamples], order: Sequence[int]) -> ImageSamples:
@@ -249,7 +230,7 @@ def missing(like: ImageSamples, count: int) -> ImageSamples:
         maps=np.zeros(shape, dtype=np.int64),
         labels=[UNFINISHED] * count,
         excess=np.zeros(shape),
-        gaps=[],
+        gaps=(),
         latents=like.latents.new_zeros(count, *like.latents.shape[1:]),
         outcomes=np.full(shape, -1),
         distances=np.full(shape, np.nan),

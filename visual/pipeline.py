@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,7 +117,6 @@ class ImagePipeline:
         if self.source.name is None:
             self.rule_name = kind.plain_rule or self.rule_name
         self._options, self._bar = options, dict[str, Any]()
-        self._decoded_at_once = _DECODED
 
     @classmethod
     def from_pretrained(
@@ -293,10 +292,6 @@ class ImagePipeline:
         """Set the arguments of the progress bar, such as disable=True."""
         self._bar = config
 
-    def enable_vae_slicing(self, images: int = 1) -> None:
-        """Decode so many images at a time; one takes the least memory, 64 are the default."""
-        self._decoded_at_once = checked_count(images, "images")
-
     # Calls
 
     def __call__(
@@ -344,7 +339,7 @@ class ImagePipeline:
             pictures = self.decode(samples.values, call.output_type)
         return ImageOutput(
             images=pictures,
-            stats=samples.stats(seeds, repeatable),
+            stats=replace(samples, seeds=tuple(seeds), repeatable=repeatable),
             acceptance_map=samples.maps,
             label=weakest(samples.labels),
             codes=samples.codes,
@@ -359,7 +354,7 @@ class ImagePipeline:
         """
         if output_type == "latent":
             return codes
-        parts = torch.split(codes, self._decoded_at_once)
+        parts = torch.split(codes, _DECODED)
         pixels = torch.cat([self.family.pixels(part).cpu() for part in parts])
         return as_images(pixels, output_type)
 

@@ -27,10 +27,10 @@ import torch
 
 from ragspec.rules.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.latents.judged import Judged, RecordingLatentTarget
 from ragspec.visual.latents.rules.cspd import gaussians_of, sampled_with, step_densities
 from ragspec.visual.latents.sampler import LatentSample, Sampler
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.latents.table import Judged
+from ragspec.visual.latents.target import LatentTarget, LatentView
 
 _NOT_SAMPLED = -1  # the index of latents of the table that were sampled after a rejection
 
@@ -49,7 +49,7 @@ class _RecordingSampler(Sampler):
         return sample
 
 
-class PathTarget(RecordingLatentTarget):
+class PathTarget(LatentTarget):
     """A target that also records the paths of latents that were sampled after a rejection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +83,7 @@ class PathTarget(RecordingLatentTarget):
             f64 [n, T]; column t - 1 is of z_t.
         """
         table, s = self.table, steps or 1
-        judged = [self.judged[number] for number in numbers]
+        judged = [self.table.judged[number] for number in numbers]
         targets = torch.tensor([each.target_number for each in judged])
         path, means = table.paths[targets].clone(), table.means[targets].clone()
         deviations = table.deviations[targets].clone()
@@ -111,7 +111,7 @@ class PathTarget(RecordingLatentTarget):
         """
         table, most = self.table, self.sampler.schedule.steps
         log_ratios = torch.full((len(numbers), most), torch.nan, dtype=torch.float64)
-        s, judged = steps or 1, [self.judged[number] for number in numbers]
+        s, judged = steps or 1, [self.table.judged[number] for number in numbers]
         rows = [row for row, each in enumerate(judged) if each.drafted is not None]
         if not rows:
             return log_ratios

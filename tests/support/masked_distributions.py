@@ -10,7 +10,7 @@ from ragspec.engine.engine import Engine
 from ragspec.reports.generation import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.mar import latents_of
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
@@ -85,7 +85,7 @@ def sampled(
     target = built_by(instance, schedule, labels, noises, SCALE, ahead=ahead)
     drafter: Any = None
     if drafts == "jacobi":
-        drafter = MaskedJacobiDrafter(target, window, 0.0, begin)
+        drafter = LatentDrafter(None, target, window, 0.0, begin)
     if drafts == "model":
         other = LearnedSchedule(STEPS, spread * FLOOR)
         parts = (model(difference, side=side), other, labels, noises, SCALE)

@@ -18,8 +18,8 @@ GRID = Raster(3, 3)
 
 
 def stats_of(generations: list[Generation], seconds: float) -> ImageStats:
-    seeds = [each.report.seed or 0 for each in generations]
-    return replace(samples_of(generations, GRID), seconds=seconds).stats(seeds, True)
+    seeds = tuple(each.report.seed or 0 for each in generations)
+    return replace(samples_of(generations, GRID), seconds=seconds, seeds=seeds)
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:

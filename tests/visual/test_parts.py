@@ -38,22 +38,6 @@ def sampled(pipe: Any, **more: Any) -> Any:
 
 
 @every
-def test_slices_are_decoded_one_at_a_time(
-    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe, sizes = make(tmp_path), []
-    decoder = pipe.family.codec.model
-    decoder.decoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    at_once = sampled(pipe)
-    pipe.enable_vae_slicing()
-    sliced = sampled(pipe)
-    pipe.enable_vae_slicing(64)
-    sampled(pipe)
-    assert sizes == [3, 1, 1, 1, 3]
-    assert abs(at_once - sliced).max() < 1e-5
-
-
-@every
 def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) -> None:
     pipe = make(tmp_path).to(torch.float64).to("cpu", torch.float64)
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"

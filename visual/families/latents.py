@@ -21,10 +21,10 @@ from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import Family, ImageConfig, without_settings
 from ragspec.visual.families.llamagen import Conditions, LlamaGen, check_trunks
-from ragspec.visual.latents.judged import RecordingLatentTarget, RecordingRule, RecordingTarget
+from ragspec.visual.latents.judged import RecordingRule, outcome_of
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.latents.target import LatentDraws, LatentTarget
 from ragspec.visual.loading import ImageFolder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSamples, codes_of, samples_of
@@ -69,16 +69,18 @@ class LatentFamily(Family):
         return images
 
     def outcomes(
-        self, generations: Sequence[Generation], target: RecordingTarget, rule: Rule
+        self, generations: Sequence[Generation], target: LatentDraws, rule: Rule
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return outcomes i64 and distances f64 [B, N] of latents in the order of generation."""
         outcomes = np.full((len(generations), self.raster.codes), -1, dtype=np.int64)
         distances = np.full(outcomes.shape, np.nan)
         for row, generation in enumerate(generations):
             numbers = list(generation.tokens)
-            outcomes[row, : len(numbers)] = [target.outcome(number, rule) for number in numbers]
+            outcomes[row, : len(numbers)] = [
+                outcome_of(target.table.judged[n], rule) for n in numbers
+            ]
             if kind_of_label(generation.label) == APPROXIMATE and numbers:
-                distances[row, : len(numbers)] = target.distances(numbers)
+                distances[row, : len(numbers)] = target.table.distances(numbers)
         return outcomes, distances
 
 
@@ -136,9 +138,9 @@ class Latents(LatentFamily, LlamaGen):
             )
 
     def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
-        """Return a `RecordingLatentTarget`."""
+        """Return a `LatentTarget`."""
         table = conditions.table(model.trunk)
-        return RecordingLatentTarget(model, table, config.guidance_scale, self.schedule)
+        return LatentTarget(model, table, config.guidance_scale, self.schedule)
 
     @torch.no_grad()
     def samples(

@@ -25,11 +25,10 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.call import ImageCall, some
 from ragspec.visual.checks import is_number
-from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import ImageConfig, ModelFiles
 from ragspec.visual.families.latents import ROUNDED, LatentFamily
 from ragspec.visual.families.llamagen import class_names
-from ragspec.visual.latents.judged import RecordingTarget
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.loading import ImageFolder, load_published, load_tokenizer
 from ragspec.visual.masked.sampler import MaskedSampler, order_of
@@ -43,10 +42,6 @@ from ragspec.visual.progress import Progress
 
 ITERATIONS = 64  # the default in plain decoding; fewer if there are fewer latents
 STEPS = 100  # of denoising, as published
-
-
-class RecordingMaskedTarget(RecordingTarget, MaskedTarget):
-    """A masked target that records how each committed latent of the call was judged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,8 +201,8 @@ class Mar(LatentFamily):
         return MaskedConditions(torch.tensor(labels))
 
     def open(self, model: Any, conditions: MaskedConditions, config: ImageConfig) -> Any:
-        """Return a `RecordingMaskedTarget` over all images of a call."""
-        return RecordingMaskedTarget(
+        """Return a `MaskedTarget` over all images of a call."""
+        return MaskedTarget(
             model,
             self.schedule,
             conditions.labels[list(config.rows)],
@@ -278,7 +273,6 @@ class Mar(LatentFamily):
             maps=grid(_placed(maps, orders)),
             labels=["exact" if before == places else UNFINISHED] * count,
             excess=grid(np.zeros(maps.shape)),
-            gaps=[],
             latents=self._restored(latents),
             outcomes=grid(np.zeros_like(maps)),
             distances=grid(np.full(maps.shape, np.nan)),
@@ -292,7 +286,7 @@ class Mar(LatentFamily):
 
     def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
         """Return a drafter from the target's last forward."""
-        return MaskedJacobiDrafter(target, self._window, begin=self._begin)
+        return LatentDrafter(None, target, self._window, begin=self._begin)
 
     def model_drafter(self, draft: Any, target: Any, conditions: Any, settings: Any) -> Drafter:
         """Return a drafter that runs a smaller model over the target's table."""

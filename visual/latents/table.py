@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,28 @@ from ragspec.visual.latents.sampler import LatentSample, Sampler
 
 MOST_LATENTS = 1 << 20  # limit of numbers per call; those from here on stand for conditions
 _FIRST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict on one committed latent; latents are numbers of the table.
+
+    Attributes:
+        index: Its index among the generated latents.
+        drafted: The draft that was judged there, or None.
+        target_number: The target's own latent, sampled at that forward.
+        emitted: The committed latent.
+    """
+
+    index: int
+    drafted: int | None
+    target_number: int
+    emitted: int
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the draft was kept."""
+        return self.emitted == self.drafted
 
 
 class LatentTable:
@@ -33,6 +56,7 @@ class LatentTable:
         self.conditioning = [like.new_zeros(0, 0)]  # of each latent, [C, width of the head]
         self.indices = [-1]  # generated index that each latent was sampled for
         self._samplers: list[Sampler | None] = [None]
+        self.judged: dict[int, Judged] = {}  # the verdicts on committed latents, by number
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -77,6 +101,18 @@ class LatentTable:
     def replace(self, number: int, latent: Tensor) -> None:
         """Replace the latent [D] of a number, also where sequences already have the number."""
         self.paths[number, 0] = latent
+
+    def distances(self, numbers: Sequence[int]) -> Tensor:
+        """Return the distance of kept drafts from the target's own latents, else NaN: f64 [n].
+
+        The unit is one deviation of the latents.
+        """
+        judged = [self.judged[number] for number in numbers]
+        sampled = torch.tensor([each.target_number for each in judged])
+        difference = self.latents[torch.tensor(numbers)] - self.latents[sampled]
+        distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
+        distances[[not each.accepted for each in judged]] = torch.nan
+        return distances
 
     def _numbers(self, count: int) -> range:
         """Return the next numbers, and grow the buffers to hold them."""

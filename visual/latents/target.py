@@ -15,17 +15,19 @@ from torch import Tensor
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
+from ragspec.rules.base import Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import children
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
-from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
+from ragspec.visual.latents.table import MOST_LATENTS, Judged, LatentTable
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 
@@ -79,6 +81,21 @@ class LatentDraws:
         conditioning = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
         latents = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(latents, indices, [self.sampler] * len(indices))
+
+    def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
+        """Record a rule's verdict on a chain of drafts."""
+        below_all, node = children(tree.parents), ROOT
+        path = [int(tree.tokens[each]) for each in verdict.path]
+        for place, number in enumerate([*path, verdict.token]):
+            if number is None:
+                break
+            below, index = below_all.get(node), view.index(node)
+            drafted = int(tree.tokens[below[0]]) if below else None
+            if drafted is not None and self.table.indices[drafted] != index:
+                drafted = None  # only a latent sampled for this index is a draft
+            self.table.judged[number] = Judged(index, drafted, view.token(node), number)
+            if place < len(path):
+                node = verdict.path[place]
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""

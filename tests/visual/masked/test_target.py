@@ -9,7 +9,7 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
 from ragspec.visual.masked.model import MaskedModel
@@ -74,7 +74,7 @@ def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
     instance, noises = model(side=3), [NoiseStream(5)]
     schedule = LearnedSchedule(STEPS, FLOOR)
     target = MaskedTarget(instance, schedule, torch.tensor([1]), noises, SCALE, ahead=3)
-    drafter = MaskedJacobiDrafter(target, 3, 0.0)
+    drafter = LatentDrafter(None, target, 3, 0.0)
     with target.open(1, 0) as session:
         states = session.verify([target.prompt(0)], [_empty()])
         view = target.open_view(
@@ -118,7 +118,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="in 4 steps; expected 2 in 3"):
         MaskedTarget(instance, LearnedSchedule(4), labels, noises, table=target.table)
     with pytest.raises(InputError, match="window 0"):
-        MaskedJacobiDrafter(target, 0)
+        LatentDrafter(None, target, 0)
     with pytest.raises(InputError, match="MaskedTarget over the smaller model"):
         LatentDrafter(MaskedTarget(instance, schedule, labels, noises), target)
     for floor in (-0.1, 1.0, "much"):
