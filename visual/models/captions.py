@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import resolve_model
 
 EMBEDDER = "starter-embedder"
 # Maps texts to features: one tensor [R, L, d], or a tensor [n, d] for each text.
 Captions = Callable[[Sequence[str]], Tensor | list[Tensor]]
-_WEIGHT = "embedding.weight"
 
 
 class CaptionEncoder:
@@ -40,36 +39,12 @@ class CaptionEncoder:
 
     @classmethod
     def from_pretrained(cls, folder: Path, length: int) -> CaptionEncoder:
-        """Load a static embedder's folder (tokenizer.json and model.safetensors).
-
-        Raises:
-            ModelNotFoundError: A file is missing.
-            ModelError: The weights or the tokenizer cannot be loaded.
-        """
-        from safetensors import SafetensorError
+        """Load the folder of the bundled embedder (tokenizer.json and model.safetensors)."""
         from safetensors.torch import load_file
         from tokenizers import Tokenizer
 
-        files = folder / "tokenizer.json", folder / "model.safetensors"
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise ModelNotFoundError(
-                f"{folder} lacks {', '.join(missing)}; expected a static embedder's folder."
-            )
-        try:
-            vectors = load_file(files[1])[_WEIGHT].float()
-        except (SafetensorError, KeyError) as error:
-            raise ModelError(
-                f"{folder} holds no static embedder ({error}); expected {_WEIGHT} in its "
-                "model.safetensors."
-            ) from error
-        try:
-            tokenizer = Tokenizer.from_file(str(files[0]))
-        except Exception as error:  # tokenizers raises no specific class
-            raise ModelError(
-                f"{files[0]} holds no tokenizer ({error}); expected the embedder's own file."
-            ) from error
-        return cls(tokenizer, vectors, length)
+        vectors = load_file(folder / "model.safetensors")["embedding.weight"].float()
+        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), vectors, length)
 
     @property
     def width(self) -> int:

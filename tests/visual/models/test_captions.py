@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError
 from ragspec.models.resolve import resolve_model
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder
 
@@ -34,17 +32,3 @@ def test_a_long_text_is_cut_with_a_warning(encoder: CaptionEncoder) -> None:
 def test_an_empty_text_is_refused(encoder: CaptionEncoder) -> None:
     with pytest.raises(InputError, match="holds no word"):
         encoder(["cat", ""])
-
-
-def test_a_folder_without_an_embedder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json, model\.safetensors"):
-        CaptionEncoder.from_pretrained(tmp_path, 4)
-    result = resolve_model(EMBEDDER, offline=True).folder
-    (tmp_path / "tokenizer.json").write_bytes((result / "tokenizer.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelError, match="no static embedder"):
-        CaptionEncoder.from_pretrained(tmp_path, 4)
-    (tmp_path / "model.safetensors").write_bytes((result / "model.safetensors").read_bytes())
-    (tmp_path / "tokenizer.json").write_text('{"damaged": 1}')
-    with pytest.raises(ModelError, match="holds no tokenizer"):
-        CaptionEncoder.from_pretrained(tmp_path, 4)
