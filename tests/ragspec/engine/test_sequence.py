@@ -72,14 +72,6 @@ def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine
         assert result.budget_sizes == Counter(result.per_step_drafted)
 
 
-def test_a_stop_string_is_cut_from_the_text_but_not_from_the_tokens(engine: Engine) -> None:
-    whole = engine.generate("ab", max_new_tokens=12)
-    result = engine.generate("ab", max_new_tokens=12, stop=[whole.text[3:5], whole.text[4:6]])
-    assert result.text == whole.text[:3]
-    assert result.tokens == whole.tokens[:5]
-    assert result.finish_reason == "stop"
-
-
 def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
     whole = engine.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True).tokens
     tuned = Engine(tiny.model("llama"), drafter=MixingDrafter({(5, 6, 7): whole}), budget=6)
@@ -98,22 +90,6 @@ def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
     assert ended.tokens == whole[: whole.index(whole[4]) + 1]
     assert ignoring.tokens == whole
     assert other.tokens == whole[: whole.index(whole[2]) + 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"sampling": Sampling(seed=[1, 2])}, "2 seeds for 1 prompts"),
-        ({"sampling": Sampling(logit_bias={-1: 1.0})}, "token id -1"),
-    ],
-)
-def test_requests_are_checked_before_any_work(
-    arguments: dict[str, Any], match: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.target, "forward", lambda *a, **k: pytest.fail("a forward ran"))
-    with pytest.raises(InputError, match=match):
-        engine.generate([1, 2], **arguments)
 
 
 EQUAL = [[5, 6, 7, 8]] * 3

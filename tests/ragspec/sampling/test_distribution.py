@@ -22,17 +22,6 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 
-FILTERS: dict[str, dict[str, Any]] = {
-    "top-k": {"top_k": 7},
-    "top-k 1": {"top_k": 1},
-    "top-p": {"top_p": 0.8},
-    "top-p small": {"top_p": 0.01},
-    "min-p": {"min_p": 0.1},
-    "top-k top-p": {"top_k": 20, "top_p": 0.6},
-    "all": {"top_k": 30, "top_p": 0.9, "min_p": 0.05},
-    "top-k beyond the vocabulary": {"top_k": 100_000, "top_p": 0.95},
-}
-
 
 def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
     return TokenDistribution(Sampling(**{"temperature": 1.0, **settings}), NoiseStream(seed))
@@ -54,15 +43,6 @@ def theirs(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def logits(rows: int, size: int, spread: float, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("size", [97, 1000, 9000])
-@pytest.mark.parametrize("name", FILTERS)
-def test_the_filters_are_those_of_transformers(name: str, size: int) -> None:
-    for spread, temperature in ((3.0, 0.7), (0.01, 1.3)):  # peaked, and nearly flat
-        values = logits(3, size, spread, seed=0)
-        mine = distribution(temperature=temperature, **FILTERS[name])
-        torch.testing.assert_close(mine.probabilities(values), theirs(values, mine.sampling))
 
 
 def test_the_check_of_the_filters_can_fail() -> None:
@@ -136,14 +116,14 @@ SETTINGS = [
 
 @given(
     temperature=st.floats(0.3, 2.0),
-    top_k=st.sampled_from([0, 1, 5, 50, 500]),
-    top_p=st.sampled_from([1.0, 0.95, 0.7, 0.2]),
+    top_k=st.sampled_from([0, 1, 5, 50, 500, 100_000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.7, 0.2, 0.01]),
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
-    size=st.sampled_from([7, 300, 3000]),
-    spread=st.sampled_from([0.1, 1.0, 4.0]),
+    size=st.sampled_from([7, 300, 3000, 9000]),
+    spread=st.sampled_from([0.01, 0.1, 1.0, 4.0]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=80)
+@settings(max_examples=120)
 def test_probabilities_are_those_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float, size: int, spread: float, seed: int
 ) -> None:
