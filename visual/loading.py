@@ -8,7 +8,6 @@ it. The bundled sets have names, such as "tiles" and "emoji".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,23 +98,6 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
     return model.to(device).eval()
-
-
-def load_published(
-    load: Callable[..., Any],
-    path: Path,
-    device: torch.device,
-    dtype: str | torch.dtype,
-    **sizes: Any,
-) -> Any:
-    """Return the model that `load` reads from a published file, on the device.
-
-    Args:
-        dtype: See `pick_dtype`; "auto" keeps the file's on an accelerator.
-        sizes: Other arguments of `load`.
-    """
-    kind = pick_dtype(dtype, device)
-    return load(path, dtype=kind if isinstance(kind, torch.dtype) else None, **sizes).to(device)
 
 
 def read_kind(folder: Path, expected: str = "") -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,6 @@ FORMAT = 1  # of relaxation.json
 AUTO, NONE = "auto", "none"
 _PLAIN = (bool, int, float, str, type(None))
 _DRAFTING = ("draft_mode", "min_expected_gain")  # apply with the saved drafter alone
-
-
-@dataclass(frozen=True, slots=True)
-class SavedSetup:
-    """The settings of a saved pipeline.
-
-    Attributes:
-        rule: Its name; "" if the rule could not be saved.
-        settings: Of the rule.
-        drafter: A name, or several joined by "+"; "auto" if the drafter could not be saved.
-        more: Other arguments of the pipeline.
-    """
-
-    rule: str
-    settings: dict[str, Any]
-    drafter: str
-    more: dict[str, Any]
 
 
 def write_setup(
@@ -65,28 +47,6 @@ def write_setup(
     (root / SETUP).write_text(text, encoding="utf-8")
 
 
-def read_setup(path: Path | None) -> SavedSetup | None:
-    """Return the settings of a saved pipeline; None without a path.
-
-    Raises:
-        ModelError: The file cannot be read.
-    """
-    if path is None:
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        rule = dict(record.pop("rule", None) or {"name": ""})
-        drafter = record.pop("drafter", AUTO)
-        if not isinstance(drafter, str) or not isinstance(rule["name"], str):
-            raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
-        return SavedSetup(rule.pop("name"), rule, drafter, record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(
-            f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
-            "pipeline again, or remove the file."
-        ) from error
-
-
 def as_saved(
     path: Path | None, drafter: Any, rule: Any, settings: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
@@ -97,17 +57,30 @@ def as_saved(
     Args:
         path: The saved file; None without one.
         drafter, rule, settings: As passed.
+
+    Raises:
+        ModelError: The file cannot be read.
     """
-    setup = read_setup(path) if isinstance(rule, str) and rule == AUTO else None
-    if setup is None:
+    if path is None or not (isinstance(rule, str) and rule == AUTO):
         return drafter, rule, settings
-    saved = {**setup.settings, **setup.more}
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        more = dict(saved.pop("rule", None) or {"name": ""})
+        name, usual = more.pop("name"), saved.pop("drafter", AUTO)
+        if not isinstance(usual, str) or not isinstance(name, str):
+            raise TypeError(f"drafter {usual!r}, rule {name!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
+            "pipeline again, or remove the file."
+        ) from error
+    saved = {**more, **saved}
     if isinstance(drafter, str) and drafter == AUTO:
-        drafter = setup.drafter.split("+") if "+" in setup.drafter else setup.drafter
+        drafter = usual.split("+") if "+" in usual else usual
     else:  # the saved iterations may be those of plain decoding
-        saved = {name: saved[name] for name in saved.keys() - {*_DRAFTING, "iterations"}}
-    passed = {name: value for name, value in settings.items() if value is not None}
-    return drafter, setup.rule or AUTO, {**saved, **passed}
+        saved = {key: saved[key] for key in saved.keys() - {*_DRAFTING, "iterations"}}
+    passed = {key: value for key, value in settings.items() if value is not None}
+    return drafter, name or AUTO, {**saved, **passed}
 
 
 def relaxation_of(path: Path | None, rule: str) -> dict[str, Any]:

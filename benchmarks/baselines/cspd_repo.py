@@ -53,7 +53,7 @@ class CspdRepo(Rule):
             if table.indices[drafted] != view.index(node):  # its distribution is unknown
                 return Verdict(tuple(path), target_latent)
             if not self._accepts(view, node, drafted, target_latent):
-                table.replace(drafted, self._resample(view, node, drafted, target_latent))
+                table.paths[drafted, 0] = self._resample(view, node, drafted, target_latent)
             node = below
             path.append(node)
         if not path:

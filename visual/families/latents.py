@@ -19,8 +19,8 @@ from ragspec.rules.base import Rule
 from ragspec.visual.call import ImageCall
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.families.base import Family, ImageConfig, without_settings
-from ragspec.visual.families.llamagen import Conditions, LlamaGen, check_trunks
+from ragspec.visual.families.base import ImageConfig, without_settings
+from ragspec.visual.families.llamagen import CodecFamily, Conditions, LlamaGen, check_trunks
 from ragspec.visual.latents.judged import RecordingRule, outcome_of
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
@@ -33,7 +33,7 @@ from ragspec.visual.rules.tv_budget import APPROXIMATE
 ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
 
-class LatentFamily(Family):
+class LatentFamily(CodecFamily):
     """The base of families of continuous latents, whose rules compare densities or distances."""
 
     default_rule = "aligned"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, TokenizerMismatchError
+from ragspec.models.device import pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family, ImageConfig, ModelFiles
-from ragspec.visual.loading import ImageFolder, load_published, load_tokenizer
+from ragspec.visual.loading import ImageFolder, load_tokenizer
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
@@ -62,7 +63,75 @@ class Conditions:
         return ConditionTable.of(embedded, beside, self.padding, self.negative_padding)
 
 
-class LlamaGen(Family):
+class CodecFamily(Family):
+    """The base of families whose models and tokenizers may each be a published file.
+
+    Attributes:
+        sizes: What the file of a model may not tell, as keywords of `from_pretrained`.
+        published: The file of a tokenizer, for messages.
+    """
+
+    sizes: ClassVar[tuple[str, ...]]
+    published: ClassVar[str]
+
+    @classmethod
+    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the model and the tokenizer of a folder or a published file.
+
+        Args:
+            files: Where they are.
+            options: tokenizer (an object, a folder, or a published file; required with a file), and
+                of files `sizes` and allow_namespace.
+        """
+        read = options.get if "allow_namespace" in cls.options else options.pop
+        allow = bool(read("allow_namespace", False))
+        sizes = {name: options.pop(name, None) for name in cls.sizes}
+        tokenizer = options.pop("tokenizer", None)
+        if files.file is None:
+            model = cls.load_model(files.folder.target, files.device, files.dtype)
+            tokenizer = tokenizer or cls.tokenizer_beside(files)
+        elif tokenizer is None:
+            raise InputError(
+                f"got the checkpoint {files.file.name} without a tokenizer; expected "
+                f"tokenizer=PATH, the {cls.published} that was published beside it."
+            )
+        else:
+            sizes["allow_namespace"] = allow
+            model = cls.load_file(files.file, files.device, files.dtype, **sizes)
+        if isinstance(tokenizer, str | Path):
+            tokenizer = cls.open_tokenizer(Path(tokenizer), allow)
+        tokenizer.model.to(files.device)
+        return model, tokenizer
+
+    @classmethod
+    def tokenizer_beside(cls, files: ModelFiles) -> Any:
+        """Return the tokenizer of a folder, or where it is."""
+        return load_tokenizer(files.folder, files.device)
+
+    @classmethod
+    def load_file(
+        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
+    ) -> Any:
+        """Return the model of a published file, on the device.
+
+        Args:
+            dtype: See `pick_dtype`; "auto" keeps the file's on an accelerator.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+        """Return the tokenizer of a folder or a published file."""
+        raise NotImplementedError
+
+
+def file_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of a model on a device, None to keep that of its file."""
+    kind = pick_dtype(dtype, device)
+    return kind if isinstance(kind, torch.dtype) else None
+
+
+class LlamaGen(CodecFamily):
     """A `LlamaGenModel` with the `VQTokenizer` of its codes.
 
     Class-conditional models take class_labels, the others prompts.
@@ -76,6 +145,8 @@ class LlamaGen(Family):
 
     kind = "llamagen"
     options = frozenset({"text_encoder", "allow_namespace"})
+    sizes = ("grid_size", "num_attention_heads")
+    published = "vq_ds16_c2i.pt or vq_ds16_t2i.pt"
     fits_square = True
 
     def __init__(
@@ -105,35 +176,18 @@ class LlamaGen(Family):
         return LlamaGenModel
 
     @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the model and the tokenizer of a folder or a published file.
+    def load_file(
+        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
+    ) -> Any:
+        """Return the model of a published file such as c2i_B_256.pt; see `load_llamagen`."""
+        from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 
-        Args:
-            files: A folder, or a file such as c2i_B_256.pt.
-            options: tokenizer (an object, a folder, or a file such as vq_ds16_c2i.pt; required
-                with a file), and of files grid_size, num_attention_heads and allow_namespace, see
-                `load_llamagen`.
-        """
-        allow = bool(options.get("allow_namespace", False))
-        sizes = {name: options.pop(name, None) for name in ("grid_size", "num_attention_heads")}
-        tokenizer = options.pop("tokenizer", None)
-        if isinstance(tokenizer, str | Path):
-            tokenizer = VQTokenizer.from_pretrained(Path(tokenizer), allow_namespace=allow)
-        if files.file is None:
-            model = cls.load_model(files.folder.target, files.device, files.dtype)
-            tokenizer = tokenizer or load_tokenizer(files.folder, files.device)
-        elif tokenizer is None:
-            raise InputError(
-                f"got the checkpoint {files.file.name} without a tokenizer of its codes; expected "
-                "tokenizer=PATH, the vq_ds16_c2i.pt or vq_ds16_t2i.pt that was published beside it."
-            )
-        else:
-            from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+        return load_llamagen(path, dtype=file_dtype(dtype, device), **sizes).to(device)
 
-            sizes["allow_namespace"] = allow
-            model = load_published(load_llamagen, files.file, files.device, files.dtype, **sizes)
-        tokenizer.model.to(files.device)
-        return model, tokenizer
+    @classmethod
+    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+        """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
+        return VQTokenizer.from_pretrained(path, allow_namespace=allow_namespace)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write target/ and tokenizer/."""
@@ -182,10 +236,8 @@ class LlamaGen(Family):
         """Return the draft model of a folder or a published file."""
         if not path.is_file():
             return super().load_draft(path)
-        from ragspec.visual.models.llamagen_checkpoint import load_llamagen
-
         sizes = {"grid_size": self.raster.height, "allow_namespace": self.allow_namespace}
-        return load_published(load_llamagen, path, self.model.device, self.model.dtype, **sizes)
+        return self.load_file(path, self.model.device, self.model.dtype, **sizes)
 
     def check_draft(self, draft: Any) -> bool:
         """Return whether an object is a model of codes; raise an error if it does not fit."""

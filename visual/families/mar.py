@@ -28,9 +28,9 @@ from ragspec.visual.checks import is_number
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import ImageConfig, ModelFiles
 from ragspec.visual.families.latents import ROUNDED, LatentFamily
-from ragspec.visual.families.llamagen import class_names
+from ragspec.visual.families.llamagen import class_names, file_dtype
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.loading import ImageFolder, load_published, load_tokenizer
+from ragspec.visual.loading import ImageFolder, is_model, read_kind
 from ragspec.visual.masked.sampler import MaskedSampler, order_of
 from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
 from ragspec.visual.masked.target import MaskedTarget
@@ -72,6 +72,8 @@ class Mar(LatentFamily):
     nodes = 4  # each adds a masked prefix to the forward that verifies it
     adaptive_budget = False
     options = frozenset({"iterations", "steps", "floor", "prefill"})
+    sizes = ("num_attention_heads",)
+    published = "kl16.ckpt"
 
     def __init__(
         self,
@@ -109,38 +111,31 @@ class Mar(LatentFamily):
         return MaskedModel
 
     @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the model and the autoencoder of a folder or a published file.
+    def tokenizer_beside(cls, files: ModelFiles) -> Any:
+        """Return vae/ of a folder, or the tokenizer."""
+        vae = files.folder.target.parent / "vae"
+        return vae if is_model(vae) else super().tokenizer_beside(files)
 
-        Args:
-            files: A folder with target/ and tokenizer/ or vae/, or a file such as
-                checkpoint-last.pth.
-            options: tokenizer (an autoencoder, a folder in diffusers' layout, or a file such as
-                kl16.ckpt; required with a file), and of files num_attention_heads and
-                allow_namespace, see `load_mar`.
-        """
-        allow = bool(options.pop("allow_namespace", False))
-        heads, tokenizer = options.pop("num_attention_heads", None), options.pop("tokenizer", None)
-        if files.file is None:
-            model = cls.load_model(files.folder.target, files.device, files.dtype)
-            if tokenizer is None:
-                vae = files.folder.target.parent / "vae"
-                is_kl = (vae / "config.json").is_file()
-                tokenizer = vae if is_kl else load_tokenizer(files.folder, files.device)
-        elif tokenizer is None:
-            raise InputError(
-                f"got the checkpoint {files.file.name} without an autoencoder; expected "
-                "tokenizer=PATH, the kl16.ckpt that was published beside it."
+    @classmethod
+    def load_file(
+        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
+    ) -> Any:
+        """Return the model of a published file such as checkpoint-last.pth; see `load_mar`."""
+        from ragspec.visual.masked.checkpoint import load_mar
+
+        return load_mar(path, dtype=file_dtype(dtype, device), **sizes).to(device)
+
+    @classmethod
+    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+        """Return the autoencoder of a folder, by its config, or of a file such as kl16.ckpt."""
+        if not path.exists():
+            raise ModelNotFoundError(
+                f"got the autoencoder {str(path)!r}, which does not exist; expected a folder or a "
+                "file such as kl16.ckpt."
             )
-        else:
-            from ragspec.visual.masked.checkpoint import load_mar
-
-            opening = {"num_attention_heads": heads, "allow_namespace": allow}
-            model = load_published(load_mar, files.file, files.device, files.dtype, **opening)
-        if isinstance(tokenizer, str | Path):
-            tokenizer = _open_autoencoder(Path(tokenizer), allow)
-        tokenizer.model.to(files.device)
-        return model, tokenizer
+        if is_model(path) and read_kind(path) == VQTokenizer.kind:
+            return VQTokenizer.from_pretrained(path)
+        return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write target/ and vae/ or tokenizer/."""
@@ -339,19 +334,6 @@ def _placed(values: NDArray[Any], orders: Tensor) -> NDArray[Any]:
     places = np.empty_like(values)
     np.put_along_axis(places, orders.numpy(), values, axis=1)
     return places
-
-
-def _open_autoencoder(path: Path, allow_namespace: bool) -> VQTokenizer | KLAutoencoder:
-    """Open the autoencoder of a file or folder, a `VQTokenizer` if the folder's config says so."""
-    config = path / "config.json"
-    if config.is_file() and '"VQModel"' in config.read_text(encoding="utf-8"):
-        return VQTokenizer.from_pretrained(path)
-    if not path.exists():
-        raise ModelNotFoundError(
-            f"got the autoencoder {str(path)!r}, which does not exist; expected a folder or a file "
-            "such as kl16.ckpt."
-        )
-    return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
 
 
 def _checked_autoencoder(model: Any, autoencoder: Any) -> Any:

@@ -4,7 +4,7 @@ The models are used unchanged. A target determines the embeddings of codes, the 
 that runs, the head for codes and which codes are allowed at each index. It takes its prompts, of
 any length, as token ids of the model's own tokenizer; `prompt(row)` returns their condition ids.
 Shorter prompts are padded on the left; padding is masked and has no positions. With guidance
-`unconditional` is the prompt of the second row, one for all prompts or one each. Generated tokens
+`unconditional` has the prompt of the second row for each. Generated tokens
 are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
 """
 
@@ -31,7 +31,6 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 Ids = Sequence[int]
-Unconditional = Ids | Sequence[Ids] | None
 _TEMPLATE = "chat_template.json"  # the file of older processors
 
 
@@ -53,7 +52,7 @@ class MultimodalTarget(ImageTarget):
         self,
         model: Any,
         prompts: Sequence[Ids],
-        unconditional: Unconditional = None,
+        unconditional: Sequence[Ids] | None = None,
         guidance_scale: float | None = None,
         guidance_interval: tuple[int, int] | None = None,
         *,
@@ -65,7 +64,7 @@ class MultimodalTarget(ImageTarget):
         if scale != 1.0 and unconditional is None:
             raise InputError(
                 f"got guidance_scale {scale} without an unconditional prompt; expected "
-                "the token ids of one. Pass unconditional=[...]."
+                "the token ids of one for each. Pass unconditional=[[...]]."
             )
         self.inner, outputs, usual = self.parts_of(model)
         raster = raster or usual
@@ -340,7 +339,7 @@ def _code_tokens(model: Any) -> dict[int, int] | None:
 
 
 def prompt_table(
-    model: Any, prompts: Sequence[Ids], unconditional: Unconditional
+    model: Any, prompts: Sequence[Ids], unconditional: Sequence[Ids] | None
 ) -> ConditionTable:
     """Return the table of embedded prompts; without unconditional ones each is its own partner.
 
@@ -348,12 +347,13 @@ def prompt_table(
         InputError: A prompt is empty, no list of token ids, or has an id that the model lacks.
     """
     prompted = _ids(prompts)
-    beside = prompted if unconditional is None else _partners(unconditional, len(prompted))
+    beside = prompted if unconditional is None else _ids(unconditional)
     rows = [*prompted, *beside]
-    if not rows or not all(rows):
+    if not rows or not all(rows) or len(beside) != len(prompted):
         raise InputError(
             f"got {len(prompted)} prompts, of {[len(row) for row in rows][:8]} tokens (the "
-            "unconditional ones included); expected at least one, and none that is empty."
+            "unconditional ones included); expected at least one, each with an unconditional one, "
+            "and none that is empty."
         )
     embedding = model.get_input_embeddings()
     size = embedding.weight.shape[0]
@@ -370,17 +370,6 @@ def prompt_table(
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
     conditional, none = embedded.split(count)
     return ConditionTable.of(conditional, none, padding[:count], padding[count:])
-
-
-def _partners(unconditional: Any, count: int) -> list[list[int]]:
-    """Return one unconditional prompt for each of `count` prompts."""
-    each = len(unconditional) > 0 and whole(unconditional[0]) is None
-    rows = _ids(unconditional if each else [unconditional])
-    if len(rows) not in (1, count):
-        raise InputError(
-            f"got {len(rows)} unconditional prompts for {count} prompts; expected one, or one each."
-        )
-    return rows * count if len(rows) == 1 else rows
 
 
 def _ids(prompts: Any) -> list[list[int]]:

@@ -141,17 +141,12 @@ class Sampler:
 
         Deviations are [n, 1] or [1, 1] here, as they depend on the step alone.
         """
-        kind = torch.promote_types(noisy.dtype, torch.float32)
-        deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
-        return self.means(conditioning, noisy, steps), deviations
-
-    def means(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> Tensor:
-        """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
         times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
         clean = self.head.denoise(noisy[:, None], times[:, None], conditioning)
         guided = clean[:, 0]
         if conditioning.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
-        means: Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
-        return means
+        kind = torch.promote_types(noisy.dtype, torch.float32)
+        deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
+        return to_clean[:, None] * guided + to_noisy[:, None] * noisy, deviations

@@ -98,10 +98,6 @@ class LatentTable:
         self._samplers.append(None)
         return number
 
-    def replace(self, number: int, latent: Tensor) -> None:
-        """Replace the latent [D] of a number, also where sequences already have the number."""
-        self.paths[number, 0] = latent
-
     def distances(self, numbers: Sequence[int]) -> Tensor:
         """Return the distance of kept drafts from the target's own latents, else NaN: f64 [n].
 

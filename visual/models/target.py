@@ -29,15 +29,15 @@ from ragspec.visual.models.raster import Raster
 class ConditionTable:
     """The embeddings that the condition ids V, V + 1, ... stand for.
 
+    The second half of the ids are the unconditional partners of the first half, in order.
+
     Attributes:
         embeddings: One per id, [M, hidden].
-        partners: Number (0 .. M - 1) of each id's unconditional partner, i64 [M].
         length: L, the condition ids that a prompt begins with.
         hides: Which ids stand for padding, bool [M], or None. Padding comes first and is masked.
     """
 
     embeddings: Tensor
-    partners: Tensor
     length: int
     hides: Tensor | None = None
 
@@ -64,18 +64,18 @@ class ConditionTable:
         rows, length, hidden = conditions.shape
         partners = unconditional.to(conditions).expand_as(conditions)
         embeddings = torch.cat([conditions, partners]).reshape(-1, hidden)
-        first_half = torch.arange(rows * length, device=conditions.device)
         counts = torch.tensor(
             [*(padding or [0] * rows), *(unconditional_padding or [0] * rows)],
             device=conditions.device,
         )
         hides = (torch.arange(length, device=conditions.device) < counts[:, None]).reshape(-1)
-        return cls(
-            embeddings,
-            torch.cat([first_half + rows * length] * 2),
-            length,
-            hides if any(counts) else None,
-        )
+        return cls(embeddings, length, hides if any(counts) else None)
+
+    @property
+    def partners(self) -> Tensor:
+        """The number (0 .. M - 1) of each id's unconditional partner, i64 [M]."""
+        numbers = torch.arange(len(self), device=self.embeddings.device)
+        return numbers % (len(self) // 2) + len(self) // 2
 
     def ids(self, row: int) -> list[int]:
         """Return the numbers (0 .. M - 1) of the L ids of condition `row`."""
@@ -329,9 +329,8 @@ def _check(
             "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
             "Check the features that they were made from (prompt_embeds), or use a wider dtype."
         )
-    partners = conditions.partners
-    if not count or partners.shape != (count,) or not 0 <= int(partners.min()) <= count - 1:
-        raise InputError(f"got {len(partners)} partners for {count} conditions; expected one each.")
+    if not count or count % 2:
+        raise InputError(f"got {count} conditions; expected pairs of one and its partner.")
     most = getattr(model.config, "condition_length", None)
     if conditions.length < 1 or (most is not None and conditions.length > most):
         raise InputError(f"got conditions of {conditions.length} ids; expected 1 to {most}.")

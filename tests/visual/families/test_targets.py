@@ -52,10 +52,11 @@ def target(kind: str, seed: int = 1, scale: float = 3.0) -> ImageTarget:
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
     if kind == "emu3":
-        return Emu3Target(instance, PROMPTS, NOTHING, scale, raster=GRID)
+        return Emu3Target(instance, PROMPTS, [NOTHING] * 2, scale, raster=GRID)
     if kind == "chameleon":
-        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, raster=ROW)
-    return JanusTarget(instance, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
+        return ChameleonTarget(instance, PROMPTS, [NOTHING] * 2, scale, raster=ROW)
+    beside = [janus_unconditional(prompt, BOS, BOI, PAD) for prompt in PROMPTS]
+    return JanusTarget(instance, PROMPTS, beside, scale)
 
 
 def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]:
@@ -158,14 +159,14 @@ def test_lines_end_where_they_must() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="'emu3'; expected 'janus'"):
-        JanusTarget(model("emu3"), PROMPTS, NOTHING)
+        JanusTarget(model("emu3"), PROMPTS, [NOTHING] * 2)
     with pytest.raises(InputError, match="unconditional"):
         JanusTarget(model("janus"), PROMPTS)
     nothing: list[list[list[int]]] = [[], [[]], [PROMPTS[0], []]]
     for empty in nothing:
-        with pytest.raises(InputError, match="at least one, and none that is empty"):
+        with pytest.raises(InputError, match=r"at least one, .* and none that is empty"):
             ChameleonTarget(model("chameleon"), empty)
-    with pytest.raises(InputError, match="2 unconditional prompts for 3"):
+    with pytest.raises(InputError, match=r"3 prompts, of .* each with an unconditional one"):
         ChameleonTarget(model("chameleon"), [PROMPTS[0]] * 3, [NOTHING] * 2)
     for wrong in (-1, 49, 1 << 70):
         with pytest.raises(InputError, match=f"token id {wrong}; expected ids from 0 to 48"):

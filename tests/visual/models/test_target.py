@@ -214,7 +214,7 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     """Their queries and keys vanish, so a masked condition position may as well be left out."""
     model = image_models.model("features")
     full = image_models.table(model)
-    short = ConditionTable(full.embeddings[[0, 1, 9, 10]], torch.tensor([2, 3, 2, 3]), 2)
+    short = ConditionTable(full.embeddings[[0, 1, 9, 10]], 2)
     target = ImageTarget(model, short, 3.0)
     assert target.max_length == ALL + 2
     sample = draw(Engine(target, None, drafter=None), 0, count=3).tokens
@@ -300,13 +300,13 @@ def test_bad_targets_are_refused() -> None:
         embeddings = known.embeddings.clone()
         embeddings[1, 3] = lost
         with pytest.raises(InputError, match="NaN or infinite"):
-            ImageTarget(model, ConditionTable(embeddings, known.partners, 1))
-    with pytest.raises(InputError, match="partners"):
-        ImageTarget(model, ConditionTable(known.embeddings, known.partners[:2], 1))
+            ImageTarget(model, ConditionTable(embeddings, 1))
+    with pytest.raises(InputError, match="one and its partner"):
+        ImageTarget(model, ConditionTable(known.embeddings[:3], 1))
     with pytest.raises(InputError, match="shape"):
-        ImageTarget(model, ConditionTable(known.embeddings[:, :4], known.partners, 1))
+        ImageTarget(model, ConditionTable(known.embeddings[:, :4], 1))
     with pytest.raises(InputError, match="expected 1 to 1"):
-        ImageTarget(model, ConditionTable(known.embeddings, known.partners, 2))
+        ImageTarget(model, ConditionTable(known.embeddings, 2))
 
 
 def test_its_cost_can_be_measured_past_the_last_code() -> None:
