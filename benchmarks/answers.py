@@ -1,7 +1,7 @@
 """Answers over documents by prompt: search, right ones, support, refusals and seconds.
 
     python benchmarks/answers.py --data DIR [--model smollm2] [--prompts answer,extract]
-        [--sets docqa,manuals,books] [--half report] [--json FILE]
+        [--doors ask,chat,server] [--sets docqa,manuals,books] [--half report] [--json FILE]
 
 There are three sets of questions: 40 of the split in DIR's `docqa/items.jsonl` over all of its
 documents, 40 of our own over the manuals of DIR's `lm/valid.jsonl.gz`, and 30 of our own over the
@@ -9,26 +9,34 @@ books of DIR's `longdocs`. The questions of even number served to choose words, 
 prompts ("tune"), those of odd number report. A file of JSON lines beside this one has 45 questions
 of our own without an answer in the documents; the questions of other sets have none either.
 
-Figures are those of `ragspec bench answers`. `--refusals` measures refusals alone, over one
-document, over each set, and over all documents and DIR's `retrieval/passages.jsonl.gz` together.
+Figures are those of `ragspec bench answers`. `--doors` asks with the default prompt through
+`DocQA`, in a conversation of one turn, and by HTTP requests to a server. `--refusals` measures
+refusals alone, over one document, over each set, and over all documents and DIR's
+`retrieval/passages.jsonl.gz` together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from fastapi.testclient import TestClient
 from harness.data import docqa_documents, gold_questions, long_documents, read_records
 
 from ragspec.engine.engine import Engine
+from ragspec.pipelines.answering.conversation import Conversation
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.bench.answers import AnswerRow, Item, measure_answers, summary
+from ragspec.pipelines.bench.answers import AnswerRow, Item, has_answer, measure_answers, summary
 from ragspec.pipelines.console.options import silence_transformers
+from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 
@@ -114,12 +122,62 @@ def show_refusals(data: Path, half: slice) -> None:
         )
 
 
+def request_answer(client: TestClient, item: Item, tokens: int) -> AnswerRow:
+    """Return the figures of an answer of a server with documents."""
+    messages = [{"role": "user", "content": item.question}]
+    body = {"model": "model", "messages": messages, "temperature": 0, "max_tokens": tokens}
+    began = time.perf_counter()
+    reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    message = reply["choices"][0]["message"]
+    texts = tuple(each["text"] for each in message.get("sentences", ()))
+    steps = reply["metrics"]["speculative_decoding"]
+    return AnswerRow(
+        question=item.question,
+        answers=item.answers,
+        answer=message["content"],
+        texts=texts,
+        passages=False,  # the reply does not have them
+        sentences=any(has_answer(text, item.answers) for text in texts),
+        right=has_answer(message["content"], item.answers),
+        refused=bool(message["refusal"]),
+        support=message.get("support", "unsupported"),
+        seconds=time.perf_counter() - began,
+        tokens=reply["usage"]["completion_tokens"],
+        per_forward=reply["usage"]["completion_tokens"] / max(1, steps["num_forwards"]),
+    )
+
+
+def show_doors(data: Path, engine: Engine, doors: Sequence[str], half: slice, tokens: int) -> None:
+    """Ask every question through every door and print the figures."""
+    rows: dict[str, list[AnswerRow]] = {door: [] for door in doors}
+    for kind in SETS:
+        qa = DocQA(PassageIndex.build(documents(data, kind)), engine=engine)
+        app = build_app(Serving(engine, "model", documents=qa), ServerSettings())
+        with TestClient(app, "http://localhost") as client:
+            ask: dict[str, Callable[[Item], AnswerRow]] = {
+                "ask": lambda item, qa=qa: measure_answers(qa, [item], tokens)[0],
+                "chat": lambda item, qa=qa: measure_answers(
+                    Conversation(engine, qa), [item], tokens
+                )[0],
+                "server": lambda item, client=client: request_answer(client, item, tokens),
+            }
+            items = [item for item, _ in questions(data, kind)[half]]
+            for item in items:
+                for door in doors:
+                    rows[door].append(ask[door](item))
+        for door, every in rows.items():
+            print(kind, door, summary(every[-len(items) :]), flush=True)
+    for door, every in rows.items():
+        print("all", door, summary(every))
+
+
 def main() -> None:
     """Ask every question with every prompt and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", default="answer,extract")
+    parser.add_argument("--doors", default="")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--half", choices=HALVES, default="report")
     parser.add_argument("--refusals", action="store_true")
@@ -134,6 +192,9 @@ def main() -> None:
         show_refusals(options.data, half)
         return
     engine = Engine.from_pretrained(options.model, device="cpu")
+    if options.doors:
+        show_doors(options.data, engine, options.doors.split(","), half, options.tokens)
+        return
     rows: dict[str, list[AnswerRow]] = {prompt: [] for prompt in options.prompts.split(",")}
     for kind in options.sets.split(","):
         index = PassageIndex.build(documents(options.data, kind))

@@ -27,7 +27,7 @@ class SearchResult:
     """What a search found for a question.
 
     Attributes:
-        hits: The passages for the prompt, best first.
+        hits: The passages, best first.
         sentences: The sentences that answer the question best, best first.
         refused: Why the question is refused, None if it is not.
     """

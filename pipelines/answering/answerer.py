@@ -18,7 +18,12 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.support import find_evidence
-from ragspec.pipelines.answering.template import PromptTemplate, find_template, passages_for, suited
+from ragspec.pipelines.answering.template import (
+    PromptTemplate,
+    find_template,
+    reads_sentences,
+    suited,
+)
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 160
+PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
 OnText = Callable[[str], None]
@@ -61,7 +67,8 @@ class Answerer(ABC):
     Args:
         engine: Generates; None loads the bundled starter model on first use.
         retriever: Finds the passages of a question; None for none.
-        top_k: Most passages of a question; None for the model's default, see `passages_for`.
+        top_k: Most passages of a question; None for 3, or the best sentence alone for a small
+            chat model, see `read_hits`.
         prompt: "evidence", "quote", "answer", a Jinja file or a `PromptTemplate`; None for the
             model's default, see `suited`.
         system: System message of a chat model.
@@ -117,7 +124,7 @@ class Answerer(ABC):
         if self._top_k is not None:
             return self._top_k
         extracts = self._template is not None and self._template.extracts
-        return JUDGED if extracts else passages_for(self.engine)
+        return JUDGED if extracts else PASSAGES
 
     @property
     def judges(self) -> bool:
@@ -201,6 +208,16 @@ class Answerer(ABC):
                 f"{LEAST_SCORE:.2f} or more)"
             )
         return SearchResult(hits[:top_k], tuple(sentences), refused)
+
+    def read_hits(self, result: SearchResult, engine: Engine | None = None) -> Sequence[Hit]:
+        """Return what a model reads of a search: the passages, or the best sentence alone.
+
+        Args:
+            engine: The model's engine; None for that of the constructor.
+        """
+        if self._top_k is None and reads_sentences(engine or self.engine):
+            return [each.alone for each in result.sentences[:1]] or result.hits
+        return result.hits
 
     @abstractmethod
     def _write(self, question: Question) -> Answer:

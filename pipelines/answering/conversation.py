@@ -98,7 +98,7 @@ class Conversation(Answerer):
             result = super().search(f"{self.turns[-1].question}\n{question}", top_k)
             result = SearchResult() if result.refused else result
         before = {_place(hit) for turn in self.turns for hit in turn.hits}
-        new = [hit for hit in result.hits if _place(hit) not in before]
+        new = [hit for hit in self.read_hits(result) if _place(hit) not in before]
         return result if result.refused else replace(result, hits=new)
 
     def _write(self, question: Question) -> Answer:

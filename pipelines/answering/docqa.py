@@ -11,7 +11,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
-from ragspec.pipelines.answering.template import PromptTemplate, reads_sentences
+from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retriever
@@ -122,12 +122,10 @@ class DocQA(Answerer):
         return self._prompt(question, self.search(question), max_new_tokens)
 
     def _prompt(self, question: str, result: SearchResult, max_new_tokens: int) -> Prompt:
-        hits = result.hits
-        if self._top_k is None and reads_sentences(self.engine):
-            hits = [each.alone for each in result.sentences[:1]]
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
         tokenizer = self.engine.tokenizer
+        hits = self.read_hits(result)
         return build_prompt(tokenizer, question, hits, room=room, template=self.template)
 
     def _write(self, question: Question) -> Answer:

@@ -89,10 +89,8 @@ class PromptTemplate:
                     "into a template of your own (--set prompt=FILE)."
                 )
             return self.content(question, passages, chat=False)
-        # A number that nobody asks for is copied into answers.
-        first = 1 if self.two_lines or self.one_sentence or len(passages) > 1 else None
         turns = [{"role": "system", "content": self.system}] if self.system else []
-        turns.append({"role": "user", "content": self.content(question, passages, first=first)})
+        turns.append({"role": "user", "content": self.content(question, passages)})
         return templated(tokenizer, turns)
 
     def content(
@@ -101,21 +99,23 @@ class PromptTemplate:
         passages: Sequence[tuple[str, str]],
         *,
         chat: bool = True,
-        first: int | None = 1,
+        first: int = 1,
     ) -> str:
         """Return the user's turn, or without `chat` the whole prompt.
 
         Args:
-            first: Number of the first passage; None shows no numbers.
+            first: Number of the first passage.
 
         Raises:
             InputError: The template cannot be filled.
         """
         if self.template is not None:
-            return self._filled(question, passages, first or 1)
+            return self._filled(question, passages, first)
+        # A number that the answer need not name is copied into it.
+        numbered = not chat or self.two_lines or self.one_sentence or len(passages) > 1
         listing = "\n\n".join(
-            ("" if first is None else f"[{number}] ") + f"{title}\n{text}"
-            for number, (title, text) in enumerate(passages, first or 1)
+            (f"[{number}] " if numbered else "") + f"{title}\n{text}"
+            for number, (title, text) in enumerate(passages, first)
         )
         template = f"{listing}\n\nQuestion: {question}"
         if not chat:
@@ -218,11 +218,6 @@ def reads_sentences(engine: Engine) -> bool:
     A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).
     """
     return is_chat(engine.tokenizer) and engine.target.loaded.num_parameters() < SMALL
-
-
-def passages_for(engine: Engine) -> int:
-    """Return the default number of passages for an engine's model."""
-    return 1 if reads_sentences(engine) else 3
 
 
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import mark_special_tokens
@@ -12,13 +12,7 @@ from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
-from ragspec.pipelines.answering.template import (
-    find_template,
-    is_chat,
-    passages_for,
-    suited,
-    templated,
-)
+from ragspec.pipelines.answering.template import find_template, is_chat, suited, templated
 from ragspec.pipelines.openai import GenerateRequest, read_settings
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.schema import text_of
@@ -222,9 +216,11 @@ def _search(
         return SearchResult(hits, tuple(rank_sentences(question, hits)))
     if documents is None or last != "user" or not question.strip():
         return SearchResult()
-    result = documents.search(question, passages_for(engine))
+    result = documents.search(question)
     # A question that is refused may be about an earlier message.
-    return SearchResult() if result.refused and len(body.messages) > 1 else result
+    if result.refused and len(body.messages) > 1:
+        return SearchResult()
+    return replace(result, hits=documents.read_hits(result, engine))
 
 
 def _hit_of(number: int, document: DocumentText | str) -> Hit:

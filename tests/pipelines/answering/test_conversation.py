@@ -54,7 +54,7 @@ def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
 
 
 def test_questions_bring_passages_once_and_number_them_through(documents: DocQA) -> None:
-    talk = Conversation(engine(), documents, top_k=1)
+    talk = Conversation(engine(), documents, top_k=1, prompt="quote")
     first = talk.ask("What does a tree of drafts hold?", max_new_tokens=8)
     assert [hit.document.name for hit in first.passages] == ["trees.md"]
     again = talk.ask("How many continuations does the tree of drafts hold?", max_new_tokens=8)
@@ -64,6 +64,18 @@ def test_questions_bring_passages_once_and_number_them_through(documents: DocQA)
     assert [hit.document.name for hit in third.passages] == ["pets.md"]
     assert "[1] Trees\nA tree of drafts" in text and "[2] Pets\nThe cat sleeps" in text
     assert text.count("several continuations of one text") == 1
+
+
+def test_a_small_chat_model_reads_the_best_sentence_alone() -> None:
+    best = "The cat of the old lighthouse keeper eats fresh fish and rice at noon."
+    text = f"{'The heron of the northern lake waits at the shore for many long hours. ' * 3}{best}"
+    qa = DocQA(PassageIndex.build([Document("pets.md", "Pets", text)], embedder=None))
+    turn = Conversation(engine(), qa).ask("What does the cat eat at noon?", max_new_tokens=2)
+    chosen = Conversation(engine(), qa, top_k=1)
+    whole = chosen.ask("What does the cat eat at noon?", max_new_tokens=2)
+    assert [hit.passage.text for hit in turn.passages] == [best]
+    assert f"\n\nPets\n{best}\n\nQuestion" in turn.prompt.text
+    assert [hit.passage.text for hit in whole.passages] == [text], "the number was chosen"
 
 
 def test_passages_of_one_source_are_separate() -> None:

@@ -200,13 +200,14 @@ def test_the_right_prediction_pays(client: httpx.Client) -> None:
 
 
 def test_documents_of_the_server_are_searched(instance: Engine) -> None:
-    passage = "The verified tokens are the same, whatever the draft was."
-    index = PassageIndex.build([Document("rules.txt", "Rules", passage)], embedder=None)
+    passage = "The verified tokens are the same, whatever the draft was, in every single text."
+    text = f"{passage}\n\n{'A heron waits at the northern lake for many long hours of rain. ' * 6}"
+    index = PassageIndex.build([Document("rules.txt", "Rules", text)], embedder=None)
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         result = chat(client, "Are verified tokens the same?", temperature=0, max_tokens=4).json()
-        assert result["usage"]["prompt_tokens"] > len(passage)
+        assert len(passage) < result["usage"]["prompt_tokens"] < len(text), "the sentence alone"
         message = result["choices"][0]["message"]
-        assert [each["text"] for each in message["sentences"]] == [passage]
+        assert message["sentences"][0]["text"] == passage
         assert message["support"] in ("supported", "quoted", "unsupported")
         stream = chat(client, "Are verified tokens the same?", stream=True, max_tokens=2).text
         assert passage in stream.partition("\n")[0], "known before the model writes"
