@@ -15,6 +15,7 @@ from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import TERMINAL, Extract, clean, decode, joined
 from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import markdown_headings
+from ragspec.retrievers.formats.readers import parsing
 
 TITLES = ("title", "name", "question", "subject")
 
@@ -82,14 +83,23 @@ def read_notebook(path: Path, data: bytes) -> Extract:
     Raises:
         DocumentError: The file is no notebook.
     """
-    notebook = json.loads(decode(path, data).text)
+    source = decode(path, data).text
+    with parsing(path):
+        notebook = json.loads(source)
     if not isinstance(notebook, dict) or "cells" not in notebook:
         raise DocumentError(f"{path} is no notebook of version 4; expected JSON with cells.")
+    with parsing(path):
+        cells = [
+            (
+                cell["cell_type"],
+                "".join(cell["source"]),
+                *(o.get("data", o) for o in cell.get("outputs", ())),
+            )
+            for cell in notebook["cells"]
+        ]
     parts, pictures = [], 0
-    for cell in notebook["cells"]:
-        text = "".join(cell["source"])
-        headings = markdown_headings(text) if cell["cell_type"] == "markdown" else ()
-        outputs = [each.get("data", each) for each in cell.get("outputs", ())]
+    for kind, text, *outputs in cells:
+        headings = markdown_headings(text) if kind == "markdown" else ()
         pictures += sum(any(form.startswith("image/") for form in each) for each in outputs)
         texts = filter(None, [text, *map(output_text, outputs)])
         parts.append(Extract(clean(TERMINAL.sub("", "\n\n".join(texts))), headings=headings))

@@ -18,7 +18,7 @@ from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
-from ragspec.retrievers.formats.readers import left_out
+from ragspec.retrievers.formats.readers import left_out, parsing
 
 HIDDEN = frozenset(
     {"script", "style", "template", "noscript", "svg", "head", "title", "nav", "iframe"}
@@ -37,6 +37,7 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[ \t\n\r\f\v]+")
+ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
 INVISIBLE = {0x00A0: " ", 0x00AD: None, 0x200B: None, 0x2060: None, 0xFEFF: None}
 SIMPLE = re.compile(r"[+\-−]?(?:\w+|\d+(?:[.,]\d+)+)|[∗*†‡′″°∘]+")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
@@ -128,7 +129,7 @@ def read_epub(path: Path, data: bytes) -> Extract:
     from lxml import etree
 
     notes, parser = left_out(path, data), etree.XMLParser(resolve_entities=False)
-    with ZipFile(BytesIO(data)) as archive:
+    with parsing(path), ZipFile(BytesIO(data)) as archive:
         names = set(archive.namelist())
         if names & {"META-INF/rights.xml", "META-INF/sinf.xml"}:
             raise DocumentError(f"{path} is protected by digital rights management.")
@@ -138,13 +139,13 @@ def read_epub(path: Path, data: bytes) -> Extract:
         hrefs = {item.get("id"): unquote(item.get("href")) for item in root.iterfind(".//{*}item")}
         spine = [hrefs[each.get("idref")] for each in root.iterfind(".//{*}itemref")]
         places = [normpath(join(dirname(package), href)) for href in spine]
-        notes += [
-            f"the chapter {clean(place)} is missing" for place in places if place not in names
-        ]
-        parts = [read_page(Path(place), archive.read(place)) for place in places if place in names]
+        chapters = [(place, archive.read(place)) for place in places if place in names]
+        title = " ".join((root.findtext(".//{*}title") or "").split())
+    notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
+    parts = [read_page(Path(place), chapter) for place, chapter in chapters]
     book = joined([part for part in parts if part.text])
-    title = " ".join((root.findtext(".//{*}title") or "").split()) or parts[0].title
-    return replace(book, title=title, notes=(*book.notes, *notes))
+    first = parts[0].title if parts else ""
+    return replace(book, title=title or first, notes=(*book.notes, *notes))
 
 
 def flatten(root: Any) -> None:
@@ -163,7 +164,7 @@ def flatten(root: Any) -> None:
                 parts = [(" " if element.tag == "mtr" else "").join(parts)]
             text = "".join(shape(part) for shape, part in zip(shapes, parts, strict=False))
         element.clear()
-        element.text, element.tail = text, tail
+        element.text, element.tail = (ILLEGAL.sub(" ", each or "") for each in (text, tail))
 
 
 class TextWriter:

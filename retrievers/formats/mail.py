@@ -11,6 +11,7 @@ from pathlib import Path
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
 from ragspec.retrievers.formats.html import read_html
+from ragspec.retrievers.formats.readers import parsing
 
 LINES = ("From", "To", "Cc", "Date", "Subject")
 START = re.compile(rb"(?:\A|(?<=\n)\r?\n)From [^\n]*\d{4}[^\n]*\n")
@@ -23,14 +24,16 @@ def read_message(path: Path, data: bytes) -> Extract:
     Raises:
         DocumentError: The file is no mail.
     """
-    message = message_from_bytes(data.lstrip(), policy=default)
-    header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+    with parsing(path):
+        message = message_from_bytes(data.lstrip(), policy=default)
+        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+        body = message.get_body(("plain", "html"))
+        attached = [*message.iter_attachments()] if header else []
+        names = [part.get_filename() or part.get_content_type() for part in attached]
     if not header:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     lines = "\n".join(f"{name}: {value}" for name, value in header.items())
-    body = message.get_body(("plain", "html"))
     text = _body(path, body) if isinstance(body, EmailMessage) else Extract("")
-    names = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
     notes = [f"the attachment {clean(name)} left out" for name in names]
     title = clean(header.get("Subject", ""))
     whole = clean(f"{lines}\n\n{text.text.strip()}").rstrip()
@@ -40,10 +43,11 @@ def read_message(path: Path, data: bytes) -> Extract:
 
 def _body(path: Path, body: EmailMessage) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
-    content = body.get_payload(decode=True)
+    with parsing(path):
+        content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
     data = content if isinstance(content, bytes) else b""
     try:
-        text = Extract(data.decode(body.get_content_charset() or "utf-8").replace("\r\n", "\n"))
+        text = Extract(data.decode(charset).replace("\r\n", "\n"))
     except (LookupError, UnicodeDecodeError):
         text = decode(path, data)
     return read_html(text.text) if body.get_content_subtype() == "html" else text

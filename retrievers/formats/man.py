@@ -34,6 +34,8 @@ ESCAPE = re.compile(
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 XREF = re.compile(r"(?<![^\s.])Xr (\S+) (\d\w*)(?=\s|$)")
 REQUEST = re.compile(r"[.'][ \t]*([A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
+SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
+HEAD = 500  # characters of a page in which its summary stands
 TEXT_ONLY = re.compile(r"^[.'](?:if|ie) n (?=[.'])(?!.*\\\{)", re.M)  # true, as nothing is typeset
 SKIPPED = re.compile(r"[.'][ \t]*(?:(de|ig|am)|(if|ie|el|while))\b[ \t]*(\S*)")
 # What stands before and after the text of a request.
@@ -88,9 +90,11 @@ def read_man(path: Path, data: bytes) -> Extract:
         return read_text(path, data)
     names = [plain(each) for each in arguments(page[1])]
     text = read_html("".join(html_of(extract.text)))
-    if not text.text:
+    if names and not text.text:
         raise DocumentError(f"{path} only refers to {names[0]}; name that page.")
     title = f"{names[0]}({names[1]})" if len(names) > 1 else text.title
+    if summary := SUMMARY.search(text.text, 0, HEAD):  # as apropos(1) shows it
+        title += f": {summary[1]}"
     return replace(text, title=title, notes=extract.notes)
 
 
@@ -124,7 +128,7 @@ def html_of(source: str) -> Iterator[str]:
             words = arguments(rest)
             words = {"IP": words[:1], "TP": [], "TQ": []}.get(name, words if ending else [])
             start = "\n" if literal and before == "<p>" else before
-            content = macros(words, command) if name[1].islower() else plain(" ".join(words))
+            content = macros(words, command) if name[1:].islower() else plain(" ".join(words))
             yield start + escape(content, False) + ending * bool(words)
             after = ending if name in NEXT and not words else after
         elif request or not line.startswith((".", "'")) or line.startswith("..."):

@@ -15,7 +15,7 @@ from typing import Any
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import read_tree
-from ragspec.retrievers.formats.readers import left_out
+from ragspec.retrievers.formats.readers import left_out, parsing
 
 HTML_NAMES = {
     "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
@@ -83,26 +83,30 @@ def read_docx(path: Path, data: bytes) -> Extract:
     from lxml import etree
 
     notes = left_out(path, data)
-    file, counts = docx.Document(BytesIO(data)), Counter[str]()
-    styles = dict[str, str]()
-    for style in file.styles:
-        numbered = style.element.find("{*}pPr/{*}numPr") is not None
-        names = [getattr(each, "name", "") for each in (style, getattr(style, "base_style", None))]
-        tags = [HEADINGS[name] for name in names if name in HEADINGS] + ["li"] * numbered
-        styles |= {style.style_id: tags[0]} if tags else {}
-    parts = [read_part(file.element.body, counts, styles)]
-    for relation in file.part.rels.values():
-        kind = relation.reltype.rpartition("/")[2]
-        if kind in ("footnotes", "endnotes"):
-            for note in etree.fromstring(relation.target_part.blob):
-                if not attribute(note, "type"):  # one of a type is a separator
-                    text = read_part(note, counts, {}).text
-                    parts.append(Extract(f"[{attribute(note, 'id')}] {text}"))
-        elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
-            counts["headers and footers"] += 1
+    counts, styles, at_foot, running = Counter[str](), dict[str, str](), list[Any](), 0
+    with parsing(path):
+        file = docx.Document(BytesIO(data))
+        body, title = file.element.body, (file.core_properties.title or "").strip()
+        for style in file.styles:
+            numbered = style.element.find("{*}pPr/{*}numPr") is not None
+            pair = style, getattr(style, "base_style", None)
+            names = [getattr(each, "name", "") for each in pair]
+            tags = [HEADINGS[name] for name in names if name in HEADINGS] + ["li"] * numbered
+            styles |= {style.style_id: tags[0]} if tags else {}
+        for relation in file.part.rels.values():
+            kind = relation.reltype.rpartition("/")[2]
+            if kind in ("footnotes", "endnotes"):
+                at_foot += etree.fromstring(relation.target_part.blob)
+            elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
+                running += 1
+    parts = [read_part(body, counts, styles)]
+    for note in at_foot:
+        if not attribute(note, "type"):  # one of a type is a separator
+            text = read_part(note, counts, {}).text
+            parts.append(Extract(f"[{attribute(note, 'id')}] {text}"))
+    counts["headers and footers"] = running
     notes += [f"{count} {what} left out" for what, count in counts.items() if count]
-    title = (file.core_properties.title or "").strip() or parts[0].title
-    return replace(joined(parts, title), notes=tuple(notes))
+    return replace(joined(parts, title or parts[0].title), notes=tuple(notes))
 
 
 def read_pptx(path: Path, data: bytes) -> Extract:
@@ -110,20 +114,23 @@ def read_pptx(path: Path, data: bytes) -> Extract:
     import pptx
 
     notes, counts = left_out(path, data), Counter[str]()
-    file = pptx.Presentation(BytesIO(data))
-    title = (file.core_properties.title or "").strip()
-    slides = [Extract("")] * len(file.slides)
-    for number, slide in enumerate(file.slides):
+    with parsing(path):
+        file = pptx.Presentation(BytesIO(data))
+        title, every = (file.core_properties.title or "").strip(), list(file.slides)
+    slides = [Extract("")] * len(every)
+    for number, slide in enumerate(every):
         if slide.element.get("show") == "0":
             notes.append(f"the hidden slide {number + 1} left out")
             continue
         for shape in list(slide.element.iter("{*}sp")):
             if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
                 shape.getparent().remove(shape)
+        with parsing(path):
+            frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
+            spoken = "" if frame is None else frame.text.strip()
+            named = slide.shapes.title.text.split() if slide.shapes.title is not None else []
         texts = [read_part(slide.element, counts, {}).text]
-        if slide.has_notes_slide and (frame := slide.notes_slide.notes_text_frame):
-            texts += [f"Notes: {frame.text.strip()}"] * bool(frame.text.strip())
-        named = slide.shapes.title.text.split() if slide.shapes.title is not None else []
+        texts += [f"Notes: {spoken}"] * bool(spoken)
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
     return replace(joined(slides, title, "slide"), notes=tuple(notes))

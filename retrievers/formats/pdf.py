@@ -12,6 +12,7 @@ from threading import Lock
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, joined
+from ragspec.retrievers.formats.readers import parsing
 
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
@@ -43,14 +44,16 @@ def read_pdf(path: Path, data: bytes) -> Extract:
 
     if b"%PDF" not in data[:1024]:
         raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
-    try:
-        with PDFIUM, pypdfium2.PdfDocument(data) as file:
-            title = clean(file.get_metadata_value("Title")).strip()
-            raw = [page.get_textpage().get_text_range() for page in file]
-    except pypdfium2.PdfiumError as error:
-        if "assword" in str(error):
-            raise DocumentError(f"{path} is encrypted; remove its password first.") from error
-        raise DocumentError(f"{path} is a broken PDF ({error}).") from error
+    with parsing(path):
+        try:
+            with PDFIUM, pypdfium2.PdfDocument(data) as file:
+                title = file.get_metadata_value("Title")
+                raw = [page.get_textpage().get_text_range() for page in file]
+        except pypdfium2.PdfiumError as error:
+            if "assword" in str(error):
+                raise DocumentError(f"{path} is encrypted; remove its password first.") from error
+            raise DocumentError(f"{path} is a broken PDF ({error}).") from error
+    title = clean(title).strip()
     empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
     if len(empty) == len(raw):
         raise DocumentError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -92,12 +94,24 @@ def extract_text(path: Path, data: bytes) -> Extract:
         extract: Extract = read(path, data)
     except ModuleNotFoundError as error:
         raise for_extra(error) from error
+    return extract
+
+
+@contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """Raise DocumentError for the errors of a package that reads a file.
+
+    The block holds nothing but calls of the package, so that faults of this library stay visible.
+    """
+    try:
+        yield
     except RagspecError:
         raise
-    except Exception as error:  # the packages that read files share no class of errors
+    except Exception as error:  # the packages share no class of errors
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise DocumentError(f"{path} is damaged, or no {suffix} file ({reason}).") from error
-    return extract
+        raise DocumentError(
+            f"{path} is damaged, or no {format_of(path)} file ({reason})."
+        ) from error
 
 
 def _unpacked(path: Path, data: bytes) -> bytes:
@@ -119,10 +133,11 @@ def left_out(path: Path, data: bytes) -> list[str]:
     """
     if data.startswith(b"\xd0\xcf\x11\xe0"):  # OLE, in which Office stores files with a password
         raise DocumentError(f"{path} is encrypted or of an old format; save it without a password.")
-    try:
-        files = ZipFile(BytesIO(data)).infolist()
-    except BadZipFile as error:
-        raise DocumentError(f"{path} is a broken {path.suffix} file ({error}).") from error
+    with parsing(path):
+        try:
+            files = ZipFile(BytesIO(data)).infolist()
+        except BadZipFile as error:
+            raise DocumentError(f"{path} is a broken {path.suffix} file ({error}).") from error
     if (size := sum(file.file_size for file in files)) > MAX_UNPACKED:
         raise DocumentError(f"{path} unpacks to {size} bytes, more than {MAX_UNPACKED}.")
     counts = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
-from ragspec.retrievers.formats.readers import MAX_BYTES, left_out
+from ragspec.retrievers.formats.readers import MAX_BYTES, left_out, parsing
 
 NUMBER = re.compile(r"[-+]?[\d.,]+%?")
 PERCENT = re.compile(r"(?:\.(0+))?%")
@@ -46,7 +46,8 @@ def read_csv(path: Path, data: bytes) -> Extract:
         head = extract.text.partition("\n")[0]
         delimiter = max(",;\t|", key=head.count)
     csv.field_size_limit(MAX_BYTES)
-    rows = csv.reader(extract.text.splitlines(keepends=True), delimiter=delimiter)
+    with parsing(path):
+        rows = [*csv.reader(extract.text.splitlines(keepends=True), delimiter=delimiter)]
     return replace(extract, text="\n".join(row_lines(rows)), unit="row")
 
 
@@ -55,18 +56,21 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
     from openpyxl import load_workbook
 
     notes = left_out(path, data)
-    file = load_workbook(BytesIO(data), read_only=True, data_only=True)
-    formulas = load_workbook(BytesIO(data), read_only=True)
+    with parsing(path):
+        file = load_workbook(BytesIO(data), read_only=True, data_only=True)
+        formulas = load_workbook(BytesIO(data), read_only=True)
+        sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]
     parts, unsaved = [], 0
-    for sheet in file.worksheets:
+    for sheet, unevaluated in sheets:
         if sheet.sheet_state != "visible":
             notes.append(f"the hidden sheet {clean(sheet.title)} left out")
             continue
         rows = []
-        for row in zip(sheet.iter_rows(), formulas[sheet.title].iter_rows(), strict=True):
-            pairs = list(zip(*row, strict=True))
-            unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
-            rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
+        with parsing(path):  # which reads while it yields
+            for row in zip(sheet.iter_rows(), unevaluated.iter_rows(), strict=True):
+                pairs = list(zip(*row, strict=True))
+                unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
+                rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
         text = "\n".join(row_lines(rows)).rstrip("\n")
         parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
     if unsaved:

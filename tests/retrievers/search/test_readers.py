@@ -234,16 +234,18 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         write(MAN),
         "NAME\n\npump - lift water\n\nOPTIONS\n\n-n, --no-cache\nKeep nothing; see ls(1).\n\n"
         "pump  a\n  b\n\none\ttwo\nlong cell\tx",
-        "PUMP(1)",
+        "PUMP(1): lift water",
         [],
     ),
     (
         "pump.8.gz",
         write(gzip.compress(MDOC)),
         "NAME\n\npump – lift water\n\nSYNOPSIS\n\npump [-v] [-o file] ls(1).",
-        "PUMP(8)",
+        "PUMP(8): lift water",
         [],
     ),
+    ("rm.1", write(b".TH RM 1\n.SH POPIS\n.P\nUvolni."), "POPIS\n\nUvolni.", "RM(1)", []),
+    ("a.html", write("<pre>a\x0cb&#1;</pre>\ufffec"), "a b \n\nc", "a.html", []),
     ("messages.1.gz", write(gzip.compress(b"plain log\n")), "plain log", "messages.1.gz", []),
 ]
 
@@ -312,6 +314,16 @@ def test_damaged_archives_are_refused_or_read(tmp_path: Path, make: Callable[[Pa
             assert isinstance(load_document(path), Document)
         except DocumentError as error:
             assert path.name in str(error)
+
+
+def test_a_fault_of_our_own_is_not_called_a_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for make in (docx, pptx, epub):
+        make(tmp_path / f"a.{make.__name__}")
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr("ragspec.retrievers.formats.html.TextWriter.close", lambda *_: 1 // 0)
+            load_document(tmp_path / f"a.{make.__name__}")
 
 
 def test_a_missing_package_is_named_for_its_file(
