@@ -4,6 +4,10 @@ The score is the share of the question's words in the sentence and its titles, w
 a word is in English, plus the cosine of question and sentence under the bundled embedder. Other
 documents and the index's own embedder do not change it. So one least score tells whether documents
 speak of a question, be they one or ten thousand (benchmarks/RESULTS.md).
+
+The embedder has other scripts than Latin as bytes, and takes all their texts for alike. For their
+questions the share of words counts twice, and words are compared by their first letters, as
+endings differ.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
 MARKS = ".!?。！？।"
 RANK_COST = 0.06  # of the score, for each better passage of the search
+LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
 LEAST_SCORE = 0.74  # of a question that the documents speak of
 
 
@@ -97,15 +102,19 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
     if not spans:
         return []
     embedder = _embedder()
-    rarity = {word: embedder.rarity(word) for word in words_of(question)}
+    terms = words_of(question)
+    latin = 2 * sum(term < LATIN_END for term in terms) >= len(terms)
+    first = None if latin else FIRST
+    rarity = {term[:first]: embedder.rarity(term) for term in terms}
     whole = sum(rarity.values())
     texts = [hit.document.text[start:end] for hit, start, end in spans]
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
     scores = []
     for span, cosine in zip(spans, cosines.tolist(), strict=True):
-        words = set(words_of(titled(*span)))
+        words = {word[:first] for word in words_of(titled(*span))}
         shared = sum(weight for word, weight in rarity.items() if word in words)
-        scores.append((shared / whole if whole else 1.0) + cosine)
+        share = shared / whole if whole else 1.0
+        scores.append(share + (cosine if latin else share))
     return scores
 
 

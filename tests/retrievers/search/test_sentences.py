@@ -87,6 +87,20 @@ def test_unrelated_files_do_not_decide_whether_a_question_is_refused(unrelated: 
         assert result.sentences, "the nearest are shown"
 
 
+@pytest.mark.parametrize(
+    ("text", "covered", "other"),
+    [
+        ("Гарантия на насос действует три года.", "Сколько длится гарантия насоса?", "Кто спит?"),
+        ("水泵的保修期为三年。", "水泵的保修期多长?", "谁写了红楼梦?"),
+        ("ポンプの保証期間は三年です。", "ポンプの保証期間は?", "木星の衛星はいくつ?"),
+    ],
+)
+def test_questions_are_refused_in_every_script(text: str, covered: str, other: str) -> None:
+    qa = DocQA(PassageIndex.build([Document("a", "", text)]))
+    assert qa.search(covered).refused is None
+    assert qa.search(other).refused is not None
+
+
 def test_a_question_of_stop_words_alone_is_not_refused() -> None:
     qa = DocQA(PassageIndex.build([Document("a", "a", "The warranty ends after three years.")]))
     assert qa.search("What is it?", 1).refused is None
