@@ -12,24 +12,29 @@ of our own without an answer in the documents; the questions of other sets have 
 Figures are those of `ragspec bench answers`. `--doors` asks with the default prompt through
 `DocQA`, in a conversation of one turn, and by HTTP requests to a server. `--refusals` measures
 refusals alone, over one document, over each set, and over all documents and DIR's
-`retrieval/passages.jsonl.gz` together.
+`retrieval/passages.jsonl.gz` together. `--held-out` measures them on DIR's `retrieval/queries`,
+over documents that served for no choice: with the question's own documents, and without them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from fastapi.testclient import TestClient
-from harness.data import docqa_documents, gold_questions, long_documents, read_records
+from harness.data import ITEMS, docqa_documents, gold_questions, long_documents, read_records
 
 from ragspec.engine.engine import Engine
+from ragspec.pipelines.answering.answerer import JUDGED, unique
 from ragspec.pipelines.answering.conversation import Conversation
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.bench.answers import AnswerRow, Item, has_answer, measure_answers, summary
@@ -39,6 +44,7 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
 
 HERE = Path(__file__).parent
 OWN = {"manuals": HERE / "manual_questions.jsonl", "books": HERE / "book_questions.jsonl"}
@@ -122,6 +128,36 @@ def show_refusals(data: Path, half: slice) -> None:
         )
 
 
+def show_held_out(data: Path, split: str, most: int = 150) -> None:
+    """Print refusals over the documents of a split, with and without those of each question."""
+    used = {record["question"] for record in read_records(data / ITEMS)}
+    records = [*read_records(data / "retrieval" / "queries.jsonl.gz")]
+    records = [record for record in records if record["question"] not in used]
+    listed = read_records(data / "retrieval" / "passage_docs.jsonl.gz")
+    firsts = sorted((r["first"], r["doc_id"]) for r in listed)
+    every = {document.name: document for document in many_documents(data)}
+
+    def names(record: dict[str, Any]) -> set[str]:
+        places = [bisect_right(firsts, (passage, "~")) - 1 for passage in record["gold"]]
+        return {f"passages/{firsts[place][1]}" for place in places}
+
+    for origin in ("nq", "wiki", "covid"):
+        some = [r for r in records if (r["split"], r["origin"]) == (split, origin)]
+        index = PassageIndex.build([every[n] for n in sorted(set().union(*map(names, some)))])
+        random.Random(5).shuffle(some)
+        shares = dict[bool, list[bool]]()
+        for record in some[:most]:
+            hits = index.search(record["question"], 60)
+            rest = [h for h in hits if h.document.name not in names(record)]
+            rest = [h for h in rest if not has_answer(h.passage.text, record["answers"])]
+            for answered, part in ((True, hits), (False, rest)):
+                sentences = rank_sentences(record["question"], unique(part)[:JUDGED])
+                score = max((each.score for each in sentences), default=0.0)
+                shares.setdefault(answered, []).append(score < LEAST_SCORE)
+        print(f"{split} {origin}: {len(index.documents)} documents, {len(some[:most])} questions")
+        print(f"  refused with {fmean(shares[True]):.1%}, without {fmean(shares[False]):.1%}")
+
+
 def request_answer(client: TestClient, item: Item, tokens: int) -> AnswerRow:
     """Return the figures of an answer of a server with documents."""
     messages = [{"role": "user", "content": item.question}]
@@ -181,6 +217,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--half", choices=HALVES, default="report")
     parser.add_argument("--refusals", action="store_true")
+    parser.add_argument("--held-out", choices=("train", "valid"))
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--passages", type=int, help="default: that of the model")
     parser.add_argument("--json", type=Path)
@@ -190,6 +227,9 @@ def main() -> None:
     half = HALVES[options.half]
     if options.refusals:
         show_refusals(options.data, half)
+        return
+    if options.held_out:
+        show_held_out(options.data, options.held_out)
         return
     engine = Engine.from_pretrained(options.model, device="cpu")
     if options.doors:
