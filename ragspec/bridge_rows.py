@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.sampling.processors import copied
 
 
@@ -95,7 +95,7 @@ def _one_of(negative: Tensor, prompt: int, prompts: int) -> Tensor:
     """Return the negative prompt [1, T] of one prompt, from one for each or one for all."""
     if len(negative) not in (1, prompts):
         raise InputError(
-            f"got {len(negative)} rows of negative_prompt_ids for {prompts} prompts; expected one "
-            "for each, or one for all"
+            f"got {pluralize(len(negative), 'row')} of negative_prompt_ids for "
+            f"{pluralize(prompts, 'prompt')}; expected one for each, or one for all"
         )
     return negative if len(negative) == 1 else negative[prompt : prompt + 1]

@@ -26,6 +26,13 @@ the error's `exit_code`.
 from __future__ import annotations
 
 
+def pluralize(number: int, noun: str, form: str = "") -> str:
+    """Return a number, in a format, and its noun for a message: 1 token, 2 tokens."""
+    stem = f"{noun[:-1]}ie" if noun.endswith("ry") else noun
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"1 {noun}" if number == 1 else f"{number:{form}} {stem}{ending}"
+
+
 class RagspecError(Exception):
     """Root of all errors raised by ragspec on purpose."""
 

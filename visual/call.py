@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.visual.checks import checked_count, is_number, whole
 from ragspec.visual.models.raster import Raster
@@ -100,8 +100,8 @@ class ImageCall:
         values = None if _is_one(self.seed) else [whole(each) for each in self.seed]  # type: ignore[union-attr]
         if values is None or len(values) != count or None in values:
             raise InputError(
-                f"got seed={self.seed!r} for {count} images; expected a whole number, or one for "
-                "each image."
+                f"got seed={self.seed!r} for {pluralize(count, 'image')}; expected a whole number, "
+                "or one for each image."
             )
         return [seed for seed in values if seed is not None]
 
@@ -117,8 +117,8 @@ class ImageCall:
         scales = list(scale)  # type: ignore[arg-type]
         if len(scales) != count:
             raise InputError(
-                f"got {len(scales)} guidance scales for {count} images; expected one, or one an "
-                "image."
+                f"got {pluralize(len(scales), 'guidance scale')} for {pluralize(count, 'image')}; "
+                "expected one, or one an image."
             )
         return scales
 
@@ -147,7 +147,8 @@ def seeds_of(
         )
     if len(generators) != count:
         raise InputError(
-            f"got {len(generators)} generators for {count} images; expected one, or one an image."
+            f"got {pluralize(len(generators), 'generator')} for {pluralize(count, 'image')}; "
+            "expected one, or one an image."
         )
     return [
         int(torch.randint(1 << 62, (1,), generator=each, device=each.device)) for each in generators
@@ -198,8 +199,8 @@ def negatives_of(negative: Any, prompts: int) -> list[str]:
         raise InputError(f"got negative_prompt {negative!r}; expected texts.")
     if len(texts) not in (1, prompts):
         raise InputError(
-            f"got {len(texts)} negative prompts for {prompts} prompts; expected one for all, or "
-            "one each."
+            f"got {len(texts)} negative prompts for {pluralize(prompts, 'prompt')}; expected one "
+            "for all, or one each."
         )
     return texts * prompts if len(texts) == 1 else texts
 

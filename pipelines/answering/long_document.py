@@ -268,7 +268,7 @@ def _characters(tokenizer: Any, document: Document, token_range: TokenRange | No
     places = encode_text(tokenizer, mark_special_tokens(document.text, tokenizer)).offsets
     if first >= len(places):
         raise InputError(
-            f"token_range {token_range} begins behind the {len(places)} tokens of {document.name}; "
+            f"token_range {token_range} begins behind the end of {document.name} at {len(places)}; "
             "expected less."
         )
     return places[first][0], places[min(last, len(places)) - 1][1]

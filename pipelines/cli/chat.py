@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragspec.errors import InputError, RagspecError
+from ragspec.errors import InputError, RagspecError, pluralize
 from ragspec.pipelines.cli.show import note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -118,8 +118,7 @@ class ChatSession:
             )
         terminal.line(reply.text if reply.refused else "")
         if dropped := reply.dropped_turns:
-            turns = "turn" if dropped == 1 else "turns"
-            terminal.note(f"the context was full: the oldest {dropped} {turns} left", "bold")
+            terminal.note(f"context full: {pluralize(dropped, 'oldest turn')} left out", "bold")
         for citation in reply.citations:
             terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
         documents = self.conversation.retriever is not None
@@ -179,8 +178,7 @@ def describe_usage(conversation: Conversation, last: Answer) -> Iterator[str]:
     report, limit = last.report, conversation.engine.target.max_length
     used = report.prompt_tokens + report.tokens
     of = "" if limit is None else f" of {limit}"
-    turns = len(conversation.turns)
-    yield f"{turns} turn{'s' * (turns != 1)}, {used}{of} tokens of context"
+    yield f"{pluralize(len(conversation.turns), 'turn')}, {used}{of} tokens of context"
     prefilled = report.prompt_tokens - report.cached_tokens
-    yield f"of the last prompt {report.cached_tokens} tokens were cached and {prefilled} read"
+    yield f"last prompt: {pluralize(report.cached_tokens, 'token')} cached, {prefilled} read"
     yield report.summary()

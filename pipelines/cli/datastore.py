@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ragspec.pipelines.cli.store import counting, limit_of
+from ragspec.errors import pluralize
+from ragspec.pipelines.cli.store import SourcesArgument, counting, limit_of
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
@@ -27,21 +28,11 @@ app = typer.Typer(
 DatastoreArgument = Annotated[Path, typer.Argument(metavar="DATASTORE", help="One on disk.")]
 
 
-@app.callback()
-def datastore() -> None:
-    """Datastores of a kNN language model: hidden states of texts, and the next tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class DatastoreBuildOptions:
     """The text of a datastore."""
 
-    texts: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
-        ),
-    ]
+    texts: SourcesArgument
     out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")]
     columns: TextColumns
     place: o.PlaceOptions
@@ -87,8 +78,8 @@ def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
         terminal.json(info)
         return
     terminal.line(
-        "{path}: {keys:,} keys of {width} numbers out of {documents:,} documents, "
-        "{bytes:,} bytes".format(**info)
+        f"{info['path']}: {pluralize(info['keys'], 'key', ',')} of {info['width']} numbers out of "
+        f"{pluralize(info['documents'], 'document', ',')}, {info['bytes']:,} bytes"
     )
     tokenizer = (info["tokenizer"] or "none")[:MOST_LISTED]
     terminal.line(f"model {info['model'][:MOST_LISTED]}, tokenizer {tokenizer}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.cli.draw_options import DrawOptions
 from ragspec.pipelines.console.checks import checked_output
 from ragspec.pipelines.console.options import silence_transformers
@@ -122,7 +122,7 @@ def summarise_images(output: Any) -> dict[str, Any]:
 def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
     number = len(figures["images"])
     line = (
-        f"{number} image{'s' * (number > 1)} in {out}: {figures['forwards']} forwards, "
+        f"{pluralize(number, 'image')} in {out}: {pluralize(figures['forwards'], 'forward')}, "
         f"{figures['seconds']:.2f} s, {figures['codes_per_forward']:.2f} codes a forward, label "
         f"{figures['label']}, seed {figures['seed']}"
     )

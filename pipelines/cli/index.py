@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_paths
 from ragspec.pipelines.console.terminal import Terminal, progress
@@ -22,13 +22,11 @@ ReportOption = Annotated[
     bool, typer.Option("--report", help="Show what was guessed, repaired or left out in each file.")
 ]
 
-
-app = typer.Typer(no_args_is_help=True, context_settings=o.HELP)
-
-
-@app.callback()
-def index() -> None:
-    """Documents read once, for `ragspec ask --index`: build, add, remove, refresh, info."""
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings=o.HELP,
+    help="Documents read once, for `ragspec ask --index`: build, add, remove, refresh, info.",
+)
 
 
 @app.command()
@@ -68,7 +66,7 @@ def build(
     for skipped in qa.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)
     _note_repairs(terminal, {each.name: each.notes for each in qa.documents}, report)
-    terminal.note(f"wrote {len(qa.documents)} documents to {out}")
+    terminal.note(f"wrote {pluralize(len(qa.documents), 'document')} to {out}")
 
 
 @app.command()
@@ -117,8 +115,9 @@ def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption 
         terminal.json(facts)
         return
     terminal.line(
-        f"{len(facts['documents'])} documents in {facts['passages']} passages of about "
-        f"{facts['words']} words, {facts['bytes'] / 2**20:.1f} MiB"
+        f"{pluralize(len(facts['documents']), 'document')} in "
+        f"{pluralize(facts['passages'], 'passage')} of about {facts['words']} words, "
+        f"{facts['bytes'] / 2**20:.1f} MiB"
     )
     parts = [f"meaning ({facts['embedder']}, {facts['dense']})"] if facts["embedder"] else []
     terminal.line(f"searched by {' and '.join([*parts, *['words'] * facts['sparse']])}")
@@ -138,10 +137,8 @@ def _note_repairs(terminal: Terminal, notes: Mapping[str, Sequence[str]], report
         for name, each in repaired.items():
             terminal.note(f"{name}: {'; '.join(each)}")
     elif repaired:
-        count = f"{len(repaired)} document{'s' * (len(repaired) > 1)}"
-        terminal.note(
-            f"{count} had text that was guessed or repaired; `index info --report` shows how"
-        )
+        count = pluralize(len(repaired), "document")
+        terminal.note(f"{count} had text guessed or repaired; `index info --report` shows how")
 
 
 def _change(
@@ -159,12 +156,10 @@ def _change(
     for missing in done.missing:
         terminal.note(f"its documents stay: {missing.path} {missing.reason}", "bold")
         terminal.note(f"  `ragspec index remove {index} {missing.path}` takes them out")
-    for what, names in (
-        ("added", done.added),
-        ("changed", done.changed),
-        ("removed", done.removed),
-    ):
-        if names:
+    for what in ("added", "changed", "removed"):
+        if names := getattr(done, what):
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
             terminal.note(f"{what} {len(names)}: {', '.join(names[:LISTED])}{more}")
-    terminal.note(f"{done.unchanged} documents unchanged" if done else "nothing has changed")
+    terminal.note(
+        f"{pluralize(done.unchanged, 'document')} unchanged" if done else "nothing has changed"
+    )

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
+from ragspec.errors import (
+    DocumentError,
+    InputError,
+    ModelError,
+    PromptTooLongError,
+    StoreError,
+    pluralize,
+)
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import Setting, add_command, takes_records
@@ -29,11 +36,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A corpus on disk.")]
-
-
-@app.callback()
-def store() -> None:
-    """Corpora to draft from: build, fill, look after."""
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+    ),
+]
+ReadOption = Annotated[
+    str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
+]
 
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
@@ -89,18 +100,11 @@ def load_tokenizer(name: str) -> Any:
 class StoreBuildOptions:
     """The text of a corpus."""
 
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
-        ),
-    ]
+    sources: SourcesArgument
     out: OutOption
     columns: TextColumns
     model: o.ModelOption = "starter"
-    max_tokens: Annotated[
-        str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
-    ] = None
+    max_tokens: ReadOption = None
     replace: Annotated[
         bool, typer.Option("--replace", help="Put it in the place of the corpus that is there.")
     ] = False
@@ -235,10 +239,10 @@ def _show(info: CorpusInfo, terminal: Terminal, json: bool) -> None:
     terminal.line(f"{info.path} ({info.generation})")
     each = f"{info.bytes / info.tokens:.2f} bytes a token" if info.tokens else "empty"
     terminal.line(
-        f"{info.tokens:,} tokens in {info.documents:,} documents, {len(info.segments)} segments, "
-        f"{info.bytes:,} bytes ({each})"
+        f"{pluralize(info.tokens, 'token', ',')} in {pluralize(info.documents, 'document', ',')}, "
+        f"{pluralize(len(info.segments), 'segment')}, {info.bytes:,} bytes ({each})"
     )
-    terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {info.depth} tokens")
+    terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {pluralize(info.depth, 'token')}")
     model = info.model[:PREFIX] if info.model else "none (documents)"
     tokenizer = info.tokenizer[:PREFIX] if info.tokenizer else "unknown"
     terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.errors import InputError
-from ragspec.pipelines.cli.store import at_most, counting, limit_of
+from ragspec.errors import InputError, pluralize
+from ragspec.pipelines.cli.store import ReadOption, at_most, counting, limit_of
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
@@ -38,9 +38,7 @@ class HeadOptions:
     model: o.ModelOption = "starter"
     steps: Annotated[int, typer.Option(min=1, help="Most steps of the optimizer.")] = 2000
     minutes: Annotated[float | None, typer.Option(help="End the training after so long.")] = None
-    max_tokens: Annotated[
-        str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
-    ] = None
+    max_tokens: ReadOption = None
     seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0
     start: Annotated[
         Path | None, typer.Option(help="Begin with this trained head, to learn from other texts.")
@@ -100,7 +98,8 @@ def train_head(options: HeadOptions) -> None:
         terminal.json(summary)
         return
     terminal.line(
-        f"{options.out}: {summary['parameters']:,} weights after {summary['steps']} steps in "
+        f"{options.out}: {summary['parameters']:,} weights after "
+        f"{pluralize(summary['steps'], 'step')} in "
         f"{summary['seconds']:.0f} s; on held-out texts the head's best token is the model's in "
         f"{summary['agreement']:.0%} of places"
     )

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from zlib import crc32
 
 from ragspec.drafters.method import describe
+from ragspec.errors import pluralize
 from ragspec.registry import names
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import Event
@@ -139,8 +140,7 @@ def search_chart(events: Sequence[Event]) -> SearchChart:
 def _kind(event: Event) -> tuple[str, str]:
     """Return the colour class and the name of an event."""
     if event.what == "search":
-        several = f"{event.queries} queries" if event.queries > 1 else "1 query"
-        return "s2", f"search of {several}"
+        return "s2", f"search of {pluralize(event.queries, 'query')}"
     if not event.accepted:
         return "own", "stride taken back"
     if event.what == "ahead":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ragspec.errors import pluralize
 from ragspec.pipelines.page.charts import (
     TARGET,
     SearchChart,
@@ -157,7 +158,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     facts = [
         ("model", header.model or "not named"),
         ("seed", "none" if report.seed is None else str(report.seed)),
-        ("prompt", f"{report.prompt_tokens} tokens"),
+        ("prompt", pluralize(report.prompt_tokens, "token")),
         ("ended by", report.finish_reason),
         ("budget", f"{report.budget} (nodes × steps: {sizes})"),
         ("distinct 4-grams", f"{report.distinct_4:.0%}"),
@@ -179,7 +180,7 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
                 continue
             source = sources[path[begin]]
             place = where(names, step.tree.origin[path[begin]].tolist(), i - begin)
-            accepted = f"{len(path)} drafted token{'s' if len(path) != 1 else ''} accepted"
+            accepted = f"{pluralize(len(path), 'drafted token')} accepted"
             tip = f"{source}{place}\nstep {number}: {accepted}"
             yield Span.of("".join(texts[begin:i]), colours[source], tip, number)
             begin = i

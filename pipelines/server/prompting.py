@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import Options
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited, templated
@@ -191,12 +191,12 @@ def _limit(
     least = 1 if new is None or new < 0 else new
     if limit is not None and len(ids) + least > limit:
         excess, left = len(ids) + least - limit, limit - len(ids)
-        advice = [f"shorten {names[0]} by {excess} tokens"] if least < limit else []
+        advice = [f"shorten {names[0]} by {pluralize(excess, 'token')}"] if least < limit else []
         advice += [f"set {names[1]} to {left} or less"] if left > 0 else []
         raise ApiError(
             400,
-            f"This model's maximum context length is {limit} tokens, but the prompt has "
-            f"{len(ids)} tokens and {names[1]} is {least}. To do: {', or '.join(advice)}.",
+            f"This model's maximum context length is {limit} tokens, but the prompt has {len(ids)} "
+            f"and {names[1]} is {least}. To do: {', or '.join(advice)}.",
             "context_length_exceeded",
             names[1] if left > 0 else names[0],
         )

@@ -197,7 +197,7 @@ class Serving:
         """
         waiting, most = len(self.running_alone), self.scheduler.max_queue_size
         if most is not None and waiting > most:
-            raise QueueFullError(f"{waiting} requests for pictures wait; try again later.")
+            raise QueueFullError(f"requests for pictures that wait: {waiting}; try again later.")
         future = self._executor.submit(work)
         self.running_alone.add(future)
         future.add_done_callback(self.running_alone.discard)

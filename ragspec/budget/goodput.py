@@ -114,7 +114,7 @@ class GoodputSession(BudgetSession):
         gain = self.experience.gain(source, best)
         if not gain.allows(self.rate, self._plain):
             steps = self._skipped[source] = self._skipped.get(source, 0) + 1
-            self.rested[source] = f"{steps} steps, as it costs more time than it saves"
+            self.rested[source] = f"{steps} of its steps, as it costs more time than it saves"
             self._asking = None
             return 0
         self._asking = gain, len(self._open)

@@ -264,7 +264,7 @@ class Source:
     def _switch_off(self, error: Exception) -> None:
         self.session = None
         warnings.warn(
-            f"drafter {self.name!r} is switched off for this text after {self.count} fault(s); "
+            f"drafter {self.name!r} is switched off for this text (faults: {self.count}); "
             "under an exact rule the output is not affected. Last: "
             f"{type(error).__name__}: {error}",
             RuntimeWarning,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, render_chat
-from ragspec.errors import InputError, PromptTooLongError, RagspecError
+from ragspec.errors import InputError, PromptTooLongError, RagspecError, pluralize
 from ragspec.trees.draft_tree import PREDICTION
 
 Message = Mapping[str, Any]
@@ -112,14 +112,14 @@ def check_length(prompt: int, new: int, limit: int | None) -> None:
     if limit is not None and prompt + new > limit:
         advice = []
         if new < limit:  # else no prompt would be short enough
-            advice.append(f"shorten the prompt by {prompt + new - limit} tokens")
+            advice.append(f"shorten the prompt by {pluralize(prompt + new - limit, 'token')}")
         if prompt < limit:
             advice.append(f"pass max_new_tokens={limit - prompt} or less")
         if not advice:
             advice.append(f"shorten the prompt to less than {limit} tokens and ask for fewer")
         raise PromptTooLongError(
-            f"the prompt has {prompt} tokens and {new} new ones were asked for: {prompt + new} "
-            f"exceed the model's context of {limit}. To do: {', or '.join(advice)}."
+            f"the prompt has {pluralize(prompt, 'token')} and max_new_tokens is {new}: "
+            f"{prompt + new} exceed the model's context of {limit}. To do: {', or '.join(advice)}."
         )
 
 
@@ -322,8 +322,8 @@ def read_prediction(
         return tuple(read(prompt, prediction) for prompt in prompts)
     if len(prediction) != len(prompts):
         raise InputError(
-            f"got {len(prediction)} predictions for {len(prompts)} prompts; expected one for each "
-            "prompt (None where nothing is predicted), or a single one for all."
+            f"got {pluralize(len(prediction), 'prediction')} for "
+            f"{pluralize(len(prompts), 'prompt')}; expected one each (or None), or one for all."
         )
     return tuple(
         None if one is None else read(prompt, one)

@@ -19,7 +19,7 @@ from ragspec.engine.prompts import (
     expect_ids,
     read_prediction,
 )
-from ragspec.errors import InputError, PromptTooLongError, SamplingError
+from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
@@ -269,7 +269,7 @@ def _stop_rule(
     check_length(prompt, new, limit)
     if resumed > new:
         raise InputError(
-            f"resume_from has {resumed} tokens and max_new_tokens is {new}, which counts them; "
+            f"resume_from has {pluralize(resumed, 'token')}, and max_new_tokens={new} counts them; "
             "expected as many or more. Ask for a higher number."
         )
     further = options.get("stop_token_ids")
@@ -291,8 +291,8 @@ def _configured_length(config: object, prompt: int, limit: int | None) -> int | 
         return new
     if prompt >= total:
         raise PromptTooLongError(
-            f"the prompt has {prompt} tokens and the generation config has max_length={total}, "
-            "which counts them; expected a higher one. Pass max_new_tokens."
+            f"the prompt has {pluralize(prompt, 'token')} and the generation config has max_length="
+            f"{total}, which counts them; expected a higher one. Pass max_new_tokens."
         )
     return int(total if limit is None else min(total, limit)) - prompt
 
@@ -406,7 +406,8 @@ def _check_seeds(sampling: Sampling, prompts: int) -> None:
     seeds = getattr(sampling.seed, "__len__", lambda: prompts)()
     if seeds != prompts:
         raise SamplingError(
-            f"got {seeds} seeds for {prompts} prompts; expected one seed, or one for each prompt"
+            f"got {pluralize(seeds, 'seed')} for {pluralize(prompts, 'prompt')}; expected one, "
+            "or one for each prompt"
         )
 
 

@@ -31,7 +31,7 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
-from ragspec.errors import EngineClosedError, InputError, QueueFullError
+from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
 from ragspec.models.device import as_loaded
 from ragspec.reports.generation import Generation
 from ragspec.verification.base import TargetSession
@@ -122,8 +122,8 @@ class Scheduler:
         if room is None or self.open_requests + requests <= self.max_batch_size + room:
             return
         raise QueueFullError(
-            f"{self.waiting} requests wait; expected room for {requests} more of {room} at "
-            "most. Try again later."
+            f"The queue holds {pluralize(self.waiting, 'request')} of {room} at most; expected "
+            f"room for {requests} more. Try again later."
         )
 
     def add(self, handle: RequestHandle) -> None:

@@ -70,7 +70,7 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
 def _reason(drafted: int) -> str:
     """Return why speculation did not pay, given how many tokens were drafted in vain."""
     if drafted:
-        return f"none of the {drafted} drafted tokens was accepted"
+        return f"no drafted token of {drafted} was accepted"
     return "nothing was drafted, so this was plain decoding"
 
 

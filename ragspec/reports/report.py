@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 
 DERIVED = (
     "drafted",
@@ -79,11 +79,11 @@ class Retrieval:
     def summary(self) -> str:
         """Return one sentence to read."""
         guessed = self.hits + self.rollbacks
-        right = f", {self.hits} of {guessed} guesses right" if guessed else ""
+        right = f", {self.hits} of {pluralize(guessed, 'guess')} right" if guessed else ""
         back = f", {self.wasted} taken back" if self.wasted else ""
         return (
-            f"Looked up {self.queries} times in {self.calls} searches over {self.strides} strides"
-            f"{right}{back}."
+            f"Looked up {pluralize(self.queries, 'query')} in {pluralize(self.calls, 'search')} "
+            f"over {pluralize(self.strides, 'stride')}{right}{back}."
         ) + (" Repeated queries had other answers." if self.changed else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -276,10 +276,10 @@ class Report:
         stored = f" for weights in {self.weights}" if self.weights.startswith("int") else ""
         rested = "; ".join(f"{name} for {why}" for name, why in self.rested.items())
         sentences = {
-            f"{_counted(self.tokens, 'token')} in {_counted(self.forward_passes, 'forward pass')} "
-            f"({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{speed}, "
+            f"{pluralize(self.tokens, 'token')} in {pluralize(self.forward_passes, 'forward pass')}"
+            f" ({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{speed}, "
             f"label {self.label}{stored}.": True,
-            f"{self.accepted} of {self.drafted} drafted tokens accepted "
+            f"{self.accepted} of {pluralize(self.drafted, 'drafted token')} accepted "
             f"({self.draft_acceptance_rate:.0%}): {sources or 'none'}.": self.drafted,
             self.retrieval.summary() if self.retrieval else "": self.retrieval,
             f"Milliseconds: {spent}.": spent,
@@ -330,11 +330,6 @@ def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> 
         loop_share=loop_share(tokens),
         reason=None if any(report.accepted for report in reports) else reports[-1].reason,
     )
-
-
-def _counted(number: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{number} {what}{plural if number != 1 else ''}"
 
 
 def distinct_share(tokens: Sequence[int], n: int = 4) -> float:

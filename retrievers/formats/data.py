@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import DocumentError
+from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import TERMINAL, Extract, clean, decode, joined
 from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import markdown_headings
@@ -72,7 +72,7 @@ def read_json_lines(path: Path, data: bytes) -> Extract:
             broken.append(str(number))
             parts.append(Extract(line))
     numbers = ", ".join(broken[:5])
-    note = f"{len(broken)} lines are no valid JSON and stand as they are, as {numbers}"
+    note = f"left as text, no valid JSON: {pluralize(len(broken), 'line')}, as {numbers}"
     notes = (*extract.notes, note) if broken else extract.notes
     return replace(joined(parts, unit="line"), notes=notes)
 
@@ -104,7 +104,7 @@ def read_notebook(path: Path, data: bytes) -> Extract:
         texts = filter(None, [text, *map(output_text, outputs)])
         parts.append(Extract(clean(TERMINAL.sub("", "\n\n".join(texts))), headings=headings))
     title = next((heading for part in parts for _, heading in part.headings), "")
-    notes = (f"{pictures} pictures left out",) if pictures else ()
+    notes = (f"{pluralize(pictures, 'picture')} left out",) if pictures else ()
     return replace(joined(parts, title, "cell"), notes=notes)
 
 

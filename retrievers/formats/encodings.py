@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from ragspec.errors import DocumentError
+from ragspec.errors import DocumentError, pluralize
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -96,9 +96,9 @@ def decode(path: Path, data: bytes) -> Extract:
         text, controls = CONTROL.subn(" ", text)
     notes = {
         f"the encoding {guess} was guessed": guess,
-        f"{sequences} control sequences of a terminal were removed": sequences,
-        f"{controls} control characters were read as spaces": controls,
-        f"{broken} bytes could not be decoded and are U+FFFD": broken,
+        f"removed {pluralize(sequences, 'control sequence')} of a terminal": sequences,
+        f"read {pluralize(controls, 'control character')} as spaces": controls,
+        f"read {pluralize(broken, 'undecodable byte')} as U+FFFD": broken,
     }
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return Extract(text, notes=tuple(note for note, applies in notes.items() if applies))

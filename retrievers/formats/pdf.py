@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from ragspec.errors import DocumentError
+from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import Extract, clean, joined
 from ragspec.retrievers.formats.readers import parsing
 
@@ -57,8 +57,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
     if len(empty) == len(raw):
         raise DocumentError(
-            f"{path} holds no text on its {len(raw)} pages. If they are scans, run text "
-            "recognition first."
+            f"{path} holds no text on {pluralize(len(raw), 'page')}. Run text recognition first "
+            "on scans."
         )
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
     texts, removed = cleaned([clean(page.replace("\r\n", "\n")) for page in raw])

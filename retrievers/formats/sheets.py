@@ -74,7 +74,7 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
         text = "\n".join(row_lines(rows)).rstrip("\n")
         parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
     if unsaved:
-        notes.append(f"{unsaved} formulas have no saved result and stand as formulas")
+        notes.append(f"formulas without a saved result, left as formulas: {unsaved}")
     return replace(joined(parts, file.properties.title or "", "sheet"), notes=tuple(notes))
 
 

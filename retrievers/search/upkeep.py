@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ragspec.errors import DocumentError, InputError
+from ragspec.errors import DocumentError, InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.retrievers.search.dense import Embedder
 from ragspec.retrievers.search.documents import (
@@ -128,8 +128,8 @@ def remove(
         stay = [each for each in index.documents if each.name not in gone]
         if not stay:
             raise InputError(
-                f"removing all {len(gone)} documents would leave nothing to search in; delete the "
-                "folder of the index instead."
+                f"removing {pluralize(len(gone), 'document')} would leave nothing to search in; "
+                "delete the folder of the index instead."
             )
         folders = [os.path.abspath(each) for each in inputs]
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))

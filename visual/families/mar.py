@@ -154,7 +154,7 @@ class Mar(LatentFamily):
         places, drafted = self.raster.codes, drafter.name is not None
         if drafted and self.iterations not in (0, places):
             raise InputError(
-                f"got {self.iterations} iterations with a drafter; expected {places}, one a "
+                f"got iterations={self.iterations} with a drafter; expected {places}, one a "
                 "latent: drafts are judged as if drawn one after the other. Leave iterations out, "
                 "or the drafter."
             )

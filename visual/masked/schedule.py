@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, pluralize
 from ragspec.visual.checks import is_number, whole
 
 TRAINED = 1000  # steps that the network was trained on
@@ -108,8 +108,8 @@ def masked_counts(places: int, iterations: int) -> list[int]:
     count = whole(iterations)
     if count is None or not 1 <= count <= places:
         raise InputError(
-            f"got {iterations!r} iterations for {places} latents; expected a whole number from 1 "
-            f"to {places}: every iteration draws one at least."
+            f"got {iterations!r} iterations for {pluralize(places, 'latent')}; expected a whole "
+            f"number from 1 to {places}: every iteration draws one at least."
         )
     left, counts = places, []
     for done in range(1, count):

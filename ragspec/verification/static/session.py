@@ -169,8 +169,8 @@ class StaticSession(TreeSession):
     def _empty_cache(self, capacity: int) -> StackedRow:
         if not self._free:
             raise InputError(
-                f"got a sequence for {self._arena.rows} rows that are all taken; expected a free "
-                "one. Open a session of more rows."
+                f"got a sequence and no free row of {self._arena.rows}; expected one. Open a "
+                "session of more rows."
             )
         cache = self._arena.caches[self._free.pop(0)]
         cache.truncate(0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, PromptTooLongError
+from ragspec.errors import InputError, PromptTooLongError, pluralize
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.iterative import IterativeRag
 from ragspec.pipelines.answering.strides import PassagePrompts, PassageWriter
@@ -223,10 +223,8 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert facts["strides"] == message.strides
     assert result.report.from_dict(result.report.to_dict()).retrieval == message
     assert result.report.milliseconds["retrieve"] > 0
-    said = (
-        f"Looked up {message.queries} times in {message.calls} searches over "
-        f"{message.strides} strides"
-    )
+    said = f"Looked up {pluralize(message.queries, 'query')} in "
+    said += f"{pluralize(message.calls, 'search')} over {pluralize(message.strides, 'stride')}"
     assert said in result.report.summary()
     assert (
         f"{message.hits} of {message.hits + message.rollbacks} guesses right"

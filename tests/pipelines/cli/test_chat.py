@@ -58,7 +58,7 @@ def test_turns_commands_and_figures(
     assert len(out.rstrip("\n").split("\n")) == 2, "two answers, each on its line"
     assert err.count("no question was asked yet") == 2
     assert "2 turns, " in err and " of 1024 tokens of context" in err
-    assert "tokens were cached and" in err and "forward passes" in err
+    assert "tokens cached, " in err and "forward passes" in err
     assert "no command /what" in err and "a new conversation" in err
     assert "cut at the limit of tokens" in err
 

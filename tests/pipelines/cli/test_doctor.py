@@ -136,7 +136,7 @@ def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     out = str(tmp_path / "pages.idx")
     assert main(["index", "build", str(folder), "--out", out, "--embedder", embedder]) == 0
     err = capsys.readouterr().err
-    assert "wrote 1 documents" in err and "photo.png" in err
+    assert "wrote 1 document to" in err and "photo.png" in err
     return out, folder, embedder
 
 
@@ -156,7 +156,7 @@ def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: C
     other = folder.parent / "rail.txt"
     other.write_text("The train has a wheel.")
     assert main(["index", "add", out, str(other)]) == 0
-    assert "added 1: rail.txt\n1 documents unchanged" in capsys.readouterr().err
+    assert "added 1: rail.txt\n1 document unchanged" in capsys.readouterr().err
     (folder / "pets.txt").write_text("The cat sleeps.")
     assert main(["index", "refresh", out]) == 0
     assert "changed 1: pets.txt" in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Captur
     out, folder, embedder = instance
     assert main(["index", "info", out]) == 0
     text = capsys.readouterr().out
-    assert "1 documents in 1 passages of about 105 words" in text
+    assert "1 document in 1 passage of about 105 words" in text
     assert "meaning" in text and "words" in text and str(folder) in text
     assert main(["index", "info", out, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

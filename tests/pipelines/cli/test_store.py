@@ -61,7 +61,7 @@ def test_a_folder_is_built_and_looked_at(
     out = tmp_path / "c.store"
     assert run("build", str(texts), "--model", model, "--out", str(out)) == 0
     text, noted = capsys.readouterr()
-    assert "3 documents, 1 segments" in text
+    assert "3 documents, 1 segment," in text
     assert "not read" in noted and "c.png" in noted
     assert held(out) == ["the cat sat on the mat", "one row", "another row"]
     assert result(capsys, "verify", str(out))["sound"] is True
@@ -173,7 +173,7 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
     code = run("from-answers", str(prompts), "-m", model, "-o", out, "--max-new-tokens", "4")
     text, noted = capsys.readouterr()
     assert code == 0
-    assert "1 documents" in text and "left out: " in noted
+    assert "1 document," in text and "left out: " in noted
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,9 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     assert requests[0] == 32
     assert sum(map(bool, requests[20:])) <= 0.01 * 1000
     skipped = requests.count(0)
-    assert session.rested == {"model": f"{skipped} steps, as it costs more time than it saves"}
+    assert session.rested == {
+        "model": f"{skipped} of its steps, as it costs more time than it saves"
+    }
 
 
 def test_a_costly_source_that_pays_is_always_asked() -> None:

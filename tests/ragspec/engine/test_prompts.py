@@ -149,9 +149,9 @@ def test_the_message_names_the_prompt_and_what_to_do() -> None:
 def test_texts_that_outgrow_the_context() -> None:
     check_length(10, 6, 16)
     check_length(10, 6, None)
-    with pytest.raises(PromptTooLongError, match="by 1 tokens, or pass max_new_tokens=6 or less"):
+    with pytest.raises(PromptTooLongError, match="by 1 token, or pass max_new_tokens=6 or less"):
         check_length(10, 7, 16)
-    with pytest.raises(PromptTooLongError, match=r"by 1 tokens\."):
+    with pytest.raises(PromptTooLongError, match=r"by 1 token\."):
         check_length(16, 1, 16)
 
 
@@ -243,7 +243,7 @@ def test_the_end_of_the_prompt_leads_into_it() -> None:
         ([1, "x"], "token id 'x'"),
         ({"content": None}, "without text"),
         ([[tiny.VOCAB]], "token id 97; expected 0 to 96"),
-        (["a", "b"], "2 predictions for 1 prompts"),
+        (["a", "b"], "2 predictions for 1 prompt;"),
     ],
 )
 def test_other_forms_are_reported(form: Any, message: str) -> None:

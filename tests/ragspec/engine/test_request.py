@@ -11,7 +11,7 @@ import torch
 from ragspec.drafters.base import KnownStates
 from ragspec.engine.prompts import end_tokens
 from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
-from ragspec.errors import InputError, PromptTooLongError, SamplingError
+from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.needs import LAST
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.reading import HiddenStates
@@ -143,7 +143,9 @@ def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
     for seed in (None, 3, [1, None], (1, 2), np.array([1, 2])):
         read(Sampling(seed=seed))  # type: ignore[arg-type]
     for seeds in ([], [1], [1, 2, 3], np.array([1])):
-        with pytest.raises(SamplingError, match=f"got {len(seeds)} seeds for 2 prompts"):
+        with pytest.raises(
+            SamplingError, match=f"got {pluralize(len(seeds), 'seed')} for 2 prompts"
+        ):
             read(Sampling(seed=seeds))  # type: ignore[arg-type]
 
 

@@ -460,7 +460,7 @@ def wait(event: threading.Event) -> None:
 def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
     pool, go = held
     waiting = pool.submit([4, 5, 6], max_new_tokens=2)
-    with pytest.raises(QueueFullError, match="requests wait"):
+    with pytest.raises(QueueFullError, match="The queue holds"):
         pool.submit([7, 8])
     assert pool.scheduler.live + pool.scheduler.waiting == 2
     waiting.cancel()

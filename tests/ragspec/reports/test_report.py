@@ -107,7 +107,7 @@ def test_reason_says_why_nothing_was_gained() -> None:
     plain = Step(DraftTree.empty(), (), (9,))
     steps = [plain, Step(DraftTree.chain([1, 2], "context"), (), (9,))]
     assert "nothing was drafted" in str(report_of([plain], [9], 0.1, "length").reason)
-    assert "none of the 2 drafted" in str(report_of(steps, [9, 9], 0.1, "length").reason)
+    assert "no drafted token of 2" in str(report_of(steps, [9, 9], 0.1, "length").reason)
     assert report_of(steps, [9, 9], 0.1, "length", reason="off").reason == "off"
 
 

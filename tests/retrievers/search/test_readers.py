@@ -181,7 +181,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Item\tPrice\tSince\nItem: Seal; Price: 4.5; Since: 2026-03-01\n\n"
         "Item: Hose; Price: 25.0%; Since: =B2*2",
         "a.xlsx",
-        ["hidden sheet Old", "1 formulas have no saved result"],
+        ["hidden sheet Old", "formulas without a saved result, left as formulas: 1"],
     ),
     ("a.epub", epub, "b\n\nText of b.\n\na\n\nText of a.", "The Book", ["chapter o/l.xhtml"]),
     (
@@ -204,7 +204,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         write(json.dumps({"cells": CELLS})),
         "# Sales\nBy year.\n\ntotal()\n\n17\n\ndone",
         "Sales",
-        ["1 pictures"],
+        ["1 picture left"],
     ),
     (
         "a.csv",
@@ -227,7 +227,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         write('{"question": "Q?", "n": 1}\n\n{bad\n{"a": [1, 2]}'),
         "question: Q?\nn: 1\n\n\n\n{bad\n\na: 1, 2",
         "a.jsonl",
-        ["1 lines are no valid JSON and stand as they are, as 3"],
+        ["left as text, no valid JSON: 1 line, as 3"],
     ),
     (
         "pump.1",

@@ -130,7 +130,7 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
         ({"batch_size": 0}, "batch_size is 0"),
         ({"floor": 1.0}, "expected a deviation from 0"),
         ({"drafter": "jacobi", "floor": 0.0}, "densities with floor 0; expected noise"),
-        ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "4 iterations with a drafter"),
+        ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "iterations=4 with a drafter"),
         ({"drafter": "jacobi", "rule": "near", "s": 2}, "'near' has no s"),
         ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill 1.0"),
         ({"drafter": ["jacobi", "model"]}, "2 drafters of latents"),
