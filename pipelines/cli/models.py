@@ -55,7 +55,10 @@ def remove(
         typer.Argument(help="A fetched model, a GGUF file that was converted, or a kept graph."),
     ],
 ) -> None:
-    """Delete a downloaded model, a converted GGUF file (not the file itself), or a kept graph."""
+    """Delete a downloaded model or a converted GGUF file (not the file itself), or a kept graph.
+
+    The graphs that were made of a deleted model are deleted too.
+    """
     import shutil
 
     from ragspec.errors import UnknownNameError
@@ -63,12 +66,14 @@ def remove(
 
     there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
     names = {name, str(Path(name).expanduser().resolve())}
-    folders = [folder for known, folder in there if known in names]
+    folders = [Path(folder) for known, folder in there if known in names]
     if not folders:
         raise UnknownNameError(unknown("model to remove", name, [known for known, _ in there]))
     for folder in folders:
-        shutil.rmtree(folder)
-        Terminal().line(f"deleted {folder}")
+        for path in sorted(folder.parent.glob("*/")):
+            if path.name.startswith(folder.name):  # a graph is named after its model's folder
+                shutil.rmtree(path)
+                Terminal().line(f"deleted {path}")
 
 
 def known_models() -> list[dict[str, Any]]:

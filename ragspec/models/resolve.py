@@ -178,7 +178,9 @@ _Place = tuple[ModelOrigin, Path | None, str]  # with a note on the missing part
 
 def _local(name: str) -> _Place:
     folder = Path(name).expanduser()
-    state = "holds no config.json or modules.json" if folder.is_dir() else "is no folder"
+    state = "holds no config.json or modules.json" if folder.is_dir() else "does not exist"
+    if folder.is_file():
+        state = f"is a file whose name does not end in {GGUF}"
     return ModelOrigin.PATH, folder.resolve(), f"{folder} {state}"
 
 

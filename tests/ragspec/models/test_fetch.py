@@ -103,8 +103,11 @@ def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_o
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
         results.append((model(ids).logits, tokenizer.encode("ab ba")))
     assert all(torch.equal(each[0], results[0][0]) and each[1] == results[0][1] for each in results)
-    with pytest.raises(ModelNotFoundError, match=r"other\.gguf is no folder"):
+    with pytest.raises(ModelNotFoundError, match=r"other\.gguf does not exist"):
         load_model("other.gguf")
+    (tmp_path / "own.gguf").rename(tmp_path / "own")
+    with pytest.raises(ModelNotFoundError, match=r"own is a file whose name does not end in"):
+        load_model(tmp_path / "own")
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
@@ -131,8 +134,12 @@ def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
     load_model(file, "cpu", "float32")
     assert len(calls) == 3
     kept = folders()
+    graph = kept[0].with_name(f"{kept[0].name}-int8-0123456789ab")
+    graph.mkdir()  # of this model; others stay
+    kept[0].with_name("own-other").mkdir()
     assert main(["models", "remove", str(file)]) == 0 and file.exists()
-    assert capsys.readouterr().out.count("deleted") == 3
+    assert capsys.readouterr().out.count("deleted") == 4
+    assert not graph.exists() and kept[0].with_name("own-other").exists()
     assert not folders() and not any(folder.exists() for folder in kept)
     assert main(["models", "remove", str(file)]) == 2
     full = SimpleNamespace(free=0)
