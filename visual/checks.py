@@ -1,4 +1,4 @@
-"""Checks of counts, numbers and class labels that users pass."""
+"""Checks of counts, numbers, class labels and images that users pass."""
 
 from __future__ import annotations
 
@@ -75,6 +75,35 @@ def checked_count(count: int, name: str) -> int:
     if number is None or number < 1:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least 1.")
     return number
+
+
+def check_images(images: Any, channels: int, reduction: int) -> None:
+    """Raise InputError unless images are floats [B, C, H, W] in [-1, 1], sides in whole codes.
+
+    Args:
+        channels: C.
+        reduction: Pixels per code or latent along one side.
+    """
+    shape = list(getattr(images, "shape", ()))
+    if (
+        not isinstance(images, torch.Tensor)
+        or not images.is_floating_point()
+        or images.ndim != 4
+        or shape[1] != channels
+        or any(side % reduction or not side for side in shape[2:])
+    ):
+        raise InputError(
+            f"got pictures of {getattr(images, 'dtype', type(images))} with shape {shape}; "
+            f"expected a tensor of floats [B, {channels}, H, W] whose sides are multiples of "
+            f"{reduction}. diffusers' VaeImageProcessor(vae_scale_factor={reduction}) makes it of "
+            "Pillow images in RGB: call its preprocess(image)."
+        )
+    # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
+    if images.numel() and not bool((images.abs() <= 1.01).all()):
+        raise InputError(
+            f"got pictures with values from {float(images.min()):g} to {float(images.max()):g}; "
+            "expected [-1, 1]. Divide bytes by 127.5, subtract 1."
+        )
 
 
 def side_of(places: int) -> int | None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import UnsupportedModelError
+from ragspec.visual.checks import check_images
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -85,14 +86,9 @@ class KLAutoencoder(Autoencoder):
         """Return the means f32 [B, h * w, d] of the latents of images.
 
         Raises:
-            InputError: The images have another shape, or a side is no multiple of `reduction`.
+            InputError: See `check_images`.
         """
-        sides = images.shape[2:]
-        if images.ndim != 4 or any(side % self.reduction or not side for side in sides):
-            raise InputError(
-                f"got pictures of shape {list(images.shape)}; expected [B, C, H, W] whose sides "
-                f"are multiples of {self.reduction}."
-            )
+        check_images(images, int(self.model.config.in_channels), self.reduction)
         pixels = images.to(self.model.device, self.model.dtype)
         means: Tensor = self.model.encode(pixels).latent_dist.mean
         return means.flatten(2).transpose(1, 2).float()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.checks import side_of, whole
+from ragspec.visual.checks import check_images, side_of, whole
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -112,10 +112,9 @@ class VQTokenizer(Autoencoder):
         """Return the latents f32 [B, h * w, d] of images, before the look-up of codes.
 
         Raises:
-            InputError: The images have another shape, sides that are no multiple of `reduction`, or
-                values outside [-1, 1].
+            InputError: See `check_images`.
         """
-        self._check_images(images)
+        check_images(images, int(self.model.config.in_channels), self.reduction)
         weight = self.model.quant_conv.weight
         latents = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
         latents = latents.flatten(2).transpose(1, 2).float()
@@ -161,28 +160,6 @@ class VQTokenizer(Autoencoder):
     def _book(self) -> Tensor:
         weight: Tensor = self.model.quantize.embedding.weight
         return self.codebook().to(weight.dtype) if self.normalised else weight
-
-    def _check_images(self, images: Tensor) -> None:
-        channels = int(self.model.config.in_channels)
-        shape = list(getattr(images, "shape", ()))
-        if (
-            not isinstance(images, Tensor)
-            or not images.is_floating_point()
-            or images.ndim != 4
-            or shape[1] != channels
-            or any(side % self.reduction or not side for side in shape[2:])
-        ):
-            raise InputError(
-                f"got pictures of {getattr(images, 'dtype', type(images))} with shape {shape}; "
-                f"expected a tensor of floats [B, {channels}, H, W] whose sides are multiples of "
-                f"{self.reduction}."
-            )
-        # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
-        if images.numel() and not bool((images.abs() <= 1.01).all()):
-            raise InputError(
-                f"got pictures with values from {float(images.min()):g} to "
-                f"{float(images.max()):g}; expected [-1, 1]. Divide bytes by 127.5, subtract 1."
-            )
 
     def _grid(self, codes: Tensor) -> Tensor:
         if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
