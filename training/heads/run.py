@@ -14,7 +14,7 @@ import torch
 
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
 from ragspec.drafters.heads.head import taps_of
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError, StoreError, pluralize
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
 from ragspec.training.image_texts import code_texts, read_codes
 from ragspec.training.loss import agreement
@@ -149,8 +149,8 @@ class HeadRun:
         """
         if last is None and self.trainer.part > 1.0:
             self.write()
-            done = f"{self.trainer.steps} steps are done, more than were asked for"
-            self.notify(f"{done}; --resume with more --steps or --minutes goes on with them")
+            done = f"{pluralize(self.trainer.steps, 'step')} done, more than were asked for"
+            self.notify(f"{done}; --resume with more --steps or --minutes goes on")
             return
         if last is None:
             ended = "the training had come to its end"
@@ -231,7 +231,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
     """Raise InputError if a folder holds other files than a head, or an interrupted training.
 
     Args:
-        resume: Allow an interrupted training, to continue it.
+        resume: Expect an interrupted training, and raise StoreError without one.
     """
     if (out / CHECKPOINT).is_file():
         if not resume:
@@ -242,9 +242,16 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         return
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
+    head = holds_head(out)
+    if resume:
+        advice = f"--start {out} learns on from its head." if head else "No head is there either."
+        raise StoreError(
+            f"Expected an interrupted training in {out}, got no {CHECKPOINT}. Leave --resume out. "
+            f"{advice}"
+        )
     if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
         return
-    if not holds_head(out):
+    if not head:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
 
 

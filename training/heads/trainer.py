@@ -265,14 +265,8 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Return the checkpoint in a folder; raise StoreError where none can be read."""
+    """Return the checkpoint in a folder; raise StoreError where it cannot be read."""
     path = folder / CHECKPOINT
-    if not path.is_file():
-        raise StoreError(
-            f"Expected an interrupted training in {folder}, got no {CHECKPOINT}. Leave --resume "
-            f"out to start again; if its training came to its end, --start {folder} learns on from "
-            "its head."
-        )
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         state["marks"], state["steps"], state["head"], state["optimizer"], state["spent"]

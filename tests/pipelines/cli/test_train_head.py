@@ -342,6 +342,10 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
     with pytest.raises(StoreError, match="Expected an interrupted training"):
         train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "absent"):
+        with pytest.raises(StoreError, match=r"Leave --resume out\. No head is there"):
+            check_out(tmp_path / name, resume=True)
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
         train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
