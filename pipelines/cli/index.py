@@ -107,10 +107,11 @@ def refresh(
 @app.command()
 def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption = False) -> None:
     """Show the contents of an index."""
-    from ragspec.retrievers.search.upkeep import described
-
     terminal = Terminal(quiet=json)
-    facts = described(index)
+    with terminal.working("reading the index"):
+        from ragspec.retrievers.search.upkeep import described
+
+        facts = described(index)
     if json:
         terminal.json(facts)
         return
