@@ -1,4 +1,4 @@
-"""Checks of counts, numbers, class labels and images that users pass."""
+"""Checks of numbers, class labels and images that users pass."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from math import isqrt
 from numbers import Real
-from operator import index
 from typing import Any
 
 import torch
 
-from ragspec.errors import InputError
-
-
-def whole(value: Any) -> int | None:
-    """Return the value as an int if its type is an integer type, else None.
-
-    Integers of NumPy and torch count; booleans do not.
-    """
-    if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
-        return None
-    try:
-        return index(value)
-    except TypeError:
-        return None
+from ragspec.errors import InputError, whole
 
 
 def is_number(value: Any) -> bool:
@@ -62,18 +48,6 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
         raise InputError(
             f"got the class {inputs!r}; expected a whole number from 0 to {count - 1}."
         )
-    return number
-
-
-def checked_count(count: int, name: str) -> int:
-    """Return the count as an int.
-
-    Raises:
-        InputError: It is below 1 or not whole.
-    """
-    number = whole(count)
-    if number is None or number < 1:
-        raise InputError(f"{name} is {count!r}; expected a whole number, at least 1.")
     return number
 
 

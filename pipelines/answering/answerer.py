@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.engine.request import refuse_unknown
-from ragspec.errors import InputError
+from ragspec.errors import InputError, checked_count
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.support import find_evidence
@@ -94,11 +94,9 @@ class Answerer(ABC):
             )
         if engine is not None and engine.tokenizer is None:
             raise InputError("The engine has no tokenizer; questions over documents need one.")
-        if top_k is not None and top_k < 1:
-            raise InputError(f"top_k is {top_k}, expected at least 1.")
         self.retriever = retriever
         self._engine = engine
-        self._top_k = top_k
+        self._top_k = None if top_k is None else checked_count(top_k, "top_k")
         self._system = system
         self._template = None if prompt is None else find_template(prompt, system)
 
@@ -193,7 +191,7 @@ class Answerer(ABC):
         """
         if self.retriever is None:
             return SearchResult()
-        top_k = self.top_k if top_k is None else top_k
+        top_k = self.top_k if top_k is None else checked_count(top_k, "top_k")
         if isinstance(self.retriever, PassageIndex):
             many = max(top_k, JUDGED)
             hits = unique(self.retriever.search(question, COPIES * many))[:many]

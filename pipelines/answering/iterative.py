@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.request import stop_strings
-from ragspec.errors import InputError
+from ragspec.errors import InputError, checked_count
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.strides import (
@@ -92,25 +92,21 @@ class IterativeRag(Answerer):
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> None:
-        for name, value in (("stride", stride), ("query_tokens", query_tokens)):
-            if value < 1:
-                raise InputError(f"{name} is {value}; expected at least 1 token.")
         if flare is not None and not 0.0 < flare <= 1.0:
             raise InputError(f"flare is {flare}; expected a probability above 0, at most 1.")
-        if rounds is not None and rounds < 1:
-            raise InputError(f"rounds is {rounds}; expected at least 1, or None for strides.")
         if rounds is not None and flare is not None:
             raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
         super().__init__(engine, as_retriever(retriever), top_k=1, prompt=prompt, system=system)
         self.retriever: Retriever
         self.flare = flare
-        self.rounds = rounds
-        self.stride = stride
-        self.query_tokens = query_tokens
+        self.rounds = None if rounds is None else checked_count(rounds, "rounds")
+        self.stride = checked_count(stride, "stride")
+        self.query_tokens = checked_count(query_tokens, "query_tokens")
         self.mode = self._mode(search)
         if overlap is None and isinstance(self.retriever, PassageIndex):
             overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = StrideSchedule.named(speculate, overlap)
+        prefetch = checked_count(prefetch, "prefetch", 0)
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
         self._repeats: list[bool] = []  # see `RetrieverSearcher`
 

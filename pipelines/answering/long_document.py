@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError, whole
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.chunks import Chunks
@@ -258,7 +258,7 @@ def _characters(tokenizer: Any, document: Document, token_range: TokenRange | No
     """Return the characters (start, end) of a part of a document."""
     if token_range is None:
         return 0, len(document.text)
-    first, last = token_range
+    first, last = (-1 if (place := whole(each)) is None else place for each in token_range)
     if not 0 <= first < last:
         raise InputError(f"Expected token_range=(FROM, TO) with FROM below TO, got {token_range}.")
     if not getattr(tokenizer, "is_fast", False):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.goodput import AutoBudget
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import InputError, UnknownNameError, whole
 
 
 def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
@@ -20,8 +20,8 @@ def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
     """
     if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
         spec = int(spec)
-    if isinstance(spec, int) and not isinstance(spec, bool):
-        return FixedBudget(spec)
+    if (nodes := whole(spec)) is not None:
+        return FixedBudget(nodes)
     if spec == "auto":
         return AutoBudget()
     if isinstance(spec, BudgetPolicy):

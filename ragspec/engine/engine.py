@@ -23,7 +23,7 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts, Sequence
-from ragspec.errors import InputError
+from ragspec.errors import InputError, checked_count
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.needs import Needs, match
@@ -369,6 +369,7 @@ class Engine:
             other.target = copy.copy(self.target)
         target = other.target
         if max_model_len is not None:
+            max_model_len = checked_count(max_model_len, "max_model_len")
             if not 2 <= max_model_len <= (target.max_length or max_model_len):
                 raise InputError(
                     f"max_model_len is {max_model_len}; expected 2 or more tokens, and at most "
@@ -376,7 +377,8 @@ class Engine:
                 )
             target.max_length = max_model_len
         if kv_memory is not None:
-            memory = KvMemory(target, kv_memory, max_batch_size)
+            limit = checked_count(kv_memory, "kv_memory")
+            memory = KvMemory(target, limit, checked_count(max_batch_size, "max_batch_size"))
             target.max_length = memory.max_length
         other.scheduler = Scheduler(target, max_batch_size, max_queue_size, chunk, memory)
         return other

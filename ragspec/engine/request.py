@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from ragspec.engine.prompts import (
     expect_ids,
     read_prediction,
 )
-from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
+from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize, whole
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
@@ -217,7 +217,7 @@ def _shared(options: Options, vocab_size: int, tokenizer: Any) -> dict[str, Any]
         "transform": options.get("transform"),
         "draft_prompt": draft_prompt,
         "tenant": options.get("tenant", ""),
-        "priority": options.get("priority", 0),
+        "priority": whole(options.get("priority")) or 0,
         "on_step": options.get("on_step"),
     }
 
@@ -260,7 +260,7 @@ def _stop_rule(
         config: The generation config with end tokens and stop strings, None for none.
     """
     (prompt, resumed), limit = lengths, target.max_length
-    new, stop = options.get("max_new_tokens"), options.get("stop")
+    new, stop = whole(options.get("max_new_tokens")), options.get("stop")
     if stop is None and not options.get("ignore_defaults"):
         stop = getattr(config, "stop_strings", None)
     if new is None:
@@ -278,9 +278,9 @@ def _stop_rule(
         ends += end_tokens(config, tokenizer)
     return StopRule(
         frozenset(ends),
-        int(new),
+        new,
         stop_strings(stop, tokenizer),
-        stop_after=options.get("stop_after"),
+        stop_after=whole(options.get("stop_after")),
     )
 
 
@@ -328,7 +328,7 @@ def _are_callables(values: Any) -> bool:
     return several and all(callable(each) or isinstance(each, ByRow) for each in values)
 
 
-_COUNT = (lambda n: isinstance(n, Integral) and int(n) >= 1, "a whole number, at least 1")
+_COUNT = (lambda n: (whole(n) or 0) >= 1, "a whole number, at least 1")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _COUNT,
     "stop_after": _COUNT,
@@ -339,7 +339,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "on_read": (callable, "a function of two numbers"),
     "on_step": (callable, "a function of a number and a Step"),
     "tenant": (lambda value: isinstance(value, str), "a text"),
-    "priority": (lambda value: isinstance(value, Integral), "a whole number"),
+    "priority": (lambda value: whole(value) is not None, "a whole number"),
     "transform": (lambda value: isinstance(value, Transform), "a Transform"),
 }
 
@@ -374,9 +374,9 @@ def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
     if logprobs is False or logprobs is None:
         return None
     top = 0 if logprobs is True else logprobs
-    if not isinstance(top, Integral) or not 0 <= int(top) <= vocab_size:
+    if (number := whole(top)) is None or not 0 <= number <= vocab_size:
         raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
-    return int(top)
+    return number
 
 
 def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple[KnownStates, ...]:

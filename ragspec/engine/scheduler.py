@@ -31,7 +31,7 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
-from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
+from ragspec.errors import EngineClosedError, InputError, QueueFullError, checked_count, pluralize
 from ragspec.models.device import as_loaded
 from ragspec.reports.generation import Generation
 from ragspec.verification.base import TargetSession
@@ -61,18 +61,13 @@ class Scheduler:
         chunk: int,
         memory: KvMemory | None = None,
     ) -> None:
-        for name, value, least in (
-            ("max_batch_size", max_batch_size, 1),
-            ("max_queue_size", max_queue_size, 0),
-            ("chunk", chunk, 1),
-        ):
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}; expected a whole number, at least {least}.")
         self.target, self._device = target, target.device
         self._as_loaded = as_loaded(self._device)  # entered by one thread at a time
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = checked_count(max_batch_size, "max_batch_size")
+        if max_queue_size is not None:
+            max_queue_size = checked_count(max_queue_size, "max_queue_size", 0)
         self.max_queue_size = max_queue_size
-        self.chunk = chunk
+        self.chunk = checked_count(chunk, "chunk")
         self.memory = memory
         self.prefix_cache = PrefixCache()
         self._forward = SharedForward()

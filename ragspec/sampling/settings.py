@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from typing import Any
 
-from ragspec.errors import InputError, SamplingError
+from ragspec.errors import InputError, SamplingError, whole
 
 # Lowest and highest value, and whether None leaves it to the model; int limits accept int only.
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -119,7 +118,7 @@ class Sampling:
         listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
         seeds: Any = self.seed if listed else [self.seed]
         for seed in map(_plain_number, seeds):
-            if seed is not None and not isinstance(seed, Integral):
+            if seed is not None and whole(seed) is None:
                 raise SamplingError(
                     f"seed is {self.seed!r}, expected a whole number, one for each prompt, or None"
                 )
@@ -137,7 +136,7 @@ class Sampling:
     def seed_of(self, row: int) -> int | None:
         """Return the seed of prompt number `row`, None if it has none."""
         seed: Any = self.seed
-        if seed is not None and not isinstance(seed, Integral):
+        if seed is not None and whole(seed) is None:
             seed = seed[row]
         return None if seed is None else int(seed)
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError, StoreError, checked_count
 from ragspec.retrievers.fingerprints import check_prints
 from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
@@ -206,8 +206,7 @@ class PassageIndex:
         Raises:
             InputError: k is below 1, or the index lacks a part that the mode needs.
         """
-        if k < 1:
-            raise InputError(f"{k} passages were asked for, expected at least 1.")
+        k = checked_count(k, "k")
         depth = max(k, CANDIDATES) if mode is SearchMode.FUSED else k
         lists: list[dict[str, Ranking]] = [{} for _ in queries]
         if mode is not SearchMode.SPARSE:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ragspec.errors import InputError
+from ragspec.errors import checked_count
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
@@ -58,8 +58,7 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
     Raises:
         InputError: `words` is below 10.
     """
-    if words < 10:
-        raise InputError(f"Passages of {words} words were asked for, expected 10 or more.")
+    words = checked_count(words, "words", 10)
     starts = [offset for offset, _ in document.headings]
     passages = []
     for start, end in group(list(units(document.text, words)), document.text, set(starts), words):

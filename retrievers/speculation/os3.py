@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Self
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, whole
 
 MOST = 16  # strides of a round
 LEAST_GAIN = 1.05  # over checking each stride; a smaller gain does not justify speculation
@@ -132,9 +132,8 @@ class StrideSchedule:
             return cls(fixed=1, overlap=False)
         if speculate == "auto":
             return cls(overlap=overlap)
-        whole = isinstance(speculate, int) and not isinstance(speculate, bool)
-        if whole and 1 <= int(speculate) <= MOST:
-            return cls(fixed=int(speculate), overlap=overlap)
+        if 1 <= (strides := whole(speculate) or 0) <= MOST:
+            return cls(fixed=strides, overlap=overlap)
         raise InputError(
             f"speculate is {speculate!r}; expected 'auto', 'off', or strides from 1 to {MOST}."
         )

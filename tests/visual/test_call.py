@@ -10,7 +10,7 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.visual.call import checked_texts, seeds_of, some
-from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.checks import class_number
 from ragspec.visual.families.llamagen import padded_features
 
 NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
@@ -70,12 +70,7 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
     assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
 
 
-def test_counts_and_texts_are_checked() -> None:
-    two: Any = np.int64(2)
-    assert checked_count(2, "n") == checked_count(two, "n") == 2
-    for wrong in (0, -1, 1.5, True):
-        with pytest.raises(InputError, match="n is"):
-            checked_count(wrong, "n")  # type: ignore[arg-type]
+def test_texts_are_checked() -> None:
     assert checked_texts(["cat"]) == ["cat"]
     for text in ("", "  ", 3):
         with pytest.raises(InputError, match="a few words"):

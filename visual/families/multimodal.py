@@ -19,12 +19,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+    whole,
+)
 from ragspec.models.device import input_device
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
-from ragspec.visual.checks import whole
 from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
 from ragspec.visual.loading import ImageFolder
 from ragspec.visual.models.raster import Raster

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ragspec.errors import InputError, ModelError
-from ragspec.visual.checks import checked_count, side_of
+from ragspec.errors import InputError, ModelError, checked_count
+from ragspec.visual.checks import side_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.models.kl import FACTOR
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout, by_patterns, count_blocks

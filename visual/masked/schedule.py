@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, pluralize
-from ragspec.visual.checks import is_number, whole
+from ragspec.errors import InputError, pluralize, whole
+from ragspec.visual.checks import is_number
 
 TRAINED = 1000  # steps that the network was trained on
 FLOOR = 0.1  # a deviation that costs an image 0.1 dB, see benchmarks/RESULTS.md

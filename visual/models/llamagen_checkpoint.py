@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError
-from ragspec.visual.checks import checked_count, side_of
+from ragspec.errors import InputError, ModelError, checked_count
+from ragspec.visual.checks import side_of
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns, count_blocks
 

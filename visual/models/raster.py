@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError
-from ragspec.visual.checks import checked_count, side_of, whole
+from ragspec.errors import InputError, checked_count, whole
+from ragspec.visual.checks import side_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, RuleError
-from ragspec.visual.checks import is_number, whole
+from ragspec.errors import InputError, RuleError, whole
+from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, Codes
 
 Distribution = NDArray[np.float64]

@@ -311,6 +311,25 @@ def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) 
         assert ("Repeated queries had other" in message.summary()) == (changes != "never")
 
 
+def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
+    calls: list[int] = []
+
+    def search(query: str) -> Any:
+        calls.append(len(calls))
+        return [(documents(twice=False)[len(calls) % 7].text, 1.0, {})]
+
+    rag = IterativeRag(engine(), search, speculate="off")
+    result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
+    passages, request = list(result.passages), engine(None)
+    assert result.label == "exact" and len(calls) == len(passages) == 10
+    prompts, tokens = PassagePrompts(request.tokenizer, QUESTION, rag.template), list[int]()
+    for hit in passages:
+        ids = list(prompts.of(RetrievedPassage(hit)).token_ids)
+        resumed: Any = {"resume_from": tokens, "stop_after": 4, "max_new_tokens": 40}
+        tokens = request.generate(ids, ignore_eos=True, **resumed).tokens
+    assert tokens == result.generation.tokens and passages[0] != passages[1]
+
+
 @pytest.mark.parametrize("failing", [1, 3])
 def test_a_retriever_that_raises_is_heard(failing: int) -> None:
     calls = 0
@@ -367,12 +386,14 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"stride": 0}, "stride is 0; expected at least 1 token"),
+        ({"stride": 0}, "stride is 0; expected a whole number, at least 1"),
         ({"query_tokens": 0}, "query_tokens is 0"),
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
         ({"speculate": 17}, "strides from 1 to 16"),
         ({"rounds": 0}, "rounds is 0"),
+        ({"stride": "4"}, "stride is '4'"),
+        ({"query_tokens": 2.5}, "query_tokens is 2.5"),
         ({"rounds": 2, "flare": 0.5}, "rounds and flare"),
         ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
     ],

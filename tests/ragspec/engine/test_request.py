@@ -165,6 +165,12 @@ def test_refusals() -> None:
         read(stop=["a", ""])
     with pytest.raises(InputError, match="whole number"):
         read(max_new_tokens="5")
+    for five in (np.int64(5), np.array(5), torch.tensor(5)):
+        rule = read(max_new_tokens=five, stop_after=five).stop
+        assert (rule.max_new_tokens, rule.stop_after) == (5, 5) and type(rule.stop_after) is int
+    for wrong in (True, np.array([5]), torch.tensor(5.0), torch.tensor(True), 5.0):
+        with pytest.raises(InputError, match="whole number, at least 1"):
+            read(max_new_tokens=wrong)
     for stop in (5, ["a", 5]):
         with pytest.raises(InputError, match="stop is"):
             read(stop=stop)
