@@ -120,7 +120,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     text = str(name)
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == GGUF:
-        return ResolvedModel(text, path.resolve().parent, ModelOrigin.PATH, path.name)
+        return ResolvedModel(text, path.absolute().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
     is_path = is_path or text.startswith((".", "~", "/")) or "\\" in text
     places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)

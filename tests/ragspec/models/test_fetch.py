@@ -98,7 +98,9 @@ def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_o
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ids, results = torch.tensor([[3, 4, 5, 6]]), []
-    for name in ("own.gguf", str(tmp_path / "own.gguf"), tmp_path / "own.gguf"):
+    (tmp_path / "link").mkdir()  # as the hub's cache has links to files of other names
+    (tmp_path / "link" / "new.gguf").symlink_to(tmp_path / "own.gguf")
+    for name in ("own.gguf", str(tmp_path / "own.gguf"), tmp_path / "link" / "new.gguf"):
         model, tokenizer = load_model(name, "cpu", "float32")
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
         results.append((model(ids).logits, tokenizer.encode("ab ba")))
