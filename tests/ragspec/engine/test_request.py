@@ -143,9 +143,8 @@ def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
     for seed in (None, 3, [1, None], (1, 2), np.array([1, 2])):
         read(Sampling(seed=seed))  # type: ignore[arg-type]
     for seeds in ([], [1], [1, 2, 3], np.array([1])):
-        with pytest.raises(
-            SamplingError, match=f"got {pluralize(len(seeds), 'seed')} for 2 prompts"
-        ):
+        count = pluralize(len(seeds), "seed")
+        with pytest.raises(SamplingError, match=f"got {count} for 2 prompts"):
             read(Sampling(seed=seeds))  # type: ignore[arg-type]
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
+from tests.support.tiny_masked import kl_file
 
 CODES, SIZE = 16, 4
 
@@ -167,6 +170,9 @@ def test_a_model_without_a_book_is_refused() -> None:
     [
         (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "uint8"),
         (np.zeros((1, 3, 8, 8)), "expected a tensor"),
+        (Image.new("RGBA", (8, 8)), "VaeImageProcessor"),
+        (Image.new("I;16", (8, 8)), "preprocess"),
+        ("a.png", "of <class 'str'>"),
         (torch.zeros(3, 8, 8), r"\[3, 8, 8\]"),
         (torch.zeros(1, 1, 8, 8), r"\[B, 3, H, W\]"),
         (torch.zeros(1, 3, 8, 10), "multiples of 4"),
@@ -175,9 +181,11 @@ def test_a_model_without_a_book_is_refused() -> None:
         (torch.full((1, 3, 8, 8), float("nan")), "nan"),
     ],
 )
-def test_pictures_of_another_form_are_refused(images: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        VQTokenizer(small_model()).encode(images)
+def test_pictures_of_another_form_are_refused(images: Any, message: str, tmp_path: Path) -> None:
+    kl = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt"))
+    for encode in (VQTokenizer(small_model()).encode, kl.latents):
+        with pytest.raises(InputError, match=message):
+            encode(images)
 
 
 @pytest.mark.parametrize(
