@@ -7,13 +7,59 @@ a text begins and raises the error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ragspec.errors import RagspecError, RuleError, UnsupportedModelError
 from ragspec.trees.draft_tree import DraftKind
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LAST = -1  # in place of a layer's number: the last states, which the output head reads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """Hidden states of a target at n positions.
+
+    Attributes:
+        by_tap: States [copies, n, H] by their number, see `Needs.hidden_states`. `copies` is 2 with
+            guidance, the conditional one first.
+    """
+
+    by_tap: Mapping[int, Tensor]
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+        return next(iter(self.by_tap.values())).shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the states."""
+        return sum(states.nbytes for states in self.by_tap.values())
+
+    def at(self, positions: slice | Tensor | Sequence[int]) -> HiddenStates:
+        """Return the states of some positions."""
+        return HiddenStates({tap: states[:, positions] for tap, states in self.by_tap.items()})
+
+    def of(self, taps: Iterable[int]) -> Tensor:
+        """Return the states with these numbers side by side, [copies, n, H times numbers]."""
+        parts = [self.by_tap[tap] for tap in taps]
+        return parts[0] if len(parts) == 1 else _joined(parts, -1)
+
+    @classmethod
+    def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
+        """Return the states of successive forwards as those of one."""
+        taps = set(parts[0].by_tap).intersection(*(part.by_tap for part in parts))
+        return cls({tap: _joined([part.by_tap[tap] for part in parts], 1) for tap in taps})
+
+
+def _joined(parts: Sequence[Tensor], dimension: int) -> Tensor:
+    import torch
+
+    return torch.cat(list(parts), dimension)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragspec.errors import StoreError
+from ragspec.needs import HiddenStates
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
-from ragspec.verification.reading import HiddenStates
 from ragspec.verification.sequence_cache import Layers
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.needs import Needs
+from ragspec.needs import HiddenStates, Needs
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ragspec.budget.base import BudgetSession
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.transform import Transform
-    from ragspec.verification.reading import HiddenStates
 
 
 @dataclass(frozen=True, slots=True)

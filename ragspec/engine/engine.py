@@ -26,7 +26,7 @@ from ragspec.engine.sequence import Parts, Sequence
 from ragspec.errors import InputError, checked_count
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
-from ragspec.needs import Needs, match
+from ragspec.needs import HiddenStates, Needs, match
 from ragspec.registry import resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
@@ -34,7 +34,6 @@ from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import load_target, open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.reading import HiddenStates
 
 BudgetSpec = str | int | BudgetPolicy
 RuleSpec = str | Rule | None

@@ -14,10 +14,10 @@ from torch import Tensor
 from ragspec.drafters.base import Prefill
 from ragspec.engine.request import OnRead
 from ragspec.engine.sequence import Sequence
+from ragspec.needs import HiddenStates
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
-from ragspec.verification.reading import HiddenStates
 from ragspec.verification.tree_session import TreeSession
 
 SHARED = 32  # equal first tokens from which on a prompt waits for another to be read

@@ -16,7 +16,7 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
 from ragspec.models.quantized import weights_of
-from ragspec.needs import Needs, match
+from ragspec.needs import HiddenStates, Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under
 from ragspec.rules.base import Rule, Step
@@ -28,7 +28,6 @@ from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.reading import HiddenStates
 
 MOST_NODES = 64  # room of a cache for a draft
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import RuleError
 from ragspec.models.device import out_of_memory
+from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
@@ -21,7 +22,6 @@ from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.verification.base import TargetSession
-from ragspec.verification.reading import HiddenStates
 
 P = ParamSpec("P")
 T = TypeVar("T")

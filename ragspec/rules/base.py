@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol, Self
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.needs import Needs
+from ragspec.needs import HiddenStates, Needs
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
     from ragspec.sampling.top_tokens import TopTokens
-    from ragspec.verification.reading import HiddenStates
 
 ALL_KINDS = frozenset(DraftKind)
 

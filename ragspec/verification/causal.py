@@ -18,7 +18,7 @@ from ragspec.budget.forward_cost import ForwardCost
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
-from ragspec.needs import LAST, Capabilities
+from ragspec.needs import LAST, Capabilities, HiddenStates
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
@@ -26,7 +26,7 @@ from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.reading import HiddenStates, piece_of
+from ragspec.verification.reading import piece_of
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner

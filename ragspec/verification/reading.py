@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -21,42 +20,6 @@ LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs
 def piece_of(device: torch.device) -> int:
     """Return the chunk size of a device, in tokens."""
     return PIECE if device.type == "cpu" else LARGE_PIECE
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HiddenStates:
-    """Hidden states of a target at n positions.
-
-    Attributes:
-        by_tap: States [copies, n, H] by their number, see `Needs.hidden_states`. `copies` is 2 with
-            guidance, the conditional one first.
-    """
-
-    by_tap: Mapping[int, Tensor]
-
-    def __len__(self) -> int:
-        """Return the number of positions."""
-        return next(iter(self.by_tap.values())).shape[1]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the states."""
-        return sum(states.nbytes for states in self.by_tap.values())
-
-    def at(self, positions: slice | Tensor | Sequence[int]) -> HiddenStates:
-        """Return the states of some positions."""
-        return HiddenStates({tap: states[:, positions] for tap, states in self.by_tap.items()})
-
-    def of(self, taps: Iterable[int]) -> Tensor:
-        """Return the states with these numbers side by side, [copies, n, H times numbers]."""
-        parts = [self.by_tap[tap] for tap in taps]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    @classmethod
-    def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
-        """Return the states of successive forwards as those of one."""
-        taps = set(parts[0].by_tap).intersection(*(part.by_tap for part in parts))
-        return cls({tap: torch.cat([part.by_tap[tap] for part in parts], 1) for tap in taps})
 
 
 class Taps:

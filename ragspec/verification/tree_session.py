@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError
-from ragspec.needs import LAST
+from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
@@ -19,7 +19,7 @@ from ragspec.verification.base import TargetSession
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
-from ragspec.verification.reading import LONG, HiddenStates, Taps
+from ragspec.verification.reading import LONG, Taps
 from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
 from ragspec.verification.tree_attention import (
     Configs,
@@ -135,10 +135,10 @@ class TreeSession(TargetSession):
         Args:
             taps: Their numbers, see `Needs.hidden_states`.
         """
-        kept = self._taps.modules if self._taps is not None else {}
-        if missing := set(taps) - set(kept):
+        before = self._taps.modules if self._taps is not None else {}
+        if missing := set(taps) - set(before):
             head = self.target.output_head
-            self._taps = Taps.of(self.target.loaded, head, sorted({*kept, *missing}))
+            self._taps = Taps.of(self.target.loaded, head, sorted({*before, *missing}))
 
     def new_row(self) -> Row:
         """Return an empty row."""
@@ -342,10 +342,10 @@ class TreeSession(TargetSession):
             with taps:
                 logits = self.target.forward(tokens, view, cache, keep)
         states = taps.taken()
-        rows_kept = slice(-keep, None) if isinstance(keep, int) else keep
+        index_of_states = slice(-keep, None) if isinstance(keep, int) else keep
         for tap, each in states.items():
             if tap != LAST or not self.target.keeps_logits:
-                states[tap] = each[:, rows_kept]
+                states[tap] = each[:, index_of_states]
         sizes = [len(each) for each in queries]
         parts = [torch.split(each, sizes, 1) for each in states.values()]
         split = [

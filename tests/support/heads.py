@@ -14,10 +14,9 @@ import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.needs import LAST
+from ragspec.needs import LAST, HiddenStates
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.reading import HiddenStates
 from ragspec.visual.models.target import ImageTarget
 from tests.support import image_models, tiny
 

@@ -59,7 +59,7 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     return logits
 
 
-def own_output(head: DraftHead, output: Output) -> Output:
+def head_output(head: DraftHead, output: Output) -> Output:
     """Return the function from a head's states to its logits f32: its own, or the target's."""
     rows = head.output
     return output if rows is None else lambda states: rows(states).float()
@@ -85,7 +85,7 @@ def head_loss(
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
-    logits, weight, whole = own_output(head, output), 1.0, 0.0
+    logits, weight, whole = head_output(head, output), 1.0, 0.0
     for number, guessed in enumerate(rounds(head, read, noise, depth, objective.detached)):
         states = guessed.read.float()[:, number:]
         start = after.shape[1] - states.shape[1]
@@ -166,7 +166,7 @@ def agreement(head: DraftHead, target: CausalTarget, reads: Sequence[StateRead])
     It is the mean over `reads`, each of one text or more; NaN without any.
     """
     theirs = frozen_output(target, None)
-    ours = own_output(head, frozen_output(target, head.tokens) if head.output is None else theirs)
+    ours = head_output(head, frozen_output(target, head.tokens) if head.output is None else theirs)
     results = []
     for read in reads:
         (guessed,) = rounds(head, read, 0.0, 1)

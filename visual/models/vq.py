@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.checks import check_images, side_of, whole
+from ragspec.errors import InputError, ModelError, UnsupportedModelError, whole
+from ragspec.visual.checks import check_images, side_of
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,

@@ -57,8 +57,8 @@ class Checkpoint:
         """
         folder = Path(folder)
         files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]
-        found = next((file for file in files if file.is_file()), None)
-        if not (folder / CONFIG).is_file() or found is None:
+        weights = next((file for file in files if file.is_file()), None)
+        if not (folder / CONFIG).is_file() or weights is None:
             raise ModelNotFoundError(
                 f"{folder} holds no draft head; expected {CONFIG} and {WEIGHTS}, as `ragspec "
                 "train-head` writes them."
@@ -68,16 +68,16 @@ class Checkpoint:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             if not isinstance(config, dict):
                 raise ValueError(f"{CONFIG} is no object")
-            if found.name in PICKLED:
-                tensors = torch.load(found, "cpu", weights_only=True, mmap=True)
-                return cls(folder, config, dict.fromkeys(tensors, found), tensors)
-            if found.name == INDEX:
-                map_ = json.loads(found.read_text(encoding="utf-8"))["weight_map"]
+            if weights.name in PICKLED:
+                tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
+                return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
+            if weights.name == INDEX:
+                map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
                 return cls(folder, config, {name: folder / file for name, file in map_.items()})
             from safetensors import safe_open
 
-            with safe_open(found, "pt") as file:
-                return cls(folder, config, dict.fromkeys(file.keys(), found))
+            with safe_open(weights, "pt") as file:
+                return cls(folder, config, dict.fromkeys(file.keys(), weights))
 
         return checked(folder, opened)
 
@@ -90,19 +90,19 @@ class Checkpoint:
         """
         from safetensors import safe_open
 
-        wanted = list(names)
-        found = {name: self._pickled[name] for name in wanted if name in self._pickled}
+        names = list(names)
+        tensors = {name: self._pickled[name] for name in names if name in self._pickled}
 
         def read() -> dict[str, Tensor]:
-            for path in {self.names[name] for name in wanted if name not in found}:
+            for path in {self.names[name] for name in names if name not in tensors}:
                 with safe_open(path, "pt") as file:
-                    for name in wanted:
+                    for name in names:
                         if self.names[name] == path:
-                            found[name] = file.get_tensor(name)
-            return found
+                            tensors[name] = file.get_tensor(name)
+            return tensors
 
-        tensors = checked(self.folder, read)
-        small = [name for name in wanted if tensors[name].element_size() < 2]
+        checked(self.folder, read)
+        small = [name for name in names if tensors[name].element_size() < 2]
         small = [name for name in small if tensors[name].dtype != torch.bool]
         if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
             raise UnsupportedModelError(
@@ -112,6 +112,18 @@ class Checkpoint:
         for name, each in tensors.items():
             tensors[name] = each.float() if each.is_floating_point() else each
         return tensors
+
+    def state(self, table: Mapping[str, str], names: Iterable[str]) -> dict[str, Tensor]:
+        """Return tensors by the names of `DraftHead`, with the ids of drafted tokens as `tokens`.
+
+        Args:
+            table: See `renamed`; names beyond it stay, and are left over.
+        """
+        weights = self.tensors(names)
+        ours = renamed(weights, table)
+        state = {ours.get(name, name): tensor for name, tensor in weights.items()}
+        checked(self.folder, lambda: _to_ids(state))
+        return state
 
     def head(self, config: Callable[[], HeadConfig], weights: dict[str, Tensor]) -> DraftHead:
         """Return the head of a configuration with these weights, all of which it must take.
@@ -178,7 +190,7 @@ def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def token_ids(weights: dict[str, Tensor]) -> None:
+def _to_ids(weights: dict[str, Tensor]) -> None:
     """Turn the offsets `d2t` of drafted tokens into `tokens`; drop the mask `t2d` that they imply.
 
     Raises:

@@ -38,7 +38,7 @@ class HeadConfig:
         output_norm: Whether the output is normed before it is turned into logits.
         feeds_norm: Whether the head reads its normed output as the next state.
         draft_vocab_size: Number of tokens that it may draft; None for all.
-        own_output, own_embedding: Whether it has rows of logits, and embeddings, of its own.
+        has_output, has_embedding: Whether it has rows of logits, and embeddings, of its own.
         target: Fingerprint of the target, see `target_print`; "" if the file names none.
 
     Raises:
@@ -60,14 +60,14 @@ class HeadConfig:
     output_norm: bool = False
     feeds_norm: bool = False
     draft_vocab_size: int | None = None
-    own_output: bool = False
-    own_embedding: bool = False
+    has_output: bool = False
+    has_embedding: bool = False
     target: str = ""
 
     def __post_init__(self) -> None:
         names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
         sizes = {name: self.layers.get(name) for name in names}
-        sizes |= {name: getattr(self, name) for name in ("embedding_size", "target_size")}
+        sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
         sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
@@ -88,7 +88,7 @@ class HeadConfig:
                 f"got {len(self.taps)} taps of {self.target_size} for a head that projects token "
                 f"and state to {width}; expected one tap of that width."
             )
-        if not projects and self.embedding_size != width and not self.own_embedding:
+        if not projects and self.embedding_size != width and not self.has_embedding:
             raise InputError(
                 f"got embeddings of {self.embedding_size} for a head of width {width}; expected "
                 "the same, or embeddings of its own."

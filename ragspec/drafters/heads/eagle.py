@@ -14,11 +14,9 @@ from torch import Tensor
 from ragspec.drafters.heads.checkpoint import (
     LAYER_SETTINGS,
     Checkpoint,
-    checked,
     offsets_of,
     renamed,
     size_of,
-    token_ids,
 )
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead, default_taps
@@ -46,9 +44,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
     """Return the head of a folder; see `files.open_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
-    weights = checkpoint.tensors(names)
-    ours = renamed(names, NAMES)
-    state = {ours.get(name, name): tensor for name, tensor in weights.items()}
+    state = checkpoint.state(NAMES, names)
     third = any(name.startswith("midlayer.") for name in names)
 
     def settings() -> HeadConfig:
@@ -67,12 +63,11 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             bias="fc.bias" in names,
             output_norm=third,
             draft_vocab_size=len(state["tokens"]) if "tokens" in state else None,
-            own_output="lm_head.weight" in names,
-            own_embedding="embed_tokens.weight" in names,
+            has_output="lm_head.weight" in names,
+            has_embedding="embed_tokens.weight" in names,
             target=about.get("target", ""),
         )
 
-    checked(checkpoint.folder, lambda: token_ids(state))
     return checkpoint.head(settings, state)
 
 

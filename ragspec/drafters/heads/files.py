@@ -7,8 +7,8 @@ multi-token prediction inside a model's checkpoint (`mtp`).
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -78,9 +78,8 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | None = N
         name: value.detach().to(dtype=dtype if value.is_floating_point() else None).contiguous()
         for name, value in weights.items()
     }
-    about: dict[str, Any] = {
-        name: getattr(head.config, name) for name in ("target", "vocab_size", "feeds_norm")
-    }
+    every = asdict(head.config)
+    about = {name: every[name] for name in ("target", "vocab_size", "feeds_norm")}
     text = json.dumps(config | {"ragspec": about}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)

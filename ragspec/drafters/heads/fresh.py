@@ -46,7 +46,7 @@ def fresh_head(
     copied = third and _is_copied(target)
     first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
-    wide |= {"own_output": True, "taps": default_taps(target)}
+    wide |= {"has_output": True, "taps": default_taps(target)}
     head = DraftHead(
         HeadConfig(
             layers=_copied_settings(text) if copied else _settings(text, states_size(target)),

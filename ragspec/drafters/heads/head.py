@@ -8,6 +8,7 @@ differ in `HeadConfig` alone. Embedding and output head are the target's unless 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,7 @@ class WideLayer(nn.Module):
         self.hidden_norm = _norm_like(layer.input_layernorm, config.hidden_size)
         self.residual_norm = config.residual_norm
         for name in ("q_proj", "k_proj", "v_proj"):
-            narrow = getattr(self.self_attn, name)
+            narrow = self.self_attn.get_submodule(name)
             bias = narrow.bias is not None
             wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias)
             setattr(self.self_attn, name, wide)
@@ -110,9 +111,9 @@ class DraftHead(nn.Module):
                     self.embedding_norm = _norm_like(norm, config.embedding_size)
                     self.state_norm = _norm_like(norm, width)
             rows = config.draft_vocab_size or config.vocab_size
-            self.output = nn.Linear(width, rows, bias=False) if config.own_output else None
+            self.output = nn.Linear(width, rows, bias=False) if config.has_output else None
             self.embedding = None
-            if config.own_embedding:
+            if config.has_embedding:
                 self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         layers.embed_tokens = layers.norm = nn.Identity()
         self.layers = layers
@@ -202,8 +203,9 @@ class DraftHead(nn.Module):
 
 def _norm_like(norm: nn.Module, size: int) -> nn.Module:
     """Return a fresh norm of the same class and epsilon, over `size` numbers."""
-    epsilon: Any = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 1e-6)
-    return type(norm)(size, eps=epsilon)
+    other = copy.deepcopy(norm)
+    other.weight = nn.Parameter(torch.ones(size))
+    return other
 
 
 def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:

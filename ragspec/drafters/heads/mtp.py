@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, renamed, size_of
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, size_of
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.verification.causal import CausalTarget
@@ -88,9 +88,9 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
     """Return the head of a folder; see `files.open_head`. Of several layers the first is read."""
-    found = _layout(checkpoint)
-    assert found is not None
-    prefix, layout = found
+    match = _layout(checkpoint)
+    assert match is not None
+    prefix, layout = match
     further = [name for name in checkpoint.names if re.match(_further(checkpoint, layout), name)]
     if further:
         warnings.warn(
@@ -99,9 +99,8 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             stacklevel=2,
         )
     names = [name for name in checkpoint.names if name.startswith(prefix) and name not in further]
-    ours = renamed(names, {prefix + name: our for name, our in layout.table.items()})
-    weights = checkpoint.tensors(names)
-    state = _experts_joined({ours.get(name, name): weights[name] for name in names})
+    table = {prefix + name: our for name, our in layout.table.items()}
+    state = _experts_joined(checkpoint.state(table, names))
 
     def settings() -> HeadConfig:
         config = _text(checkpoint.config)
@@ -111,8 +110,8 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             embedding_size=width,
             target_size=width,
             vocab_size=size_of(config, "vocab_size"),
-            own_output="output.weight" in state,
-            own_embedding="embedding.weight" in state,
+            has_output="output.weight" in state,
+            has_embedding="embedding.weight" in state,
             **layout.settings,
         )
 
@@ -158,10 +157,10 @@ def _experts_joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
     parts: dict[str, dict[int, dict[str, Tensor]]] = {}
     result = dict[str, Tensor]()
     for name, tensor in state.items():
-        if (found := EXPERT.fullmatch(name)) is None:
+        if (match := EXPERT.fullmatch(name)) is None:
             result[name] = tensor
         else:
-            parts.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = tensor
+            parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
     for name, experts in parts.items():
         rows = [experts[i] for i in sorted(experts)]
         both = [torch.cat([row["gate"], row["up"]]) for row in rows]

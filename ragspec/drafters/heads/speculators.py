@@ -12,11 +12,9 @@ from torch import Tensor
 from ragspec.drafters.heads.checkpoint import (
     LAYER_SETTINGS,
     Checkpoint,
-    checked,
     offsets_of,
     renamed,
     size_of,
-    token_ids,
 )
 from ragspec.drafters.heads.config import HeadConfig, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
@@ -60,10 +58,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             "Use a head of one of these."
         )
     names = {name for name in checkpoint.names if not name.startswith(_OF_TARGET)}
-    weights = checkpoint.tensors(names)
-    ours = renamed(names, NAMES if kind == "eagle3" else MTP_NAMES)
-    state = {ours.get(name, name): tensor for name, tensor in weights.items()}
-    checked(checkpoint.folder, lambda: token_ids(state))
+    state = checkpoint.state(NAMES if kind == "eagle3" else MTP_NAMES, names)
 
     def settings() -> HeadConfig:
         inner: dict[str, Any] = config["transformer_layer_config"]
@@ -77,8 +72,8 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
             "vocab_size": size_of(inner, "vocab_size"),
             "bias": "fc.bias" in state,
             "output_norm": True,
-            "own_output": "output.weight" in state,
-            "own_embedding": "embedding.weight" in state,
+            "has_output": "output.weight" in state,
+            "has_embedding": "embedding.weight" in state,
             "target": about.get("target", ""),
         }
         if kind == "mtp":

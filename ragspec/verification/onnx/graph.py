@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
-from ragspec.verification.onnx.target import input_name, told_layers
+from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -138,7 +138,7 @@ def build_graph(model: PreTrainedModel) -> Graph:
     Inputs: ids and positions i64 [1, S]; rows i64 [k], whose logits are computed; total and last
     i32 [1], the slots in use and the last of them; bias [1, 1, S, T] of the scores; cosines and
     sines [P, width / 2]; key and value of each layer [1, heads, C, width]. Outputs: the extended
-    keys and values, the input of each of `told_layers` [1, S, H], states [1, S, H] and logits
+    keys and values, the inputs of the usual taps [1, S, H], states [1, S, H] and logits
     [1, k, V].
     """
     graph, config, trunk = Graph(), model.config, model.model
@@ -185,7 +185,7 @@ def in_onnx(
         *(info(f"{name}.out", real, shape) for name in caches),
         *(
             info(name, real, [1, "S", config.hidden_size])
-            for name in (*map(input_name, told_layers(config.num_hidden_layers)), "states")
+            for name in (*_input_outputs(config.num_hidden_layers), "states")
         ),
         info("logits", real, [1, "k", config.vocab_size]),
     ]
@@ -196,6 +196,11 @@ def in_onnx(
         for name, weight in graph.weights.items()
     ]
     return serialized(helper.make_graph(graph.nodes, "model", inputs, outputs, weights))
+
+
+def _input_outputs(layers: int) -> list[str]:
+    """Return the names of the inputs of layers that are outputs: each output costs time."""
+    return [f"layer{i}.before.sum" for i in sorted({*usual_taps(layers)} - {0})]
 
 
 def cache_names(layers: int) -> Iterator[str]:

@@ -7,7 +7,9 @@ own modules, over the same caches.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,6 @@ from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
-from ragspec.verification.reading import usual_taps
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
 
@@ -121,8 +122,7 @@ class OnnxTarget(CausalTarget):
 
     def runs_alone(self, taps: Iterable[int] = ()) -> bool:
         """Return whether a forward of one sequence needs no module; see `CausalTarget`."""
-        told = {LAST, 0, *told_layers(self.config.num_hidden_layers)}
-        return self._unchanged and told.issuperset(taps)
+        return self._unchanged and {LAST, 0, *self._outputs}.issuperset(taps)
 
     @property
     def rounds(self) -> bool:
@@ -161,7 +161,7 @@ class OnnxTarget(CausalTarget):
             "bias": _bias(view, count, end),
             **self._rotary_to(int(positions.max()) + 1),
         }
-        names = (*(input_name(i) for i in layers if i), "states", "logits")
+        names = (*(self._outputs[i] for i in layers if i), "states", "logits")
         *tapped, states, logits = self._run(inputs, row.tail, names)
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens)
@@ -205,6 +205,13 @@ class OnnxTarget(CausalTarget):
         self._session.inner.run_with_iobinding(binding)
         outputs = binding.get_outputs()[-len(names) :]
         return [torch.from_numpy(output.numpy()) for output in outputs]
+
+    @cached_property
+    def _outputs(self) -> dict[int, str]:
+        """The outputs of the graph that are inputs of layers, by number."""
+        names = [output.name for output in self._session.inner.get_outputs()]
+        matches = [(re.fullmatch(r"layer(\d+)\.before\.sum", name), name) for name in names]
+        return {int(match[1]): name for match, name in matches if match}
 
     def _tapped(self) -> dict[int, nn.Module]:
         """Return the layers whose inputs somebody reads, by number; see `Taps`."""
@@ -263,16 +270,6 @@ class OnnxTarget(CausalTarget):
                 if not torch.equal(alone[0], together[row]):
                     return False
         return True
-
-
-def told_layers(count: int) -> list[int]:
-    """Return the layers whose inputs a graph of `count` layers tells: each output costs time."""
-    return sorted({*usual_taps(count)} - {0})
-
-
-def input_name(layer: int) -> str:
-    """Return the name of the input of a layer in the graph."""
-    return f"layer{layer}.before.sum"
 
 
 def _bias(view: TreeView, n: int, slots: int) -> Tensor:

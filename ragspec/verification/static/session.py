@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
+from ragspec.needs import HiddenStates
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.reading import HiddenStates, Taps
+from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import StackedRow
 from ragspec.verification.static.layout import (

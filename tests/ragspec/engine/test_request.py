@@ -12,9 +12,8 @@ from ragspec.drafters.base import KnownStates
 from ragspec.engine.prompts import end_tokens
 from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
-from ragspec.needs import LAST
+from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.reading import HiddenStates
 from tests.support import tiny
 
 
