@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine, Sampling
+from ragspec.drafters.heads.checkpoint import WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
 from ragspec.drafters.heads.head import DraftHead
@@ -99,6 +100,9 @@ def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> No
     assert holds_head(tmp_path / "second")
     again = open_head(tmp_path / "second", target())
     assert set(again.state_dict()) == set(head.state_dict())
+    parts = ("lm_head", "embed_tokens")
+    saved = {part for part in parts if f"{part}.weight" in load_file(tmp_path / "second" / WEIGHTS)}
+    assert saved == {part for part in parts if f"{part}.weight" in LAYOUTS[name]()[1]}
     for weight, other in head.state_dict().items():
         assert torch.equal(again.state_dict()[weight], other)
     inputs = INPUTS["embeddings"][IDS], head.project(INPUTS["taps" if head.output else "state"])
@@ -194,6 +198,10 @@ def test_tensors_that_do_not_fit_are_named(
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
         ({"num_attention_heads": 7}, "divides"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_attention_heads": 2.0}, r"num_attention_heads=2\.0"),
+        ({"hidden_size": -1}, "hidden_size=-1"),
+        ({"ragspec": {"target": 7}}, "its fingerprint as text"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(
