@@ -1,9 +1,9 @@
-"""Haystack: a chat generator, and a retriever over our index.
+"""Haystack: a chat generator.
 
     pipeline.add_component("llm", RagspecChatGenerator(model="smollm2"))
     pipeline.run({"llm": {"messages": [ChatMessage.from_user("Name three rivers.")]}})
 
-Written against haystack-ai 3, whose asynchronous pipelines run these components in threads.
+Written against haystack-ai 3, whose asynchronous pipelines run this component in threads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.passages import hits_of
 from ragspec.adapters.writer import HostWriter, Job
 from ragspec.errors import InputError
 from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit
 
 try:
     from haystack import Document, component, default_to_dict
@@ -164,57 +163,6 @@ def _reply(writer: HostWriter, job: Job, number: int, text: Generation) -> ChatM
     facts = writer.metadata(job, text)
     meta = {**facts, "model": facts.pop("model_name"), "index": number}
     return ChatMessage.from_assistant(text.text, meta=meta)
-
-
-@component
-class HaystackRetriever:
-    """Retrieves passages of a `PassageIndex` as Haystack's documents, best first.
-
-    Args:
-        index: A PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
-            run.
-        top_k: Number of passages.
-        mode: "dense", "sparse", "fused", or None for the best that the index supports.
-
-    Raises:
-        InputError, StoreError: See `IndexSearch` and `opened`.
-    """
-
-    def __init__(self, index: Any, top_k: int = 10, mode: str | None = None) -> None:
-        IndexSearch(top_k, mode)
-        self.index = index
-        self.top_k = top_k
-        self.mode = mode
-        self._opened: Any = None
-
-    def warm_up(self) -> None:
-        """Open the index if it is not open."""
-        if self._opened is None:
-            self._opened = opened(self.index)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the component as JSON types; raise InputError for an index in memory."""
-        if not isinstance(self.index, str):
-            raise InputError(
-                f"got a retriever over {type(self.index).__name__}; expected the folder of a saved "
-                "index, which can be written to a file. Save it, and name the folder."
-            )
-        record: dict[str, Any] = default_to_dict(
-            self, index=self.index, top_k=self.top_k, mode=self.mode
-        )
-        return record
-
-    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
-    def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
-        """Return the best passages for a query."""
-        search = IndexSearch(self.top_k if top_k is None else top_k, self.mode)
-        self.warm_up()
-        return {"documents": [_document(hit) for hit in search.run(self._opened, query)]}
-
-
-def _document(hit: Hit) -> Document:
-    meta = facts_of(hit)
-    return Document(content=hit.passage.text, score=meta.pop("score"), meta=meta)
 
 
 def _read_message(message: Any) -> dict[str, Any]:

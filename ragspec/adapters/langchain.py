@@ -1,8 +1,8 @@
-"""LangChain: a chat model, and a retriever over our index.
+"""LangChain: a chat model.
 
     llm = ChatRagspec(model="smollm2", temperature=0.7)
     llm.invoke("Name three rivers.").response_metadata["speculative_decoding"]
-    llm.bind(documents=retriever.invoke(question)).stream(messages)
+    llm.bind(documents=documents).stream(messages)
 
 Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke` returns text.
 """
@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.passages import hits_of
 from ragspec.adapters.writer import Job
-from ragspec.errors import InputError
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 
@@ -31,7 +30,6 @@ try:
     )
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-    from langchain_core.retrievers import BaseRetriever
 
     from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
@@ -115,37 +113,6 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
             input_token_details={"cache_read": text.report.cached_tokens},
         )
         return {"response_metadata": facts, "usage_metadata": tokens}
-
-
-class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
-    """Retrieves passages of a `PassageIndex` as LangChain's documents, best first.
-
-    Attributes:
-        index: A PassageIndex, or the folder that its `save` wrote.
-        k: Number of passages.
-        mode: "dense", "sparse", "fused", or None for the best that the index supports.
-
-    Raises:
-        InputError, StoreError: See `IndexSearch` and `opened`.
-    """
-
-    index: Any
-    k: int = 5
-    mode: str | None = None
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        IndexSearch(self.k, self.mode)
-        self.index = opened(self.index)
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: Any = None, **kwargs: Any
-    ) -> list[Document]:
-        search = IndexSearch(kwargs.pop("k", self.k), kwargs.pop("mode", self.mode))
-        if kwargs:
-            raise InputError(f"got {', '.join(kwargs)}; expected k, mode or nothing.")
-        hits = search.run(self.index, query)
-        return [Document(page_content=hit.passage.text, metadata=facts_of(hit)) for hit in hits]
 
 
 def _artifacts(messages: Iterable[BaseMessage]) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""LlamaIndex: an LLM, and a retriever over our index.
+"""LlamaIndex: an LLM.
 
     llm = RagspecLLM(model="smollm2")
     llm.chat([ChatMessage(role="user", content="Name three rivers.")])
@@ -14,15 +14,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
-from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.passages import hits_of
 from ragspec.adapters.writer import Job, in_thread
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit
 
 try:
-    from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.base.llms.types import (
         ChatMessage,
         ChatResponse,
@@ -35,7 +33,6 @@ try:
     )
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
     from llama_index.core.llms.custom import CustomLLM
-    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
     from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
@@ -128,42 +125,6 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         facts = self._writer.metadata(job, text)
         counts = {k: v for k, v in facts["usage"].items() if isinstance(v, int)}
         return {**facts, **counts}
-
-
-class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
-    """Retrieves passages of a `PassageIndex` as LlamaIndex's nodes, best first.
-
-    Args:
-        index: A PassageIndex, or the folder that its `save` wrote.
-        similarity_top_k: Number of passages.
-        mode: "dense", "sparse", "fused", or None for the best that the index supports.
-
-    Raises:
-        InputError, StoreError: See `IndexSearch` and `opened`.
-    """
-
-    def __init__(
-        self, index: Any, similarity_top_k: int = 5, mode: str | None = None, **settings: Any
-    ) -> None:
-        self._search = IndexSearch(similarity_top_k, mode)
-        self._index = opened(index)
-        super().__init__(**settings)
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        hits = self._search.run(self._index, query_bundle.query_str)
-        return [NodeWithScore(node=_node(hit), score=hit.score) for hit in hits]
-
-
-def _node(hit: Hit) -> TextNode:
-    """Return a passage as a node; prompts show only the title of its metadata."""
-    facts = {name: value for name, value in facts_of(hit).items() if name != "score"}
-    silent = [name for name in facts if name != "title"]
-    return TextNode(
-        text=hit.passage.text,
-        metadata=facts,
-        excluded_llm_metadata_keys=silent,
-        excluded_embed_metadata_keys=silent,
-    )
 
 
 def _read_message(message: ChatMessage) -> dict[str, Any]:

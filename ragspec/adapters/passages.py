@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.retrievers.search.fusion import FunctionRetriever, Hit, SearchMode
-from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.fusion import FunctionRetriever, Hit
 
 
 def hits_of(documents: Iterable[Any]) -> tuple[Hit, ...]:
@@ -69,47 +66,3 @@ def facts_of(hit: Hit) -> dict[str, Any]:
     }
     page = document.page_of(passage.start)
     return facts if page is None else {**facts, "page": page}
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSearch:
-    """Search settings of a host's retriever.
-
-    Attributes:
-        k: Number of passages.
-        mode: "dense", "sparse", "fused", or None for the best that the index supports.
-
-    Raises:
-        InputError: k is below 1, or the mode is unknown.
-    """
-
-    k: Any
-    mode: Any = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
-            raise InputError(f"got {self.k!r} as the number of passages; expected 1 or more.")
-        if self.mode is not None and self.mode not in list(SearchMode):
-            modes = ", ".join(SearchMode)
-            raise InputError(f"got the search mode {self.mode!r}; expected one of {modes}.")
-
-    def run(self, index: PassageIndex, query: str) -> list[Hit]:
-        """Return the hits of a query."""
-        return list(index.search(query, self.k, self.mode and SearchMode(self.mode)))
-
-
-def opened(index: PassageIndex | str | os.PathLike[str]) -> PassageIndex:
-    """Return an index, or open the one of a folder.
-
-    Raises:
-        InputError: `index` is neither.
-        StoreError: The folder holds no index that can be opened.
-    """
-    if isinstance(index, PassageIndex):
-        return index
-    if isinstance(index, str | os.PathLike):
-        return PassageIndex.open(Path(index))
-    raise InputError(
-        f"got {type(index).__name__} as an index; expected a PassageIndex, or the folder that "
-        "its save() wrote."
-    )

@@ -15,10 +15,8 @@ pytest.importorskip("langchain_core", reason="LangChain is not installed")
 from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnablePassthrough
 
-from ragspec.adapters.langchain import ChatRagspec, LangChainRetriever
+from ragspec.adapters.langchain import ChatRagspec
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -118,16 +116,6 @@ def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
     assert llm._job(turns, None, {}).prompt.hits[0].document.name == "notes"
 
 
-def test_a_chain_over_our_retriever() -> None:
-    retriever = LangChainRetriever(index=chatting.index(), k=1)
-    result = retriever.invoke("Where does an oak stand?")
-    assert [document.metadata["name"] for document in result] == ["trees.txt"]
-    assert result[0].page_content == chatting.TEXTS["trees.txt"]
-    prompt = ChatPromptTemplate.from_messages([("user", "{context}\n{question}")])
-    chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat(max_tokens=4)
-    assert chain.invoke("Where does an oak stand?").usage_metadata["output_tokens"] <= 4
-
-
 def test_a_cache_tells_models_and_settings_separately() -> None:
     cache = InMemoryCache()
     assert chat(cache=cache).invoke(REQUESTS).content == chatting.alone(TURN).text
@@ -151,7 +139,3 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         chat().invoke([HumanMessage([image])])
     with pytest.raises(UnsupportedModelError, match="chat template"):
         chat(engine=Engine(tiny.model(), tiny.tokenizer(), None)).invoke(REQUESTS)
-    with pytest.raises(InputError, match="number of passages"):
-        LangChainRetriever(index=chatting.index(), k=0)
-    with pytest.raises(InputError, match="expected a PassageIndex"):
-        LangChainRetriever(index=3)

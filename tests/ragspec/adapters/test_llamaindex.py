@@ -13,10 +13,9 @@ from tests.support import chatting, tiny
 
 pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed")
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 
-from ragspec.adapters.llamaindex import LlamaIndexRetriever, RagspecLLM
+from ragspec.adapters.llamaindex import RagspecLLM
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -104,19 +103,6 @@ def test_documents_are_drafted_from() -> None:
     assert helped.additional_kwargs["forwards"] < plain.additional_kwargs["forwards"]
 
 
-def test_a_query_engine_over_our_retriever() -> None:
-    retriever = LlamaIndexRetriever(chatting.index(), similarity_top_k=1)
-    result = retriever.retrieve("Where does an oak stand?")
-    assert [each.node.metadata["name"] for each in result] == ["trees.txt"]
-    text = result[0].node.get_content(metadata_mode=MetadataMode.LLM)
-    assert "start" not in text
-    assert chatting.TEXTS["trees.txt"] in text
-    wide = tiny.model(max_position_embeddings=4096)  # LlamaIndex's own prompts are long
-    model = llm(engine=Engine(wide, tiny.tokenizer(chat=True), "context"), max_tokens=4)
-    query = RetrieverQueryEngine.from_args(retriever, llm=model)
-    assert len(str(query.query("Where does an oak stand?"))) == 4
-
-
 def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="got neither of model"):
         RagspecLLM()
@@ -131,5 +117,3 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="reads text"):
         image = ImageBlock(url="https://example.com/a.png")
         llm().chat([ChatMessage(role=MessageRole.USER, blocks=[image])])
-    with pytest.raises(InputError, match="number of passages"):
-        LlamaIndexRetriever(chatting.index(), similarity_top_k=0)

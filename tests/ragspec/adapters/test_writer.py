@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.passages import facts_of, hits_of
 from ragspec.adapters.writer import HostWriter, pulled
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
@@ -204,12 +204,3 @@ def test_passages_keep_their_place_on_the_variant_to_a_host_and_back() -> None:
     )
     moved = hits_of([("abc", 1.0, {"start": 10, "end": 13}), ("abc", 1.0, {"start": 1, "end": 9})])
     assert [each.passage.start for each in moved] == [10, 0]
-
-
-def test_what_is_no_index_is_refused() -> None:
-    with pytest.raises(InputError, match="as an index"):
-        opened(3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="number of passages"):
-        IndexSearch(0, None)
-    with pytest.raises(InputError, match="search mode"):
-        IndexSearch(1, "loud")
