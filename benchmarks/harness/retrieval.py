@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.passage_index import PassageIndex
     from ragspec.retrievers.search.passages import Passage
 
-CASES = ("windows", "passages", "hnsw", "ivf", "bm25", "far")
+CASES = ("windows", "passages", "hnsw", "bm25", "far")
 WORDS = 40  # words of a window
 LATENCY = 0.2  # simulated seconds of a distant search
 

@@ -35,8 +35,7 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
     embedder: o.EmbedderOption = None,
     dense: Annotated[
-        str,
-        typer.Option(help="How meanings are searched: exact; hnsw or ivf (faiss), approximate."),
+        str, typer.Option(help="How meanings are searched: exact; hnsw (faiss), approximate.")
     ] = "exact",
     replace: Annotated[
         bool, typer.Option("--replace", help="Put it in the place of the index that is there.")

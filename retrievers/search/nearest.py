@@ -6,7 +6,6 @@ on the number of queries in a call nor on threads or kernels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -27,12 +26,9 @@ BLOCK = 1 << 15  # vectors of one product
 LARGE = 1 << 15  # collections of at least this many vectors are scanned in 8 bits by faiss
 SCANNED = 512  # fewest candidates of a scan in 8 bits; 4 for each result
 FEW = 2  # for up to so many queries, scans take less time than one product
-FLAT, KINDS = "exact", ("exact", "hnsw", "ivf")
+FLAT, HNSW = KINDS = ("exact", "hnsw")
 SEARCHED = 128  # fewest candidates of an approximate index, for any k
 HNSW_LINKS, HNSW_BUILT = 32, 200
-IVF_SHARE = 16  # one list in so many is searched
-IVF_TRAINED = 64  # training vectors for each list
-SEED = 1234
 
 
 class Exact:
@@ -139,47 +135,33 @@ def rounding(queries: Floats) -> NDArray[np.float64]:
 
 
 class Approximate:
-    """An index of faiss over the same vectors: HNSW (a graph) or IVF (lists around centres).
+    """An index of faiss over the same vectors: HNSW, a graph.
 
     It examines the same vectors for every k up to SEARCHED, so a larger k changes no result.
     """
 
-    def __init__(self, kind: str, index: Any, parameters: Mapping[str, int]) -> None:
-        self.kind = kind
-        self.parameters = MappingProxyType(dict(parameters))
+    kind = HNSW
+    parameters: Mapping[str, int] = MappingProxyType(
+        {"links": HNSW_LINKS, "built": HNSW_BUILT, "searched": SEARCHED}
+    )
+
+    def __init__(self, index: Any) -> None:
         self._index = index
 
     @classmethod
-    def build(cls, vectors: Floats, kind: str) -> Self:
+    def build(cls, vectors: Floats) -> Self:
         """Index vectors by their inner products; raise MissingExtraError without faiss."""
         faiss = _faiss()
-        metric = faiss.METRIC_INNER_PRODUCT
-        count, width = vectors.shape
-        if kind == "hnsw":
-            index = faiss.IndexHNSWFlat(width, HNSW_LINKS, metric)
-            index.hnsw.efConstruction = HNSW_BUILT
-            parameters = {"links": HNSW_LINKS, "built": HNSW_BUILT, "searched": SEARCHED}
-        else:
-            lists = max(1, min(round(4 * math.sqrt(count)), count // 4))
-            centres = faiss.IndexFlat(width, metric)
-            index = faiss.IndexIVFFlat(centres, width, lists, metric)
-            index.own_fields = True
-            centres.this.disown()
-            index.cp.seed = SEED
-            index.cp.min_points_per_centroid = 1  # no warning for small collections
-            index.train(_sample(vectors, lists * IVF_TRAINED))
-            parameters = {"lists": lists, "searched": max(1, lists // IVF_SHARE), "seed": SEED}
+        index = faiss.IndexHNSWFlat(vectors.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = HNSW_BUILT
         index.add(vectors)
-        return cls(kind, index, parameters)
+        return cls(index)
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds, perhaps fewer than k."""
-        faiss, most = _faiss(), max(k, SEARCHED)
+        most = max(k, SEARCHED)
         count = min(most, self._index.ntotal)
-        if self.kind == "hnsw":
-            options = faiss.SearchParametersHNSW(efSearch=most)
-        else:
-            options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
+        options = _faiss().SearchParametersHNSW(efSearch=most)
         _, numbers = self._index.search(queries, count, params=options)
         return [row[row >= 0] for row in numbers]
 
@@ -188,7 +170,7 @@ class Approximate:
         _faiss().write_index(self._index, str(path))
 
     @classmethod
-    def load(cls, path: Path, kind: str, parameters: Mapping[str, int], vectors: Floats) -> Self:
+    def load(cls, path: Path, vectors: Floats) -> Self:
         """Read an index that `save` wrote over these vectors.
 
         Raises:
@@ -206,7 +188,7 @@ class Approximate:
                 f"{path.name} has {index.ntotal} vectors of {index.d} dimensions, expected "
                 f"{vectors.shape[0]} of {vectors.shape[1]}; build the index again."
             )
-        return cls(kind, index, parameters)
+        return cls(index)
 
 
 Nearest = Exact | Approximate
@@ -215,8 +197,8 @@ Nearest = Exact | Approximate
 def build_nearest(vectors: Floats, kind: str) -> Nearest:
     """Return a search over vectors; raise InputError unless its kind is one of KINDS."""
     if kind not in KINDS:
-        raise InputError(f"dense is {kind!r}; expected one of {', '.join(KINDS)}.")
-    return Exact(vectors) if kind == FLAT else Approximate.build(vectors, kind)
+        raise InputError(f"dense is {kind!r}; expected {' or '.join(KINDS)}.")
+    return Exact(vectors) if kind == FLAT else Approximate.build(vectors)
 
 
 def _faiss() -> Any:
@@ -226,11 +208,3 @@ def _faiss() -> Any:
     except ModuleNotFoundError as error:
         raise for_extra(error) from error
     return faiss
-
-
-def _sample(vectors: Floats, most: int) -> Floats:
-    """Return at most `most` of the vectors, always the same ones."""
-    if len(vectors) <= most:
-        return vectors
-    chosen = np.random.default_rng(SEED).choice(len(vectors), most, replace=False)
-    return vectors[np.sort(chosen)]

@@ -114,7 +114,7 @@ class PassageIndex:
 
         Args:
             embedder: Name, folder or model of the embedder; None leaves dense search out.
-            dense: "exact", or "hnsw" or "ivf", approximate indexes of faiss for many passages.
+            dense: "exact", or "hnsw", an approximate index of faiss for many passages.
             sparse: Whether to index words for BM25.
             fusion: How both rankings are joined, None for the default of the embedder.
             paths: Files and folders that were read, recorded for `upkeep.refresh`.
@@ -125,7 +125,7 @@ class PassageIndex:
                 of `load_embedder` pass through.
         """
         if dense not in KINDS:
-            raise InputError(f"dense is {dense!r}; expected one of {', '.join(KINDS)}.")
+            raise InputError(f"dense is {dense!r}; expected {' or '.join(KINDS)}.")
         documents = tuple(documents)
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
@@ -342,16 +342,15 @@ class PassageIndex:
 
 def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
     """Return the index over the vectors of a store."""
-    parameters = dict(store.manifest.parameters["dense"])
-    kind = parameters.pop("kind")
+    kind = store.manifest.parameters["dense"]["kind"]
     if kind not in KINDS:
         raise StoreError(
-            f"{store.path} has a dense index of kind {kind!r}, expected one of {', '.join(KINDS)}; "
+            f"{store.path} has a dense index of kind {kind!r}, expected {' or '.join(KINDS)}; "
             "it may be of a later ragspec. Build it again."
         )
     if kind == FLAT:
         return Exact(np.ascontiguousarray(vectors))
-    return Approximate.load(store.file(NEAREST), kind, parameters, vectors)
+    return Approximate.load(store.file(NEAREST), vectors)
 
 
 def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:

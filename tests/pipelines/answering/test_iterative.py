@@ -526,8 +526,8 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pass
     else:
         assert exact.dense is not None
-        for kind in ("hnsw", "ivf"):
-            instance[kind] = PassageIndex.build(pages, embedder=exact.dense.embedder, dense=kind)
+        embedder = exact.dense.embedder
+        instance["hnsw"] = PassageIndex.build(pages, embedder=embedder, dense="hnsw")
 
     def function(query: str) -> list[tuple[str, float, dict[str, Any]]]:
         return [(hit.passage.text, hit.score, {}) for hit in instance["words"].search(query, 5)]

@@ -141,11 +141,10 @@ def test_candidates_are_few() -> None:
     assert all(10 <= len(numbers) < 2000 for numbers in named)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_approximate_indexes_find_most_and_the_same_for_every_k_and_batch(kind: str) -> None:
+def test_an_approximate_index_finds_most_and_the_same_for_every_k_and_batch() -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(4000, 1), unit(40, 2)
-    instance = index(vectors, build_nearest(vectors, kind))
+    instance = index(vectors, build_nearest(vectors, "hnsw"))
     alone = [instance.search_vectors(query[None], 10)[0] for query in queries]
     assert instance.search_vectors(queries, 10) == alone
     assert [result[:1] for result in alone] == instance.search_vectors(queries, 1)
@@ -154,37 +153,33 @@ def test_approximate_indexes_find_most_and_the_same_for_every_k_and_batch(kind: 
     assert sum(hit) > 0.6 * 10 * len(queries)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_small_collections_can_be_indexed(kind: str, count: int) -> None:
+def test_small_collections_can_be_indexed(count: int) -> None:
     pytest.importorskip("faiss")
     vectors = unit(count, 1)
-    result = index(vectors, build_nearest(vectors, kind)).search_vectors(vectors[:1], 2)[0]
+    result = index(vectors, build_nearest(vectors, "hnsw")).search_vectors(vectors[:1], 2)[0]
     assert result[0][1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(600, 1), unit(8, 2)
-    instance = build_nearest(vectors, kind)
+    instance = build_nearest(vectors, "hnsw")
     assert isinstance(instance, Approximate)
     instance.save(tmp_path / "n")
-    again = Approximate.load(tmp_path / "n", kind, instance.parameters, vectors)
+    again = Approximate.load(tmp_path / "n", vectors)
     assert index(vectors, again).search_vectors(queries, 5) == index(
         vectors, instance
     ).search_vectors(queries, 5)
     with pytest.raises(StoreError, match="600 vectors of 24 dimensions, expected 599 of 24"):
-        Approximate.load(tmp_path / "n", kind, instance.parameters, vectors[1:])
+        Approximate.load(tmp_path / "n", vectors[1:])
     (tmp_path / "n").write_bytes(b"nothing of faiss's")
     with pytest.raises(StoreError, match="cannot be read by faiss"):
-        Approximate.load(tmp_path / "n", kind, instance.parameters, vectors)
+        Approximate.load(tmp_path / "n", vectors)
 
 
 def test_unknown_kinds_and_a_missing_faiss_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="dense is 'flat'; expected one of exact, hnsw, ivf"):
+    with pytest.raises(InputError, match="dense is 'flat'; expected exact or hnsw"):
         build_nearest(unit(5, 1), "flat")
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'ragspec\[rag\]'"):
