@@ -48,8 +48,6 @@ class HostOptions:
         nodes: Nodes of each draft tree; None for the host's default.
         stats: File that is rewritten after every step with the counts of drafted and accepted
             tokens.
-        idle: Most texts to remember while they are not decoded; None for the host's batch size.
-        idle_tokens: Most tokens of these texts in total.
 
     Raises:
         InputError: A value is out of range.
@@ -61,17 +59,13 @@ class HostOptions:
     tenant: str = GLOBAL
     nodes: int | None = None
     stats: Path | None = None
-    idle: int | None = None
-    idle_tokens: int = 1_000_000
 
     def __post_init__(self) -> None:
         names = (self.drafter,) if isinstance(self.drafter, str) else self.drafter
         if not names or not all(isinstance(name, str) for name in names):
             raise InputError(f"got drafter {self.drafter!r}; expected a name, or a list of names.")
-        for name, least in (("nodes", 1), ("idle", 0), ("idle_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise InputError(f"got {name} {value!r}; expected a whole number from {least} on.")
+        if self.nodes is not None and (type(self.nodes) is not int or self.nodes < 1):
+            raise InputError(f"got nodes {self.nodes!r}; expected a whole number from 1 on.")
 
     @classmethod
     def read(cls, options: object) -> Self:

@@ -35,6 +35,7 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 METHOD = "custom_class"
 PASSED = ("sampled_token_ids", "num_tokens_no_spec", "token_ids_cpu")
 OPTIONAL = frozenset({"slot_mappings"})
+IDLE_TOKENS = 1_000_000  # most tokens of the texts that are remembered while not decoded
 WIDTH = 4  # nodes of the draft tree for each token of the chain that is cut from it
 
 
@@ -71,9 +72,7 @@ class Proposer:
         drafter = host_drafter(options, _tokenizer(model) if stores else None, vocab_size)
         rows: int = vllm_config.scheduler_config.max_num_seqs
         self._texts = KnownTexts(
-            lambda prompt: HostText(drafter, prompt.tolist(), vocab_size),
-            rows if options.idle is None else options.idle,
-            options.idle_tokens,
+            lambda prompt: HostText(drafter, prompt.tolist(), vocab_size), rows
         )
         self.steps = self.drafted = self.accepted = self.calls = 0
 
@@ -184,14 +183,12 @@ class KnownTexts:
 
     Args:
         open_text: Opens the session of a new text from its tokens [T].
-        idle, idle_tokens: Most texts, and most tokens of them, that the last call did not use.
+        idle: Most texts that the last call did not use.
     """
 
-    def __init__(
-        self, open_text: Callable[[NDArray[np.int64]], HostText], idle: int, idle_tokens: int
-    ) -> None:
+    def __init__(self, open_text: Callable[[NDArray[np.int64]], HostText], idle: int) -> None:
         self._open = open_text
-        self._idle, self._idle_tokens = idle, idle_tokens
+        self._idle = idle
         self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
         self.opened = 0
 
@@ -211,7 +208,7 @@ class KnownTexts:
     def keep(self, texts: Sequence[HostText]) -> None:
         """Add the sessions of one call; of the others, drop the oldest that exceed the limits."""
         tokens = sum(len(text) for _, text in self._sessions)
-        while self._sessions and (len(self._sessions) > self._idle or tokens > self._idle_tokens):
+        while self._sessions and (len(self._sessions) > self._idle or tokens > IDLE_TOKENS):
             tokens -= len(self._sessions.pop(0)[1])
         self._sessions += [(_digest(text.ids), text) for text in texts]
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from ragspec.adapters import vllm
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
 from ragspec.adapters.vllm import KnownTexts
 
 ENDING = list(range(40))
 
 
-def texts(idle: int = 8, idle_tokens: int = 10_000) -> KnownTexts:
+def texts(idle: int = 8) -> KnownTexts:
     drafter = host_drafter(HostOptions(drafter="lookup"))
-    return KnownTexts(lambda text: HostText(drafter, text.tolist(), 100), idle, idle_tokens)
+    return KnownTexts(lambda text: HostText(drafter, text.tolist(), 100), idle)
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -56,8 +58,9 @@ def test_the_longest_unasked_goes_first() -> None:
     assert [known.take(ids(number)) for number in (1, 2)] == instance[1:]
 
 
-def test_the_tokens_of_idle_texts_count_together() -> None:
-    known = texts(idle_tokens=50)
+def test_the_tokens_of_idle_texts_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "IDLE_TOKENS", 50)
+    known = texts()
     for start in (1, 2, 3):
         known.keep([known.take(ids(start, *ENDING[:20]))])
     known.keep([])
