@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, Match
 from ragspec.retrievers.indexes.lookup import compiled
-from ragspec.retrievers.indexes.segment import Segment, build_segment
+from ragspec.retrievers.indexes.segment import Segment
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
 from tests.retrievers.indexes.test_suffix_array import naive
 
@@ -227,9 +226,3 @@ def test_damaged_files_give_a_useless_draft_not_a_crash(damaged: str) -> None:
         draft = fast.draft(rng.integers(0, VOCAB, 6).tolist(), 16, max_depth=8)
         assert len(draft.tokens) <= 16
         assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
-
-
-def test_an_open_segment_uses_them(tmp_path: Path) -> None:
-    segment = build_segment(tmp_path, [[0, 1, 2], [0, 1, 3]], VOCAB)
-    segment.warm_up()
-    assert segment.draft([0, 1], 4).tokens.tolist() == [2, 3]

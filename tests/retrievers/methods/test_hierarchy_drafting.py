@@ -97,13 +97,6 @@ def test_it_is_a_drafter_of_the_kind_of_its_parts() -> None:
     assert both.open(REQUEST).propose(PLACE, 4).kind is DraftKind.COUPLED
 
 
-def test_settings_are_checked() -> None:
-    with pytest.raises(InputError, match="0 drafters"):
-        Cascade([])
-    with pytest.raises(InputError, match="reserve"):
-        Cascade([FixedDrafter([1])] * 3, reserve=0.5)
-
-
 @st.composite
 def drafts(draw: st.DrawFn) -> DraftTree:
     n = draw(st.integers(1, 8))
@@ -188,12 +181,6 @@ def test_a_full_context_starves_no_other_level() -> None:
     assert counts[0] >= 14
     assert counts[1] >= 2
     assert counts[2] >= 3
-
-
-def test_the_common_ngrams_of_the_answers_come_first() -> None:
-    answers = [[1, 9, 9, 9, 9], *[[1, 20 + i, 2, 2, 2] for i in range(8)], [1, 9, 9, 9, 9]]
-    tree = drafted(HierarchyDrafter(NGramPool.common(answers), form="ngram"), [3, 1], 2)
-    assert tree.tokens.tolist() == [9, 9]
 
 
 def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:

@@ -11,7 +11,8 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.ngrams import NGramDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import Cascade
+from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
@@ -61,7 +62,9 @@ RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
+    [(NGramPool, {"level": 1}), (NGramPool, {"guess": 0}), (Cascade, {"drafters": []})]
+    + [(Cascade, {"drafters": [LOOKUP] * 3, "reserve": 0.5})]
+    + [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
     + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
     + [(MatchDrafter, {"tokens": 0}), (Select, {"sources": []}), (Select, BOTH | {"by": "x"})]
     + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]

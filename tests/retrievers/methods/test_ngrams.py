@@ -3,13 +3,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
-from ragspec.errors import InputError
 from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool, ngrams_of
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
@@ -58,11 +56,6 @@ def test_the_common_ngrams_count_once_per_answer_and_come_first(
         assert results == known[:guess]
     fewer = NGramPool.common(answers, level=level, guess=100, most=2)
     assert len(fewer) == min(2, len(counts))
-
-
-def test_an_answer_that_repeats_itself_does_not_win() -> None:
-    pool = NGramPool.common([[1, 2, 1, 2, 1, 2], [1, 3], [1, 3]], level=2)
-    assert pool.after(1) == [(3,), (2,)]
 
 
 @given(st.lists(tokens, max_size=20), st.integers(2, 5))
@@ -169,9 +162,3 @@ def test_tokens_that_the_target_lacks_are_not_drafted() -> None:
     pool.add((1, 2, VOCAB))
     tree = NGramDrafter(pool).open(request()).propose(at([1]), 4)
     assert tree.tokens.tolist() == [2]
-
-
-def test_settings_are_checked() -> None:
-    for level, guess in ((1, 7), (5, 0)):
-        with pytest.raises(InputError, match="expected"):
-            NGramPool(level, guess)
