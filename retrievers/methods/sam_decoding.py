@@ -3,8 +3,7 @@
 SAM-Decoding (arXiv 2411.10666): the longest suffix that occurred before, in the text itself or in a
 corpus (whose matches count some tokens less), is continued if it is long enough; otherwise another
 drafter drafts. `Select` is that choice, `MatchDrafter` the paper's own draft from the text.
-Deviations: any drafters may be sources, and their trees are taken, not only chains; the choice may
-also be by expected accepted tokens, as in SuffixDecoding's hybrid (arXiv 2411.04975); the latest
+Deviations: any drafters may be sources, and their trees are taken, not only chains; the latest
 occurrence is continued instead of the first, and the copy repeats at the end of the text.
 Thresholds are those of the paper's code.
 """
@@ -12,7 +11,6 @@ Thresholds are those of the paper's code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
@@ -93,18 +91,16 @@ class MatchSession(DraftSession):
 
 
 class Select(Combined):
-    """Lets one drafter draft: the source with the best score, or the fallback if all are low.
+    """Lets one drafter draft: the source with the longest match, or the fallback if all are short.
 
     Args:
-        sources: Drafters in order of trust.
-        by: The score: "match", the length of the match (of context, match, suffix, lookup or REST,
-            which report it), or "accept_prob", the expected accepted tokens.
-        discount: Subtracted from the score of every source but the first.
-        threshold: Score below which the fallback drafts, if there is one.
-        patience: Seconds that a source may take, see `Source`.
+        sources: Drafters that report their match (context, match, suffix, lookup or REST), in order
+            of trust.
+        discount: Subtracted from the match of every source but the first.
+        threshold: Match below which the fallback drafts, if there is one.
 
     Raises:
-        InputError: There is no source, or `by` is something else.
+        InputError: There is no source.
     """
 
     method = Method(
@@ -122,22 +118,15 @@ class Select(Combined):
         sources: Sequence[Drafter],
         fallback: Drafter | None = None,
         *,
-        by: Literal["match", "accept_prob"] = "match",
         threshold: float = 5.0,
         discount: float = 5.0,
-        patience: float = PATIENCE,
     ) -> None:
-        if not sources or by not in ("match", "accept_prob"):
-            raise InputError(
-                f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
-                "'match' or 'accept_prob'."
-            )
+        if not sources:
+            raise InputError("got no sources; expected at least one.")
         super().__init__("select", [*sources, *([] if fallback is None else [fallback])])
         self.sources = tuple(sources)
         self.fallback = fallback
-        self.by = by
         self.threshold = threshold
-        self.patience = patience
         self.discounts = [0.0, *[discount] * (len(sources) - 1)]
 
     def open(self, request: DraftRequest) -> SelectSession:
@@ -149,7 +138,7 @@ class SelectSession(SourcesSession):
     """The drafters of one row; see `Select`."""
 
     def __init__(self, drafter: Select, request: DraftRequest) -> None:
-        ranked = [Source(each, request, drafter.patience) for each in drafter.sources]
+        ranked = [Source(each, request, PATIENCE) for each in drafter.sources]
         fallback = drafter.fallback
         self._fallback = None if fallback is None else Source(fallback, request, None)
         super().__init__([*ranked, *([self._fallback] if self._fallback else [])])
@@ -165,22 +154,16 @@ class SelectSession(SourcesSession):
             tree = source.propose(context, budget)
             if not len(tree):
                 continue
-            score = self._score(source, tree) - discount
+            if source.matched is None:
+                raise InputError(
+                    f"drafter {source.name!r} does not tell the length of its match; expected a "
+                    "session with `matched`. Pass it as the fallback, or fuse the drafters."
+                )
+            score = source.matched - discount
             if score > most:
-                best, most, self.matched = tree, score, source.matched or 0
+                best, most, self.matched = tree, score, source.matched
         if self._fallback is not None and most < self._drafter.threshold:
             tree = self._fallback.propose(context, budget)
             if len(tree):
                 best, self.matched = tree, self._fallback.matched or 0
         return as_kind(best, self._kind)
-
-    def _score(self, source: Source, tree: DraftTree) -> float:
-        if self._drafter.by == "accept_prob":
-            return float(tree.accept_prob.sum())
-        matched = source.matched
-        if matched is None:
-            raise InputError(
-                f"drafter {source.name!r} does not tell the length of its match; expected a "
-                "session with `matched`. Use Select(..., by='accept_prob')."
-            )
-        return float(matched)

@@ -45,7 +45,6 @@ class SuffixDrafter(Combined):
         factor, offset: A match of m tokens gives at most factor * m + offset nodes.
         depth: Tokens of the longest suffix that counts.
         least: Nodes of a smaller path probability are left out.
-        patience: Seconds that `past` may take.
 
     Raises:
         InputError: A setting is out of range.
@@ -68,7 +67,6 @@ class SuffixDrafter(Combined):
         offset: float = 0.0,
         depth: int = 64,
         least: float = 0.1,
-        patience: float = PATIENCE,
     ) -> None:
         if factor < 0 or depth < 1 or not 0.0 <= least <= 1.0:
             raise InputError(
@@ -81,7 +79,6 @@ class SuffixDrafter(Combined):
         self.offset = offset
         self.depth = depth
         self.least = least
-        self.patience = patience
 
     def cap(self, matched: int, budget: int) -> int:
         """Return the most nodes for a match of `matched` tokens."""
@@ -101,7 +98,7 @@ class SuffixSession(SourcesSession):
 
     def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:
         past = drafter.past
-        self._past = None if past is None else Source(past, request, drafter.patience)
+        self._past = None if past is None else Source(past, request, PATIENCE)
         super().__init__([] if self._past is None else [self._past])
         self._drafter = drafter
         self._index = ContextIndex(request)

@@ -165,8 +165,8 @@ def test_a_source_that_stalls_is_used_until_it_is_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = fake_clock(monkeypatch)
-    slow = FixedDrafter([9], "slow", matched=7, seconds=0.02, clock=clock)
-    session = Select([slow], patience=0.01).open(DELEGATE_REQUEST)
+    slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=clock)
+    session = Select([slow]).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'slow' is switched off"):
         for _ in range(4):  # the first draft may take longer
             assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == [9]
@@ -176,7 +176,7 @@ def test_a_source_that_stalls_is_used_until_it_is_switched_off(
 
 
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
-    "select": lambda one, other: Select([one, other], by="accept_prob"),
+    "select": lambda one, other: Select([one, other]),
     "cascade": lambda one, other: Cascade([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
 }
@@ -186,8 +186,8 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
 def test_one_source_that_stalls_does_not_take_its_holder_along(
     holder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = FixedDrafter([9], "slow", [0.9], seconds=1.0, clock=fake_clock(monkeypatch))
-    session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5]))]).open(
+    slow = FixedDrafter([9], "slow", [0.9], matched=9, seconds=1.0, clock=fake_clock(monkeypatch))
+    session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5], matched=1))]).open(
         DELEGATE_REQUEST
     )
     with pytest.warns(RuntimeWarning, match="is switched off"):
@@ -206,7 +206,7 @@ EVERY_HOLDER = HOLDERS | {
 
 @pytest.mark.parametrize("holder", EVERY_HOLDER)
 def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None:
-    good = FixedDrafter([7, 8], accept_prob=[0.7, 0.6])
+    good = FixedDrafter([7, 8], accept_prob=[0.7, 0.6], matched=1)
     session = EVERY_HOLDER[holder](BrokenDrafter(), good).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
         for _ in range(4):
@@ -218,7 +218,8 @@ def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None
 
 @pytest.mark.parametrize("holder", EVERY_HOLDER)
 def test_every_source_hears_of_the_step(holder: str) -> None:
-    one, other = FixedDrafter([5], "one", [0.9]), FixedDrafter([6], "other", [0.7])
+    one = FixedDrafter([5], "one", [0.9], matched=2)
+    other = FixedDrafter([6], "other", [0.7], matched=1)
     session = EVERY_HOLDER[holder](one, other).open(DELEGATE_REQUEST)
     step = Step(session.propose(DELEGATE_PLACE, 5), (), (9,))
     session.observe(step)

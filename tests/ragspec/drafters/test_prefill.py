@@ -99,7 +99,6 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "fuse of fuses": lambda one, two: Fuse([Fuse([one], "a"), Fuse([two], "b")]),
     "cascade": lambda one, two: Cascade([one, two]),
     "select": lambda one, two: Select([one], two, threshold=9.0),
-    "select of several": lambda one, two: Select([one, two], by="accept_prob"),
     "rasd": lambda one, two: Rasd(one, [two]),
     "suffix": lambda one, two: SuffixDrafter(Fuse([one, two])),
 }

@@ -27,7 +27,6 @@ def drafters() -> dict[str, Drafter]:
     model = ModelDrafter(tiny.model(seed=1, dtype=torch.float64))
     small = ModelDrafter(model.model, min_expected_gain=0.0)
     sampled = ModelDrafter(model.model, mode="sampled", width=(2, 1))
-    both = [MatchDrafter(), ContextDrafter()]
     return {
         "context": ContextDrafter(),
         "lookup": LookupDrafter(),
@@ -39,7 +38,6 @@ def drafters() -> dict[str, Drafter]:
         "match": MatchDrafter(),
         "select": Select([MatchDrafter(), LookupDrafter()], discount=0),
         "select, model": Select([MatchDrafter()], model, threshold=2),
-        "select by reach": Select(both, model, by="accept_prob", threshold=0.5),
         "rasd": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
         "rasd, paper": Rasd(ModelDrafter(target(), depth=2), [LookupDrafter()], grace=None),
         "rasd, sampled": Rasd(sampled, [ContextDrafter()]),
@@ -56,7 +54,6 @@ def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: i
 
 
 LOOKUP = LookupDrafter()
-BOTH: dict[str, Any] = {"sources": [LOOKUP, LOOKUP]}
 RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
 
 
@@ -66,7 +63,7 @@ RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
     + [(Cascade, {"drafters": [LOOKUP] * 3, "reserve": 0.5})]
     + [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
     + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
-    + [(MatchDrafter, {"tokens": 0}), (Select, {"sources": []}), (Select, BOTH | {"by": "x"})]
+    + [(MatchDrafter, {"tokens": 0}), (Select, {"sources": []})]
     + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]
     + [(Rasd, RASD | each) for each in ({"prune_rank": -1}, {"prune_probability": 2})]
     + [(Rasd, RASD | each) for each in ({"grace": 2.0}, {"patience": 0})],

@@ -76,17 +76,9 @@ def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
     assert chosen(Select([short], nothing), [1]) == ("short",)
 
 
-def test_the_choice_may_be_by_expected_accepted_tokens() -> None:
-    sure = FixedDrafter([7], "sure", accept_prob=[0.9])
-    long = FixedDrafter([8, 9, 9], "long", accept_prob=[0.5, 0.4, 0.3])
-    assert chosen(Select([sure, long], by="accept_prob", discount=0), [1]) == ("long",)
-    model = FixedDrafter([6], "model")
-    assert chosen(Select([sure], model, by="accept_prob", threshold=1.0), [1]) == ("model",)
-
-
 def test_a_source_without_a_match_length_is_reported() -> None:
     session = Select([FixedDrafter([7], "mute")]).open(DraftRequest((1,), 100))
-    with pytest.raises(InputError, match=r"'mute' does not tell.*by='accept_prob'"):
+    with pytest.raises(InputError, match=r"'mute' does not tell.*as the fallback"):
         session.propose(at([1]), 8)
 
 
