@@ -84,7 +84,6 @@ class Collection:
 def load_documents(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Collection:
@@ -108,20 +107,16 @@ def load_documents(
     read: set[str] = set()
     for path in map(Path, values):
         if path.is_dir():
-            loaded = load_folder(path, max_bytes, known, on_progress, read)
+            loaded = load_folder(path, known, on_progress, read)
             documents += loaded.documents
             skipped += loaded.skipped
         elif _first(path, read):
-            documents.append(load_document(path, max_bytes=max_bytes, known=known))
+            documents.append(load_document(path, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped))
 
 
 def load_folder(
-    folder: Path,
-    max_bytes: int,
-    known: Mapping[str, Document],
-    on_progress: ProgressCallback,
-    read: set[str],
+    folder: Path, known: Mapping[str, Document], on_progress: ProgressCallback, read: set[str]
 ) -> Collection:
     """Read every usable file below a folder.
 
@@ -139,7 +134,7 @@ def load_folder(
         on_progress("reading documents", number, len(new))
         try:
             name = path.relative_to(folder).as_posix()
-            documents.append(load_document(path, name=name, max_bytes=max_bytes, known=known))
+            documents.append(load_document(path, name=name, known=known))
         except (DocumentError, MissingExtraError) as error:
             reason = str(error).removeprefix(f"{path} ")
             skipped.append(Skipped(clean(str(path)), clean(reason)))
@@ -218,7 +213,6 @@ def load_document(
     path: str | os.PathLike[str],
     *,
     name: str | None = None,
-    max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
     """Read one file.
@@ -230,7 +224,7 @@ def load_document(
         DocumentError: The file is missing or holds no usable text.
     """
     path = Path(path)
-    data = read_bytes(path, max_bytes)
+    data = read_bytes(path)
     digest = hashlib.sha256(data).hexdigest()
     before = known.get(clean(str(path)))
     if before is not None and before.digest == digest:
@@ -251,7 +245,7 @@ def load_document(
     )
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Return the bytes of a file.
 
     Raises:
@@ -269,8 +263,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         raise DocumentError(f"{path} is not a regular file; name a file or a folder.")
     try:
         size = path.stat().st_size
-        if size > max_bytes:
-            raise DocumentError(f"{path} has {size} bytes, more than the limit of {max_bytes}.")
+        if size > MAX_BYTES:
+            raise DocumentError(f"{path} has {size} bytes, more than the limit of {MAX_BYTES}.")
         return path.read_bytes()
     except OSError as error:
         raise DocumentError(f"{path} cannot be read ({error.strerror}).") from error

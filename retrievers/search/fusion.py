@@ -158,10 +158,6 @@ class Fusion:
     dense: float = 1.0
     sparse: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.k < 0 or min(self.dense, self.sparse) < 0:
-            raise InputError(f"Got {self}; expected k and weights of 0 or more.")
-
 
 EQUAL = Fusion()
 # Chosen on training questions for the bundled embedder, whose ranks are weaker than BM25's.

@@ -83,7 +83,6 @@ class PassageIndex:
         *,
         dense: DenseIndex | None,
         sparse: SparseIndex | None,
-        fusion: Fusion | None = None,
         origin: IndexOrigin | None = None,
     ) -> None:
         if dense is None and sparse is None:
@@ -94,7 +93,7 @@ class PassageIndex:
         self.passages = tuple(passages)
         self.dense = dense
         self.sparse = sparse
-        self.fusion = fusion or fusion_for(dense.embedder if dense else None)
+        self.fusion = fusion_for(dense.embedder if dense else None)
         self.origin = origin or IndexOrigin()
 
     @classmethod
@@ -106,7 +105,6 @@ class PassageIndex:
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
-        fusion: Fusion | None = None,
         paths: Iterable[str | os.PathLike[str]] = (),
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
@@ -116,7 +114,6 @@ class PassageIndex:
             embedder: Name, folder or model of the embedder; None leaves dense search out.
             dense: "exact", or "hnsw", an approximate index of faiss for many passages.
             sparse: Whether to index words for BM25.
-            fusion: How both rankings are joined, None for the default of the embedder.
             paths: Files and folders that were read, recorded for `upkeep.refresh`.
             on_progress: Called with the stage, the passages done, and all passages.
 
@@ -139,7 +136,6 @@ class PassageIndex:
             passages,
             dense=by_meaning,
             sparse=SparseIndex.build(texts) if sparse and texts else None,
-            fusion=fusion,
             origin=IndexOrigin(tuple(os.path.abspath(path) for path in paths), words=words),
         )
 
@@ -161,9 +157,7 @@ class PassageIndex:
             dense = DenseIndex.build(texts, model, kind=kind, known=known, on_progress=on_progress)
         on_progress("indexing words", 0, len(texts))
         sparse = SparseIndex.build(texts) if self.sparse is not None and texts else None
-        return PassageIndex(
-            documents, passages, dense=dense, sparse=sparse, fusion=self.fusion, origin=origin
-        )
+        return PassageIndex(documents, passages, dense=dense, sparse=sparse, origin=origin)
 
     @property
     def mode(self) -> SearchMode:
@@ -272,7 +266,6 @@ class PassageIndex:
             "embedder": dense.embedder.name if dense else None,
             "dense": {"kind": dense.nearest.kind, **dense.nearest.parameters} if dense else None,
             "sparse": self.sparse is not None,
-            "fusion": asdict(self.fusion),
             "origin": asdict(self.origin),
         }
         fingerprints = {"embedder": dense.embedder.fingerprint} if dense else {}
@@ -328,7 +321,7 @@ class PassageIndex:
             Passage(number, start, end, title, documents[number].text[start:end])
             for (number, start, end), title in zip(spans, titles, strict=True)
         ]
-        dense, fusion = None, Fusion(**parameters["fusion"])
+        dense = None
         if parameters["embedder"] is not None:
             model = load_embedder(embedder or parameters["embedder"])
             prints = store.manifest.fingerprints
@@ -337,7 +330,7 @@ class PassageIndex:
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
         origin = IndexOrigin.of(parameters["origin"])
-        return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
+        return cls(documents, passages, dense=dense, sparse=sparse, origin=origin)
 
 
 def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
@@ -371,7 +364,7 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
 
 
 def fusion_for(embedder: Embedder | None) -> Fusion:
-    """Return the default fusion of this embedder's ranking with that of BM25."""
+    """Return the fusion of this embedder's ranking with that of BM25."""
     return STATIC if isinstance(embedder, StaticEmbedder) else EQUAL
 
 

@@ -12,6 +12,7 @@ from ragspec.errors import DocumentError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.formats.markup import markdown_headings, read_rst
 from ragspec.retrievers.formats.readers import extract_text
+from ragspec.retrievers.search import documents
 from ragspec.retrievers.search.documents import load_document, load_documents
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.toy_embedder import make_embedder
@@ -78,7 +79,9 @@ def test_truncated_pdf_is_refused_or_read_but_never_crashes(tmp_path: Path) -> N
             assert "cut.pdf" in str(error)
 
 
-def test_missing_path_empty_folder_no_path_and_too_large(tmp_path: Path) -> None:
+def test_missing_path_empty_folder_no_path_and_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DocumentError, match="missing"):
         load_documents(tmp_path / "nowhere.txt")
     with pytest.raises(DocumentError, match="holds no file"):
@@ -86,8 +89,9 @@ def test_missing_path_empty_folder_no_path_and_too_large(tmp_path: Path) -> None
     with pytest.raises(DocumentError, match="No path"):
         load_documents([])
     (tmp_path / "large.txt").write_text("word " * 100)
+    monkeypatch.setattr(documents, "MAX_BYTES", 99)
     with pytest.raises(DocumentError, match="500 bytes, more than the limit of 99"):
-        load_documents(tmp_path / "large.txt", max_bytes=99)
+        load_documents(tmp_path / "large.txt")
     (tmp_path / "large.txt").rename(tmp_path / "only.png")
     with pytest.raises(DocumentError, match=r"1 skipped: .*only\.png"):
         load_documents(tmp_path)

@@ -107,7 +107,7 @@ def test_a_foreign_file_under_a_right_manifest_is_refused(
     def write(folder: Path) -> Contents:
         index.write(folder)
         (folder / "documents.jsonl").write_text(json.dumps({"name": "x"}) + "\n")
-        return Contents({"embedder": None, "sparse": True, "fusion": {}})
+        return Contents({"embedder": None, "sparse": True})
 
     publish(tmp_path / "idx", "passages", write)
     with pytest.raises(StoreError, match="build it again"):

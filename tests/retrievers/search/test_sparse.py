@@ -83,8 +83,6 @@ def test_fusion_is_the_formula() -> None:
     assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
     weighted = fuse_rankings({"dense": [(7, 0.9)], "sparse": [(3, 1.0)]}, Fusion(k=2, sparse=0.5))
     assert weighted[1][1] == pytest.approx(0.5 / 3)
-    with pytest.raises(InputError, match="0 or more"):
-        Fusion(dense=-1)
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))
@@ -192,7 +190,7 @@ def test_a_long_line_is_cut_between_words_and_a_long_word_inside() -> None:
 def test_documents_are_numbered_and_tiny_passages_refused() -> None:
     both = split_documents([document("One."), document("Two.")])
     assert [(passage.document, passage.text) for passage in both] == [(0, "One."), (1, "Two.")]
-    with pytest.raises(InputError, match="10 or more"):
+    with pytest.raises(InputError, match="at least 10"):
         split_document(document("One."), words=5)
 
 
