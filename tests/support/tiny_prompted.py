@@ -13,6 +13,7 @@ from transformers import LogitsProcessor
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
+from tests.support import tiny_images
 
 SIDE = 3  # of the square of codes
 BOOK = 24
@@ -115,40 +116,26 @@ def save(folder: Path, kind: str) -> Path:
     return folder
 
 
-def janus_vq(seed: int = 0, embeddings: int = BOOK) -> Any:
-    """Return a `JanusVQVAE` with random weights."""
-    from transformers.models.janus.configuration_janus import JanusVQVAEConfig
-    from transformers.models.janus.modeling_janus import JanusVQVAE
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return JanusVQVAE(JanusVQVAEConfig(**_janus_book(embeddings))).eval()
-
-
 def chameleon_vq() -> Any:
     """Return a decoder of the tiny Chameleon's codes."""
-    instance = janus_vq()
+    instance = tiny_images.tokenizer(BOOK).model
     book = model("chameleon").model.vqmodel.quantize.embedding.weight
     instance.quantize.embedding.load_state_dict({"weight": book.float()})
     return instance
 
 
-def _janus_book(embeddings: int = BOOK) -> dict[str, Any]:
-    sizes = {"num_embeddings": embeddings, "projection_dim": 32, "latent_channels": 32}
-    grid = {"num_patches": SIDE, "channel_multiplier": [1, 1]}
-    return VQ | sizes | grid | {"image_token_embed_dim": 32}
-
-
 def _janus() -> Any:
     from transformers import JanusConfig, JanusForConditionalGeneration
 
+    book = {"num_embeddings": BOOK, "projection_dim": 32, "latent_channels": 32}
+    grid = {"num_patches": SIDE, "channel_multiplier": [1, 1], "image_token_embed_dim": 32}
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes = {"image_size": 6, "patch_size": 2, "projection_dim": 32, "num_image_tokens": SIDE**2}
     instance = JanusForConditionalGeneration(
         JanusConfig(
             text_config={"model_type": "llama", **TEXT},
             vision_config=vision | sizes,
-            vq_config=_janus_book(),
+            vq_config=VQ | book | grid,
             image_token_id=_ALL.index("<image>"),
         )
     )

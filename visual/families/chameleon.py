@@ -17,9 +17,8 @@ from ragspec.visual.families.multimodal import (
     mark,
     text_ids,
 )
-from ragspec.visual.loading import is_model, read_kind
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.vq import JANUS, ModelVQ, VQTokenizer
+from ragspec.visual.models.vq import ModelVQ, VQTokenizer
 
 _ROUNDED = 0.05  # the most relative error of a code-book in half precision
 
@@ -52,8 +51,8 @@ class Chameleon(PromptFamily):
 
     Args:
         vq: The decoder, which transformers' model lacks: the published file (`vqgan.ckpt`), or a
-            folder or an object in the layout of diffusers' VQModel or transformers' JanusVQVAE.
-            Without one, calls support only output_type "latent", the codes.
+            folder or an object of diffusers' VQModel. Without one, calls support only output_type
+            "latent", the codes.
     """
 
     kind = "chameleon"
@@ -65,7 +64,10 @@ class Chameleon(PromptFamily):
         model_book = ModelVQ(self.model.model.vqmodel)
         if vq is None:
             return model_book
-        tokenizer = vq if isinstance(vq, VQTokenizer) else _opened(vq)
+        # Codes are compared by plain distance, without normalisation.
+        if isinstance(vq, str | Path):
+            vq = VQTokenizer.from_pretrained(Path(vq).expanduser(), normalised=False)
+        tokenizer = vq if isinstance(vq, VQTokenizer) else VQTokenizer(vq, normalised=False)
         book, expected = tokenizer.model.quantize.embedding.weight, model_book.codebook()
         if book.shape != expected.shape or _differ(book, expected):
             raise TokenizerMismatchError(
@@ -95,8 +97,8 @@ class Chameleon(PromptFamily):
         if self.vq is None:
             raise ModelError(
                 "transformers' Chameleon has no decoder of pictures. Expected vq=PATH for the "
-                "pipeline, the vqgan.ckpt that was published with the model or a VQModel or "
-                "JanusVQVAE of it, or output_type='latent'."
+                "pipeline, the vqgan.ckpt that was published with the model or a VQModel of it, or "
+                "output_type='latent'."
             )
 
     def ids(self, text: str, raster: Raster) -> list[int]:
@@ -118,22 +120,3 @@ def _differ(book: Tensor, expected: Tensor) -> bool:
     """Return whether two code-books differ by more than rounding to half precision explains."""
     difference = book.detach().float().to(expected.device) - expected
     return bool(difference.abs().mean() > _ROUNDED * expected.abs().mean())
-
-
-def _opened(vq: Any) -> VQTokenizer:
-    """Open a decoder; its code-book is compared by plain distance, without normalisation."""
-    if not isinstance(vq, str | Path):
-        return VQTokenizer(vq, normalised=False)
-    path = Path(vq).expanduser()
-    if is_model(path) and read_kind(path) == JANUS:
-        from transformers.models.janus.modeling_janus import JanusVQVAE
-
-        try:
-            vqvae = JanusVQVAE.from_pretrained(path, local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(
-                f"{vq} does not load as a JanusVQVAE ({error}); expected what its "
-                "save_pretrained wrote."
-            ) from error
-        return VQTokenizer(vqvae, normalised=False)
-    return VQTokenizer.from_pretrained(path, normalised=False)

@@ -1,6 +1,6 @@
 """VQ tokenizers over diffusers' `VQModel`: images to codes and back.
 
-Published LlamaGen files and the `JanusVQVAE` of transformers are converted to that layout.
+Published LlamaGen files are converted to that layout.
 
 The look-up is LlamaGen's (Sun et al., arXiv 2406.06525, after Yu et al., arXiv 2110.04627): codes
 and latents are normalised first, so that the nearest code is the one of largest cosine. diffusers'
@@ -29,7 +29,6 @@ from ragspec.visual.models.autoencoder import (
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
 PIXELS = 256  # side of the images that the published tokenizers were trained on
-JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
 _SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
 _LAYOUT = WeightLayout(
@@ -47,7 +46,7 @@ class VQTokenizer(Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
     Args:
-        model: A `VQModel`, or a `JanusVQVAE`, which becomes a `VQModel` of the same weights.
+        model: A `VQModel`.
         normalised: False for code-books that are searched by plain Euclidean distance.
 
     Raises:
@@ -59,15 +58,12 @@ class VQTokenizer(Autoencoder):
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
         config = getattr(model, "config", None)
-        if getattr(config, "model_type", None) == JANUS:
-            model = from_janus(model)
-            config = model.config
         missing = [part for part in _PARTS if not hasattr(model, part)]
         missing += [f"config.{size}" for size in _SIZES if not hasattr(config, size)]
         if missing:
             raise UnsupportedModelError(
                 f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
-                "VQModel or a JanusVQVAE. Convert the checkpoint to the layout of a VQModel first."
+                "VQModel. Convert the checkpoint to the layout of a VQModel first."
             )
         super().__init__(model)
         self.normalised = normalised
@@ -183,23 +179,7 @@ class VQTokenizer(Autoencoder):
         return codes.reshape(-1, side, side)
 
 
-def from_janus(model: Any) -> nn.Module:
-    """Return a `VQModel` that shares the weights of a `JanusVQVAE`.
-
-    Raises:
-        ModelError: The weights do not fit.
-    """
-    pixels = int(model.config.num_patches) * 2 ** (len(model.config.channel_multiplier) - 1)
-    origin, weights = f"the {type(model).__name__}", model.state_dict()
-    return _LAYOUT.model(weights, lambda each: _sized(each, pixels), origin)
-
-
 def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
-    return _sized(weights, whole(getattr(settings, "image_size", None)) or PIXELS)
-
-
-def _sized(weights: Tensors, pixels: int) -> nn.Module:
-    """Return a `VQModel` for weights, of images with sides of so many pixels."""
     from diffusers import VQModel
 
     book, dim = weights["quantize.embedding.weight"].shape
@@ -209,7 +189,7 @@ def _sized(weights: Tensors, pixels: int) -> nn.Module:
         num_vq_embeddings=book,
         vq_embed_dim=dim,
         lookup_from_codebook=True,
-        sample_size=pixels,
+        sample_size=whole(getattr(settings, "image_size", None)) or PIXELS,
     )
     return model
 

@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ImagePipeline(janus, 3)
     with pytest.raises(InputError, match=r"do not end|without boi_token"):
         ImagePipeline(janus, bare(), None)("a cat")
-    for other in (tiny_prompted.janus_vq(embeddings=30), tiny_prompted.janus_vq(1)):
+    for other in (tiny_images.tokenizer(30), tiny_images.tokenizer(tiny_prompted.BOOK).model):
         with pytest.raises(TokenizerMismatchError, match="not the model's"):
             opened("chameleon", vq=other)
 
