@@ -52,7 +52,6 @@ CALLS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02},
     {"num_images_per_prompt": 3},
-    {"height": 4, "width": 2},
 ]
 MASKED: dict[str, Any] = {"steps": 6, "device": "cpu", "budget": 4}
 PROMPTS = ["a red bicycle", "tree", "a blue cat a blue tree"]

@@ -19,7 +19,7 @@ from ragspec.rules.base import Rule, expect_rule
 from ragspec.visual.call import ImageCall
 from ragspec.visual.checks import class_number
 from ragspec.visual.loading import ImageFolder, load_weights, read_kind
-from ragspec.visual.models.raster import Raster, codes_along
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSamples, codes_of, samples_of
 from ragspec.visual.progress import Progress
 from ragspec.visual.rules.by_name import make_rule
@@ -99,8 +99,6 @@ class Family:
     several_drafters: ClassVar[bool] = True
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
-    fits_square: ClassVar[bool] = False  # whether each side is limited by the default size
-    fits_area: ClassVar[bool] = True  # whether the number of codes is
 
     codec: Any
     raster: Raster
@@ -179,22 +177,19 @@ class Family:
         """Raise InputError or ModelError for arguments that the family does not support."""
 
     def sized(self, height: int | None, width: int | None) -> Raster:
-        """Return the grid of an image of this size in pixels, or raise InputError."""
-        if height is None and width is None:
-            return self.raster
-        usual, reduction = self.raster, self.codec.reduction
-        limits = usual.shape if self.fits_square else (None, None)
-        inputs = zip((height, width), usual.shape, limits, ("height", "width"), strict=True)
-        rows, line = (
-            side if pixels is None else codes_along(pixels, reduction, limit, name)
-            for pixels, side, limit, name in inputs
-        )
-        if self.fits_area and rows * line > usual.codes:
-            raise InputError(
-                f"got {rows * reduction} x {line * reduction} pixels, {rows * line} codes; "
-                f"expected at most {usual.codes}, for which the model was made."
-            )
-        return Raster(rows, line, usual.ends)
+        """Return the grid of an image of this size in pixels.
+
+        Raises:
+            InputError: The model does not generate this size.
+        """
+        rows, line = self.raster.shape
+        for pixels, codes, name in ((height, rows, "height"), (width, line, "width")):
+            if pixels not in (None, codes * self.codec.reduction):
+                raise InputError(
+                    f"got {name}={pixels!r}; expected {codes * self.codec.reduction} pixels, for "
+                    "which the model was made. Leave it out."
+                )
+        return self.raster
 
     def label_of(self, inputs: int | str) -> int:
         """Return the number of a class that is given by number or by name.

@@ -17,7 +17,7 @@ from ragspec.visual.families.multimodal import (
     mark,
     text_ids,
 )
-from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.vq import ModelVQ
 
 AREA = 518_400  # pixels of an image by default, as in the model's processor
@@ -68,7 +68,6 @@ class Emu3(PromptFamily):
     kind = "emu3"
     target = Emu3Target
     guidance = 3.0
-    fits_area = False
 
     def model_decoder(self) -> Any:
         """Return the code-book and decoder of the model."""
@@ -78,6 +77,13 @@ class Emu3(PromptFamily):
         """Return the square of the processor's area."""
         side = max(1, round(sqrt(AREA) / self.codec.reduction))
         return Raster(side, side, ends=1)
+
+    def sized(self, height: int | None, width: int | None) -> Raster:
+        """Return the grid of an image of any size in pixels, or raise InputError."""
+        reduction, (rows, line) = self.codec.reduction, self.raster.shape
+        rows = rows if height is None else codes_along(height, reduction, "height")
+        line = line if width is None else codes_along(width, reduction, "width")
+        return Raster(rows, line, self.raster.ends)
 
     def ids(self, text: str, raster: Raster) -> list[int]:
         """Return the token ids of a text, the size of the image and the first image token."""

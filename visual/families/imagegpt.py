@@ -147,7 +147,7 @@ class ImageGPT(Family):
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError for conditions, guidance, fixed codes or another size."""
-        for name in ("prompt", "class_labels", "negative_prompt", "codes", "height", "width"):
+        for name in ("prompt", "class_labels", "negative_prompt", "codes"):
             if getattr(call, name) is not None:
                 raise InputError(
                     f"got {name}; expected none: ImageGPT draws whole images without conditions. "

@@ -61,8 +61,7 @@ class Janus(PromptFamily):
 
     The chat template takes the prompt as a user message; the begin-of-image token follows it.
     Guidance leads away from the same prompt with padding in place of its words, so Janus takes no
-    negative prompt. An image has the square grid that the model was trained on, or any grid of at
-    most as many codes.
+    negative prompt.
     """
 
     kind = "janus"

@@ -45,7 +45,7 @@ class LatentFamily(CodecFamily):
     def check(self, call: ImageCall) -> None:
         """Raise InputError for what only distributions over codes have."""
         usual = ImageCall()
-        for name in (*self.unsupported, "height", "width"):
+        for name in self.unsupported:
             value = getattr(call, name)
             if value is not None and value != getattr(usual, name):
                 raise InputError(

@@ -147,7 +147,6 @@ class LlamaGen(CodecFamily):
     options = frozenset({"text_encoder", "allow_namespace"})
     sizes = ("grid_size", "num_attention_heads")
     published = "vq_ds16_c2i.pt or vq_ds16_t2i.pt"
-    fits_square = True
 
     def __init__(
         self,

@@ -77,24 +77,22 @@ def square(count: int) -> Raster:
     return Raster(1, count) if side is None else Raster(side, side)
 
 
-def codes_along(pixels: Any, reduction: int, most: int | None, name: str) -> int:
+def codes_along(pixels: Any, reduction: int, name: str) -> int:
     """Return the number of codes along a side of an image.
 
     Args:
         pixels: Length of the side.
         reduction: Pixels per code.
-        most: Maximum codes that the model has room for; None sets no limit.
         name: Name of the argument, for the message.
 
     Raises:
-        InputError: The side is no multiple of `reduction`, or too long.
+        InputError: The side is no multiple of `reduction`.
     """
     count = whole(pixels)
     codes, rest = divmod(count, reduction) if count is not None else (0, 0)
-    if codes < 1 or rest or (most is not None and codes > most):
-        room = f", at most {most * reduction}" if most is not None else ""
+    if codes < 1 or rest:
         raise InputError(
-            f"{name} is {pixels!r} pixels; expected a multiple of {reduction}{room}. Each code "
+            f"{name} is {pixels!r} pixels; expected a multiple of {reduction}. Each code "
             f"stands for {reduction} x {reduction} pixels."
         )
     return codes

@@ -95,8 +95,7 @@ class ImageTarget(CausalTarget):
             for all.
         codes: V, where it is not the vocabulary size of the model's configuration.
         fixed: Codes at the first n indices, i64 [n]; -1 where the model chooses.
-        raster: Layout of the codes; None for the model's whole square. A smaller raster keeps the
-            left of the square's first rows.
+        raster: Layout of the codes; None for the model's whole square.
 
     Raises:
         InputError: A setting is out of range, or the conditions are of another model.
@@ -135,10 +134,6 @@ class ImageTarget(CausalTarget):
         self._hides = None if conditions.hides is None else conditions.hides.to(self.device)
         self._table = conditions
         self.raster = raster
-        side = getattr(model.config, "grid_size", None)
-        self._side = side if raster is not None and side != raster.line else None
-        if self._side is not None and raster is not None and self.max_length is not None:
-            self.max_length = conditions.length + raster.tokens
         self._fixed = None if fixed is None else fixed.to(self.device)
 
     def prompt(self, row: int) -> list[int]:
@@ -208,14 +203,7 @@ class ImageTarget(CausalTarget):
         Args:
             hidden: Padding of each of the R rows, unused here: LlamaGen's positions are fixed.
         """
-        places = positions + self._shift if self._shift else positions
-        if self._side is None or self.raster is None:
-            return places
-        index = positions - self.condition_length
-        row, column = index // self.raster.line, index % self.raster.line
-        start = self.condition_length + self._shift
-        codes = (start + row * self._side + column).clamp(max=start + self._side**2)
-        return torch.where(index < 0, places, codes)
+        return positions + self._shift if self._shift else positions
 
     def _note_padding(self, tokens: Tensor, cache: BatchCache) -> None:
         """Make the caches hide the padding of prompts that begin in packed ids i64 [1, n]."""

@@ -28,8 +28,8 @@ def test_a_grid_without_ends_is_its_codes() -> None:
     assert raster.known(range(4)) == raster.laid(range(4)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("wrong", [0, -16, 15, 8.0, "16", None, True, 80])
-def test_sides_are_multiples_within_the_room(wrong: Any) -> None:
-    assert codes_along(64, 16, 4, "width") == 4
-    with pytest.raises(InputError, match=r"width is .* multiple of 16, at most 64"):
-        codes_along(wrong, 16, 4, "width")
+@pytest.mark.parametrize("wrong", [0, -16, 15, 8.0, "16", None, True])
+def test_sides_are_multiples(wrong: Any) -> None:
+    assert codes_along(64, 16, "width") == 4
+    with pytest.raises(InputError, match=r"width is .* multiple of 16"):
+        codes_along(wrong, 16, "width")
