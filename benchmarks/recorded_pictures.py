@@ -193,7 +193,7 @@ def masked_cases(folder: Path) -> Iterator[Case]:
         yield f"masked {call}", lambda pipe=pipe, request=request: pipe(**fresh(request))
     file = tiny_masked.file(folder / "mar.pth")
     kl = tiny_masked.kl_file(folder / "kl.ckpt")
-    opening: dict[str, Any] = {"num_attention_heads": 3, "allow_namespace": True, "iterations": 4}
+    opening: dict[str, Any] = {"num_attention_heads": 3, "iterations": 4}
     mar = ImagePipeline.from_pretrained(file, family="mar", tokenizer=kl, **MASKED | opening)
     yield "masked published", lambda: quiet(mar)(**fresh(requests))
 

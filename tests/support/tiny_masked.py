@@ -38,7 +38,7 @@ def file(
 def model(folder: Path, strength: float = 1.0) -> MaskedModel:
     """Return the model of a published file, in float64."""
     path = file(folder / "mar.pth", plain_mar.published(strength=strength))
-    return load_mar(path, num_attention_heads=plain_mar.HEADS, allow_namespace=True)
+    return load_mar(path, num_attention_heads=plain_mar.HEADS)
 
 
 def kl_weights() -> dict[str, Any]:

@@ -81,10 +81,8 @@ class CodecFamily(Family):
         Args:
             files: Where they are.
             options: tokenizer (an object, a folder, or a published file; required with a file), and
-                of files `sizes` and allow_namespace.
+                of files `sizes`.
         """
-        read = options.get if "allow_namespace" in cls.options else options.pop
-        allow = bool(read("allow_namespace", False))
         sizes = {name: options.pop(name, None) for name in cls.sizes}
         tokenizer = options.pop("tokenizer", None)
         if files.file is None:
@@ -96,10 +94,9 @@ class CodecFamily(Family):
                 f"tokenizer=PATH, the {cls.published} that was published beside it."
             )
         else:
-            sizes["allow_namespace"] = allow
             model = cls.load_file(files.file, files.device, files.dtype, **sizes)
         if isinstance(tokenizer, str | Path):
-            tokenizer = cls.open_tokenizer(Path(tokenizer), allow)
+            tokenizer = cls.open_tokenizer(Path(tokenizer))
         tokenizer.model.to(files.device)
         return model, tokenizer
 
@@ -120,7 +117,7 @@ class CodecFamily(Family):
         raise NotImplementedError
 
     @classmethod
-    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+    def open_tokenizer(cls, path: Path) -> Any:
         """Return the tokenizer of a folder or a published file."""
         raise NotImplementedError
 
@@ -140,11 +137,10 @@ class LlamaGen(CodecFamily):
         model, tokenizer, folder: See `Family`.
         text_encoder: For models of prompts: a folder or model id for transformers (LlamaGen's is
             google/flan-t5-xl), or a function of texts; None takes the bundled embedder if it fits.
-        allow_namespace: For published files, see `load_llamagen`.
     """
 
     kind = "llamagen"
-    options = frozenset({"text_encoder", "allow_namespace"})
+    options = frozenset({"text_encoder"})
     sizes = ("grid_size", "num_attention_heads")
     published = "vq_ds16_c2i.pt or vq_ds16_t2i.pt"
 
@@ -155,10 +151,9 @@ class LlamaGen(CodecFamily):
         folder: ImageFolder | None = None,
         *,
         text_encoder: Any = None,
-        allow_namespace: bool = False,
     ) -> None:
         super().__init__(model, tokenizer, folder)
-        self.codec, self.allow_namespace = tokenizer, allow_namespace
+        self.codec = tokenizer
         self._check_codec()
         side = int(self.trunk.config.grid_size)
         self.raster = Raster(side, side)
@@ -184,9 +179,9 @@ class LlamaGen(CodecFamily):
         return load_llamagen(path, dtype=file_dtype(dtype, device), **sizes).to(device)
 
     @classmethod
-    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+    def open_tokenizer(cls, path: Path) -> Any:
         """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
-        return VQTokenizer.from_pretrained(path, allow_namespace=allow_namespace)
+        return VQTokenizer.from_pretrained(path)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write target/ and tokenizer/."""
@@ -235,8 +230,8 @@ class LlamaGen(CodecFamily):
         """Return the draft model of a folder or a published file."""
         if not path.is_file():
             return super().load_draft(path)
-        sizes = {"grid_size": self.raster.height, "allow_namespace": self.allow_namespace}
-        return self.load_file(path, self.model.device, self.model.dtype, **sizes)
+        side = self.raster.height
+        return self.load_file(path, self.model.device, self.model.dtype, grid_size=side)
 
     def check_draft(self, draft: Any) -> bool:
         """Return whether an object is a model of codes; raise an error if it does not fit."""

@@ -126,7 +126,7 @@ class Mar(LatentFamily):
         return load_mar(path, dtype=file_dtype(dtype, device), **sizes).to(device)
 
     @classmethod
-    def open_tokenizer(cls, path: Path, allow_namespace: bool) -> Any:
+    def open_tokenizer(cls, path: Path) -> Any:
         """Return the autoencoder of a folder, by its config, or of a file such as kl16.ckpt."""
         if not path.exists():
             raise ModelNotFoundError(
@@ -135,7 +135,7 @@ class Mar(LatentFamily):
             )
         if is_model(path) and read_kind(path) == VQTokenizer.kind:
             return VQTokenizer.from_pretrained(path)
-        return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
+        return KLAutoencoder.from_pretrained(path)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write target/ and vae/ or tokenizer/."""

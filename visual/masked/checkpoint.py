@@ -36,18 +36,13 @@ _LAYOUT = WeightLayout(
 
 
 def load_mar(
-    path: str | Path,
-    *,
-    num_attention_heads: int | None = None,
-    dtype: torch.dtype | None = None,
-    allow_namespace: bool = False,
+    path: str | Path, *, num_attention_heads: int | None = None, dtype: torch.dtype | None = None
 ) -> MaskedModel:
     """Return the model of a published checkpoint file, in eval mode on the CPU.
 
     Args:
         num_attention_heads: Required for widths that were not published.
         dtype: None keeps the file's.
-        allow_namespace: See `read_checkpoint`; the published files need it.
 
     Returns:
         The model; its latents are those of KL-16 times 0.2325.
@@ -61,7 +56,7 @@ def load_mar(
     def build(weights: Tensors, published: Tensors, settings: object) -> MaskedModel:
         return MaskedModel(_config(weights, num_attention_heads))
 
-    model = _LAYOUT.load(path, build, dtype, allow_namespace)
+    model = _LAYOUT.load(path, build, dtype)
     assert isinstance(model, MaskedModel)
     model.config.dtype = model.dtype
     return model

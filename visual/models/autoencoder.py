@@ -58,17 +58,11 @@ class Autoencoder:
 
     @classmethod
     def from_pretrained(
-        cls,
-        path: str | Path,
-        dtype: torch.dtype = torch.float32,
-        *,
-        allow_namespace: bool = False,
-        **settings: bool,
+        cls, path: str | Path, dtype: torch.dtype = torch.float32, **settings: bool
     ) -> Self:
         """Load a folder in diffusers' layout (safetensors only), or a published file.
 
         Args:
-            allow_namespace: For files, see `read_checkpoint`.
             settings: Other arguments of the class.
 
         Raises:
@@ -79,7 +73,7 @@ class Autoencoder:
 
         folder = Path(path)
         if folder.is_file():
-            return cls(cls.load_file(folder, dtype, allow_namespace), **settings)
+            return cls(cls.load_file(folder, dtype), **settings)
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(
                 f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
@@ -100,7 +94,7 @@ class Autoencoder:
         self.model = model.eval().requires_grad_(False)
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
         """Return the model of a published file, in eval mode on the CPU."""
         raise NotImplementedError
 

@@ -72,9 +72,9 @@ class KLAutoencoder(Autoencoder):
         super().__init__(model)
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
         """Return the model of a published file, in eval mode on the CPU."""
-        return _LAYOUT.load(path, _built, dtype, allow_namespace)
+        return _LAYOUT.load(path, _built, dtype)
 
     @property
     def width(self) -> int:

@@ -62,7 +62,6 @@ def load_llamagen(
     grid_size: int | None = None,
     num_attention_heads: int | None = None,
     dtype: torch.dtype | None = None,
-    allow_namespace: bool = False,
 ) -> LlamaGenModel:
     """Load the model of a published checkpoint file, in eval mode on the CPU.
 
@@ -70,8 +69,6 @@ def load_llamagen(
         grid_size: Side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
         num_attention_heads: Required for widths that were not published.
         dtype: None keeps the file's.
-        allow_namespace: Also open files of the training scripts, which hold their settings as an
-            argparse.Namespace (plain data, no code).
 
     Raises:
         ModelNotFoundError: There is no such file.
@@ -87,7 +84,7 @@ def load_llamagen(
         table = published.get("freqs_cis")
         return LlamaGenModel(_config(weights, table, settings, grid_size, num_attention_heads))
 
-    model = _LAYOUT.load(path, build, dtype, allow_namespace)
+    model = _LAYOUT.load(path, build, dtype)
     assert isinstance(model, LlamaGenModel)
     model.config.dtype = model.dtype
     return model

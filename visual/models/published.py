@@ -75,7 +75,6 @@ class WeightLayout:
         path: str | Path,
         build: Callable[[Tensors, Tensors, object], nn.Module],
         dtype: torch.dtype | None = None,
-        allow_namespace: bool = False,
     ) -> nn.Module:
         """Return the model of a file, in eval mode on the CPU.
 
@@ -83,13 +82,12 @@ class WeightLayout:
             build: Makes the model of the weights by our names, all tensors of the file by published
                 names, and the training settings or None.
             dtype: None keeps the file's.
-            allow_namespace: See `read_checkpoint`.
 
         Raises:
             ModelNotFoundError: There is no such file.
             ModelError: It holds other objects, other weights or weights that are not finite.
         """
-        tensors, settings = read_checkpoint(path, allow_namespace, self.places)
+        tensors, settings = read_checkpoint(path, self.places)
         name = Path(path).name
         return self.model(tensors, lambda each: build(each, tensors, settings), name, dtype)
 
@@ -173,14 +171,10 @@ def count_blocks(weights: Tensors, blocks: str) -> int:
     return 1 + max((int(each[1]) for each in map(numbers.match, weights) if each), default=-1)
 
 
-def read_checkpoint(
-    path: str | Path, allow_namespace: bool = False, places: Sequence[str] = PLACES
-) -> tuple[Tensors, Any]:
+def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[Tensors, Any]:
     """Return the weights of a file by their published names, and its training settings or None.
 
     Args:
-        allow_namespace: Also open files of training scripts, which hold their settings as an
-            argparse.Namespace (plain data, no code).
         places: Keys to look for the weights under, in this order, before the top.
 
     Raises:
@@ -191,7 +185,7 @@ def read_checkpoint(
     if not file.is_file():
         raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
     is_safe = file.suffix == ".safetensors"
-    content = _open_safetensors(file) if is_safe else _open_pickle(file, allow_namespace)
+    content = _open_safetensors(file) if is_safe else _open_pickle(file)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
@@ -216,11 +210,10 @@ def _open_safetensors(file: Path) -> Any:
         ) from error
 
 
-def _open_pickle(file: Path, allow_namespace: bool) -> Any:
-    """Return the file's content; refuse anything but tensors and plain containers."""
-    allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
-    try:
-        with torch.serialization.safe_globals(allowed):
+def _open_pickle(file: Path) -> Any:
+    """Return the file's content; refuse anything but tensors, plain containers and settings."""
+    try:  # training scripts write their settings as a Namespace: plain data, no code
+        with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
         # Torch's own text advises how to run the file's code, so the message leaves it out.
@@ -231,12 +224,7 @@ def _open_pickle(file: Path, allow_namespace: bool) -> Any:
                 f"{file.name} cannot be read as a torch file of tensors ({reason}); expected what "
                 "torch.save writes, whole. Copy it again, or save its weights as safetensors."
             ) from None
-        what = refused.group(1)
-        advice = (
-            "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
-            if what == "argparse.Namespace"
-            else "It will not be opened: such objects can run code. Save its weights alone."
-        )
         raise ModelError(
-            f"{file.name} holds {what}; expected tensors and plain containers. {advice}"
+            f"{file.name} holds {refused.group(1)}; expected tensors and plain containers. It will "
+            "not be opened: such objects can run code. Save its weights alone."
         ) from None

@@ -69,9 +69,9 @@ class VQTokenizer(Autoencoder):
         self.normalised = normalised
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype, allow_namespace: bool = False) -> nn.Module:
+    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
         """Return the model of a published file, in eval mode on the CPU."""
-        return _LAYOUT.load(path, _built, dtype, allow_namespace)
+        return _LAYOUT.load(path, _built, dtype)
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.

@@ -39,9 +39,7 @@ def pipeline(name: Path, **inputs: Any) -> ImagePipeline:
 
 def published(files: tuple[Path, Path], **inputs: Any) -> ImagePipeline:
     file, kl = files
-    return pipeline(
-        file, family="mar", tokenizer=kl, num_attention_heads=3, allow_namespace=True, **inputs
-    )
+    return pipeline(file, family="mar", tokenizer=kl, num_attention_heads=3, **inputs)
 
 
 def sampled(pipe: ImagePipeline, count: int = 4, **inputs: Any) -> Any:
@@ -229,7 +227,7 @@ def test_parts_that_do_not_belong_together_are_refused(
 ) -> None:
     model, kl = pipeline(folder).model, KLAutoencoder.from_pretrained(files[1])
     with pytest.raises(InputError, match=r"without a tokenizer; .*=PATH, the kl16\.ckpt"):
-        pipeline(files[0], family="mar", num_attention_heads=3, allow_namespace=True)
+        pipeline(files[0], family="mar", num_attention_heads=3)
     with pytest.raises(UnsupportedModelError, match="expected 'ragspec-masked-latents'"):
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="mar")
     with pytest.raises(UnsupportedModelError, match="got a AutoencoderKL as tokenizer"):

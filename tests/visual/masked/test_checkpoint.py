@@ -17,7 +17,7 @@ from tests.support import plain_mar, tiny_masked
 from tests.support.damage import Change, with_one, without
 from tests.support.plain_mar import published
 
-HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
+HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS}
 
 
 def test_sizes_are_read_off_and_the_mean_is_taken(tmp_path: Path) -> None:
@@ -100,11 +100,9 @@ def test_files_and_heads_that_cannot_be_are_refused(tmp_path: Path) -> None:
     file = tiny_masked.file(tmp_path / "mar.pth")
     with pytest.raises(ModelNotFoundError):
         load_mar(tmp_path / "no.pth")
-    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
-        load_mar(file, num_attention_heads=3)
     with pytest.raises(InputError, match=r"width of 12.*Pass it as it was trained"):
-        load_mar(file, allow_namespace=True)
+        load_mar(file)
     with pytest.raises(InputError, match="5 attention heads for a width of 12"):
-        load_mar(file, num_attention_heads=5, allow_namespace=True)
+        load_mar(file, num_attention_heads=5)
     with pytest.raises(InputError, match="num_attention_heads is 0"):
-        load_mar(file, num_attention_heads=0, allow_namespace=True)
+        load_mar(file, num_attention_heads=0)

@@ -88,13 +88,11 @@ def test_a_rotary_table_tells_grid_and_heads(tmp_path: Path) -> None:
         check(load_llamagen(tmp_path / "c.pt"), model)
 
 
-def test_a_file_of_the_training_script_is_refused_until_it_is_allowed(tmp_path: Path) -> None:
+def test_the_settings_of_the_training_script_tell_the_grid(tmp_path: Path) -> None:
     model, file = image_models.model(), tmp_path / "c.pt"
     settings = argparse.Namespace(image_size=64, downsample_size=16, gpt_model="GPT-B")
     torch.save({"model": published(model), "args": settings}, file)
-    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
-        load_llamagen(file, num_attention_heads=2)
-    check(load_llamagen(file, num_attention_heads=2, allow_namespace=True), model)
+    check(load_llamagen(file, num_attention_heads=2), model)
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -109,9 +109,7 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
 def test_files_of_the_training_script_report_the_size_of_their_pictures(tmp_path: Path) -> None:
     settings = argparse.Namespace(image_size=512, vq_model="VQ-16")
     file = saved(tmp_path / "vq.pt", args=settings, optimizer={"state": {}}, steps=3)
-    with pytest.raises(ModelError, match="allow_namespace=True"):
-        VQTokenizer.from_pretrained(file)
-    assert VQTokenizer.from_pretrained(file, allow_namespace=True).image_size == 512
+    assert VQTokenizer.from_pretrained(file).image_size == 512
 
 
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
