@@ -88,21 +88,7 @@ class WeightLayout:
             ModelError: It holds other objects, other weights or weights that are not finite.
         """
         tensors, settings = read_checkpoint(path, self.places)
-        name = Path(path).name
-        return self.model(tensors, lambda each: build(each, tensors, settings), name, dtype)
-
-    def model(
-        self,
-        tensors: Tensors,
-        build: Callable[[Tensors], nn.Module],
-        origin: str,
-        dtype: torch.dtype | None = None,
-    ) -> nn.Module:
-        """Return the model of weights by published names; see `load`.
-
-        Args:
-            origin: Source of the weights, for messages.
-        """
+        origin = Path(path).name
         dropped, linear = re.compile(self.dropped), re.compile(self.linear)
         published = {name: each for name, each in tensors.items() if not dropped.search(name)}
         published = published if self.prepare is None else self.prepare(published)
@@ -123,7 +109,7 @@ class WeightLayout:
             if linear.search(ours) and each.ndim == 4:
                 weights[ours] = each.flatten(1)
         with torch.device("meta"):
-            model = build(weights)
+            model = build(weights, tensors, settings)
         self._check_all(model.state_dict(), weights, names, origin)
         model.load_state_dict(weights, assign=True)
         return model.eval()
