@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError, whole
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.visual.checks import check_images, side_of
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
@@ -28,9 +28,8 @@ from ragspec.visual.models.autoencoder import (
 )
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
-PIXELS = 256  # side of the images that the published tokenizers were trained on
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
-_SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
+_SIZES = ("in_channels", "block_out_channels", "norm_type")
 _LAYOUT = WeightLayout(
     "LlamaGen tokenizer",
     CONVOLUTIONS | {"quantize.embedding.weight": 2},
@@ -92,11 +91,6 @@ class VQTokenizer(Autoencoder):
     def width(self) -> int:
         """The size of a latent, d."""
         return int(self.model.quantize.embedding.embedding_dim)
-
-    @property
-    def image_size(self) -> int:
-        """Side of the images that the model was trained on, in pixels."""
-        return int(self.model.config.sample_size)
 
     def codebook(self) -> Tensor:
         """Return the code-book f32 [V, d], at unit length if `normalised`."""
@@ -174,7 +168,7 @@ class VQTokenizer(Autoencoder):
         if side is None:
             raise InputError(
                 f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
-                f"{(self.image_size // self.reduction) ** 2}, or codes laid out as [B, h, w]."
+                "256, or codes laid out as [B, h, w]."
             )
         return codes.reshape(-1, side, side)
 
@@ -189,7 +183,6 @@ def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
         num_vq_embeddings=book,
         vq_embed_dim=dim,
         lookup_from_codebook=True,
-        sample_size=whole(getattr(settings, "image_size", None)) or PIXELS,
     )
     return model
 

@@ -49,8 +49,7 @@ def pictures(count: int = 3, side: int = 8) -> torch.Tensor:
 
 def test_sizes_are_those_of_the_model() -> None:
     tokenizer = VQTokenizer(small_model())
-    assert (tokenizer.vocab_size, tokenizer.image_size) == (CODES, 8)
-    assert tokenizer.reduction == 4
+    assert (tokenizer.vocab_size, tokenizer.reduction) == (CODES, 4)
     codes = tokenizer.encode(pictures())
     assert codes.shape == (3, 4) and codes.dtype == torch.int64
     instance = tokenizer.decode(codes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def some_codes() -> torch.Tensor:
 def test_codes_become_the_pixels_of_the_published_layers(tmp_path: Path) -> None:
     weights = published()
     tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights), torch.float64)
-    assert (tokenizer.vocab_size, tokenizer.reduction, tokenizer.image_size) == (CODES, 4, 256)
+    assert (tokenizer.vocab_size, tokenizer.reduction) == (CODES, 4)
     expected = Plain(weights).decode(some_codes())
     assert expected.shape == (2, 3, 16, 16)
     assert float(expected.std()) > 0.1 and float((expected.abs() < 1).double().mean()) > 0.8
@@ -104,12 +103,6 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
         tmp_path / "target", None, tokenizer=tmp_path / "vq.pt", device="cpu"
     )
     assert beside.tokenizer.vocab_size == CODES
-
-
-def test_files_of_the_training_script_report_the_size_of_their_pictures(tmp_path: Path) -> None:
-    settings = argparse.Namespace(image_size=512, vq_model="VQ-16")
-    file = saved(tmp_path / "vq.pt", args=settings, optimizer={"state": {}}, steps=3)
-    assert VQTokenizer.from_pretrained(file).image_size == 512
 
 
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
