@@ -145,14 +145,6 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     assert (whole.label, part.label) == ("exact", "unfinished")
 
 
-def test_a_callback_cannot_change_codes_that_stand(folder: Path) -> None:
-    def change(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"codes": kwargs["codes"] * 0}
-
-    with pytest.raises(InputError, match="cannot be changed"):
-        opened(folder)(class_labels=0, callback_on_step_end=change)
-
-
 @pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
 def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
     folder: Path, tmp_path: Path, drafter: Any

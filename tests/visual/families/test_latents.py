@@ -11,7 +11,6 @@ import torch
 
 from ragspec.errors import (
     InputError,
-    RagspecError,
     TokenizerMismatchError,
     UnknownNameError,
     UnsupportedModelError,
@@ -20,7 +19,7 @@ from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
 from ragspec.visual.latents.judged import OUTCOMES
-from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
+from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_images
@@ -109,11 +108,6 @@ def test_drafts_of_other_latents_are_refused(
         pipeline(folder, draft)
 
 
-def test_several_drafters_are_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="got 2 drafters of latents"):
-        pipeline(folder, ["jacobi", "model"])
-
-
 def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
     plain = sampled(pipeline(folder, None))
     near = sampled(pipeline(folder, rule=Near(0.0)))
@@ -180,5 +174,3 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
         ImagePipeline.from_pretrained(folder, family="llamagen")
     with pytest.raises(UnsupportedModelError, match="expected 'ragspec-latents'"):
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="latents")
-    with pytest.raises(RagspecError, match="has no r"):
-        make_latent_rule("path", r=1.0)

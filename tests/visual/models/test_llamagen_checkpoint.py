@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from ragspec.errors import InputError, ModelError
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
@@ -60,24 +59,12 @@ def check(result: Any, model: Any) -> None:
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
-@pytest.mark.parametrize("place", ["model", "module", "state_dict", "ema", None])
-def test_weights_are_detected_wherever_they_lie(
-    place: str | None, condition: str, tmp_path: Path
-) -> None:
+def test_weights_are_read_and_caches_left_out(condition: str, tmp_path: Path) -> None:
     model = image_models.model(condition)
     weights = published(model) | {"freqs_cis": torch.zeros(17, 4, 2)}
     weights |= {f"layers.0.attention.kv_cache.{kind}_cache": torch.zeros(2, 2) for kind in "kv"}
-    content = weights if place is None else {place: OrderedDict(weights), "steps": 7}
-    torch.save(content, tmp_path / "c.pt")
+    torch.save({"model": OrderedDict(weights), "steps": 7}, tmp_path / "c.pt")
     check(load_llamagen(tmp_path / "c.pt", **SIZES), model)
-
-
-def test_safetensors_and_prefixes(tmp_path: Path) -> None:
-    model = image_models.model()
-    save_file(
-        {f"_orig_mod.{k}": v for k, v in published(model).items()}, tmp_path / "c.safetensors"
-    )
-    check(load_llamagen(tmp_path / "c.safetensors", **SIZES), model)
 
 
 def test_a_rotary_table_tells_grid_and_heads(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
 
 def test_another_code_book_is_refused() -> None:
     small = Lantern(neighbours(5, 3), delta=0.3)
-    with pytest.raises(RuleError, match="code-book of 5"):
+    with pytest.raises(RuleError, match=r"chooses among 8 codes.*code-book of 5"):
         judged(small, DraftTree.chain([1], "any"), Distributions(CODES, 0), NoiseStream(0))
     with pytest.raises(RuleError, match="code-book of 5"):
         judged(small, DraftTree.chain([7], "any"), Distributions(CODES, 0), NoiseStream(0))

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.errors import InputError, RuleError
+from ragspec.errors import InputError
 from ragspec.visual.rules import relation as module
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.relation import (
     Relation,
-    check_size,
     nearest_by_ratio,
     nearest_within,
     related,
@@ -126,11 +125,6 @@ def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Rel
 def test_k_beyond_the_table_is_refused() -> None:
     with pytest.raises(InputError, match="holds 20 neighbours"):
         nearest_within(TABLE, 21)
-
-
-def test_another_code_book_is_refused() -> None:
-    with pytest.raises(RuleError, match="chooses among 40 codes"):
-        check_size(nearest_within(TABLE, 5), 40)
 
 
 @pytest.mark.parametrize(
