@@ -118,8 +118,8 @@ class CodecFamily(Family):
 
     @classmethod
     def open_tokenizer(cls, path: Path) -> Any:
-        """Return the tokenizer of a folder or a published file."""
-        raise NotImplementedError
+        """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
+        return VQTokenizer.from_pretrained(path)
 
 
 def file_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | None:
@@ -177,11 +177,6 @@ class LlamaGen(CodecFamily):
         from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 
         return load_llamagen(path, dtype=file_dtype(dtype, device), **sizes).to(device)
-
-    @classmethod
-    def open_tokenizer(cls, path: Path) -> Any:
-        """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
-        return VQTokenizer.from_pretrained(path)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write target/ and tokenizer/."""

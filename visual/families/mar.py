@@ -134,7 +134,7 @@ class Mar(LatentFamily):
                 "file such as kl16.ckpt."
             )
         if is_model(path) and read_kind(path) == VQTokenizer.kind:
-            return VQTokenizer.from_pretrained(path)
+            return super().open_tokenizer(path)
         return KLAutoencoder.from_pretrained(path)
 
     def save(self, root: Path, **options: Any) -> None:
