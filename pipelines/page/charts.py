@@ -14,10 +14,8 @@ from types import MappingProxyType
 from zlib import crc32
 
 from ragspec.drafters.method import describe
-from ragspec.errors import pluralize
 from ragspec.registry import names
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
-from ragspec.reports.report import Event
 from ragspec.rules.base import Step
 
 TARGET = "target model"
@@ -82,25 +80,6 @@ class StepChart:
         return next(step for step in steps if len(self.columns) <= step * MOST_NUMBERS)
 
 
-@dataclass(frozen=True, slots=True)
-class EventBar:
-    """An event along the time of a text: colour class, start and length in percent."""
-
-    css: str
-    start: float
-    length: float
-    tip: str
-
-
-@dataclass(frozen=True, slots=True)
-class SearchChart:
-    """The strides and searches of a text, and its milliseconds."""
-
-    written: list[EventBar]
-    searched: list[EventBar]
-    milliseconds: float
-
-
 def first_number(steps: Sequence[Step]) -> int:
     """Return the number of the first step: 0 if it is the prefill, which has no draft."""
     return 0 if steps and "prefill" in steps[0].milliseconds else 1
@@ -120,29 +99,3 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> StepChart:
         columns.append(StepColumn(number, parts, tip))
     lengths = [len(step.tokens) for step in steps]
     return StepChart(columns, max([1, *lengths]), sum(lengths) / max(len(steps), 1))
-
-
-def search_chart(events: Sequence[Event]) -> SearchChart:
-    """Return the strides and searches of a text along its time."""
-    whole = max([1.0, *(event.start + event.milliseconds for event in events)])
-    chart = SearchChart([], [], whole)
-    for event in events:
-        if event.what == "guess":
-            continue
-        css, name = _kind(event)
-        tip = f"{name}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
-        lane = chart.searched if event.what == "search" else chart.written
-        share = (100 * event.start / whole, 100 * event.milliseconds / whole)
-        lane.append(EventBar(css, *share, tip))
-    return chart
-
-
-def _kind(event: Event) -> tuple[str, str]:
-    """Return the colour class and the name of an event."""
-    if event.what == "search":
-        return "s2", f"search of {pluralize(event.queries, 'query')}"
-    if not event.accepted:
-        return "own", "stride taken back"
-    if event.what == "ahead":
-        return "s1", "stride written during a search"
-    return "s0", "stride"

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.page.charts import (
-    TARGET,
-    SearchChart,
-    StepChart,
-    colours_of,
-    first_number,
-    search_chart,
-    step_chart,
-)
+from ragspec.pipelines.page.charts import TARGET, StepChart, colours_of, first_number, step_chart
 from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import ROUNDED, kind_of_label
@@ -91,7 +83,6 @@ class RunView:
     legend: list[tuple[str, str]]
     drafters: list[tuple[str, str]]
     chart: StepChart
-    searches: SearchChart | None
     stages: list[Share]
     whole_ms: float
     sources: list[Share]
@@ -103,7 +94,6 @@ class RunView:
 def run_view(trace: Trace) -> RunView:
     """Return the values of the page of a trace."""
     report, header = trace.report, trace.header
-    looked = report.retrieval
     colours = colours_of(trace.steps)
     _, accepted = count_sources(trace.steps)
     spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
@@ -119,7 +109,6 @@ def run_view(trace: Trace) -> RunView:
         legend=[*((name, css) for name, css in colours.items() if accepted[name]), (TARGET, "own")],
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
-        searches=search_chart(looked.events) if looked and looked.events else None,
         stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],
         whole_ms=whole,
         sources=_sources(trace, colours),

@@ -12,13 +12,11 @@ from ragspec.pipelines.page.charts import (
     colours_of,
     first_number,
     preferred,
-    search_chart,
     slots_of,
     step_chart,
 )
 from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
 from ragspec.reports.generation import accepted_of, report_of
-from ragspec.reports.report import Event
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
@@ -51,25 +49,6 @@ def test_steps_that_emitted_nothing_make_charts() -> None:
 @pytest.mark.parametrize(("steps", "every"), [(0, 1), (12, 1), (13, 2), (100, 10), (130, 20)])
 def test_few_columns_have_a_number(steps: int, every: int) -> None:
     assert step_chart([Step(DraftTree.empty(), (), (9,))] * steps, {}).every == every
-
-
-def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> None:
-    events = [
-        Event("search", 0.0, 50.0),
-        Event("write", 50.0, 30.0),
-        Event("guess", 80.0, 1.0),
-        Event("write", 80.0, 20.0, accepted=False),
-        Event("search", 100.0, 60.0, 2),
-        Event("ahead", 100.0, 40.0),
-    ]
-    chart = search_chart(events)
-    assert chart.milliseconds == 160.0
-    written = [(bar.css, bar.start, bar.length) for bar in chart.written]
-    assert written == [("s0", 31.25, 18.75), ("own", 50.0, 12.5), ("s1", 62.5, 25.0)]
-    searched = [(bar.css, bar.start, bar.length) for bar in chart.searched]
-    assert searched == [("s2", 0.0, 31.25), ("s2", 62.5, 37.5)]
-    assert chart.searched[1].tip == "search of 2 queries: 60 ms from 100 ms on"
-    assert "taken back" in chart.written[1].tip
 
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")
