@@ -17,13 +17,11 @@ from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.answering.answer import Answer
     from ragspec.pipelines.answering.conversation import Conversation
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 256
 COMMANDS = {
-    "/stats": "what the last answer cost, and how full the context is",
     "/clear": "begin a new conversation",
     "/help": "this list",
     "/exit": "leave (so does Ctrl-D)",
@@ -80,13 +78,12 @@ def chat(options: ChatOptions) -> None:
 
 @dataclass(slots=True)
 class ChatSession:
-    """A conversation at a terminal, with its last reply."""
+    """A conversation at a terminal."""
 
     conversation: Conversation
     sampling: Sampling
     max_new_tokens: int
     terminal: Terminal
-    last: Answer | None = None
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer lines until they end or a line is /exit; errors are shown."""
@@ -108,7 +105,7 @@ class ChatSession:
         """Answer one turn, and show its text as it is written and then its sources."""
         terminal = self.terminal
         with terminal.prefill_progress() as on_read:
-            self.last = reply = self.conversation.ask(
+            reply = self.conversation.ask(
                 text,
                 self.sampling,
                 max_new_tokens=self.max_new_tokens,
@@ -141,13 +138,7 @@ class ChatSession:
         terminal = self.terminal
         if command == "/clear":
             self.conversation.clear()
-            self.last = None
             terminal.note("a new conversation")
-        elif command == "/stats" and self.last is not None:
-            for line in describe_usage(self.conversation, self.last):
-                terminal.note(line, "")
-        elif command == "/stats":
-            terminal.note("no question was asked yet")
         else:
             if command not in COMMANDS:
                 terminal.note(f"no command {command}; the commands are:")
@@ -171,14 +162,3 @@ def read_lines() -> Iterator[str]:
             yield input(PROMPT)
         except EOFError:
             return
-
-
-def describe_usage(conversation: Conversation, last: Answer) -> Iterator[str]:
-    """Yield the figures of a conversation and of its last answer."""
-    report, limit = last.report, conversation.engine.target.max_length
-    used = report.prompt_tokens + report.tokens
-    of = "" if limit is None else f" of {limit}"
-    yield f"{pluralize(len(conversation.turns), 'turn')}, {used}{of} tokens of context"
-    prefilled = report.prompt_tokens - report.cached_tokens
-    yield f"last prompt: {pluralize(report.cached_tokens, 'token')} cached, {prefilled} read"
-    yield report.summary()
