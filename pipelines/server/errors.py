@@ -27,28 +27,9 @@ from ragspec.errors import (
 )
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-# What pydantic's kinds of errors expect; its own words speak of items after validation.
-WORDS = MappingProxyType(
-    {
-        "missing": "a value",
-        "model_attributes_type": "an object",
-        "model_type": "an object",
-        "dict_type": "an object",
-        "string_type": "a text",
-        "int_type": "an integer",
-        "float_type": "a number",
-        "bool_type": "true or false",
-        "list_type": "a list",
-        "string_too_short": "at least {min_length} character",
-        "string_too_long": "at most {max_length} characters",
-        "too_short": "at least {min_length} item",
-        "too_long": "at most {max_length} items",
-        "greater_than_equal": "at least {ge}",
-        "less_than_equal": "at most {le}",
-        "greater_than": "more than {gt}",
-        "less_than": "less than {lt}",
-        "string_pattern_mismatch": "a text of the form {pattern}",
-    }
+# What begins pydantic's own words, and what they say of a list after validation.
+AROUND = re.compile(
+    r"^\w+ should (be |have |match )(a valid )?|^Value error, (expected )?| after validation.*"
 )
 MESSAGES = MappingProxyType(
     {
@@ -179,12 +160,10 @@ def _expects_type(error: Any) -> bool:
 
 
 def _expected(error: Any) -> str:
-    """Return what pydantic expected, in the words of the server."""
-    kind, limits = error["type"], error.get("ctx", {})
-    if kind in WORDS:
-        return WORDS[kind].format(**limits)
-    text = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return text.removeprefix("expected ").removeprefix("a valid ")
+    """Return what pydantic expected, in its words."""
+    if error["type"] == "missing":
+        return "a value"
+    return AROUND.sub("", str(error["msg"]))
 
 
 def _field(path: Sequence[str | int], body: Any, missing: bool) -> list[str]:

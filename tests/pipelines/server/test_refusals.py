@@ -97,9 +97,13 @@ def test_an_error_names_the_field_of_the_request(
         ({**CHAT, "documents": ["x"], "messages": [{**USER, "role": "assistant"}]}, 400, "last"),
         ({"model": NAME}, 400, "prompt"),
         ({**TEXT, "stop": ["x"] * 100}, 400, "expected at most 16 items, got ["),
-        ({**TEXT, "stop": 7}, 400, "expected a text or a list, got 7."),
-        ({**TEXT, "budget": "x"}, 400, "expected 'auto' or an integer, got 'x'."),
-        ({**TEXT, "prompt": [1, -2]}, 400, "prompt.1: expected at least 0, got -2."),
+        ({**TEXT, "stop": 7}, 400, "expected string or list, got 7."),
+        ({**TEXT, "budget": "x"}, 400, "expected 'auto' or integer, got 'x'."),
+        (
+            {**TEXT, "prompt": [1, -2]},
+            400,
+            "prompt.1: expected greater than or equal to 0, got -2.",
+        ),
     ],
 )
 def test_an_error_says_what_is_wrong(
