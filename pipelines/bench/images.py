@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zlib import crc32
 
 import typer
@@ -20,6 +20,9 @@ from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, drafters_of, number_or_name
 from ragspec.registry import unknown
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.bench.prompts import ImageItem
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>[0-9.]+))?(:(?P<drafter>.+))?")
 EXACT_RULES = ("exact", "rejection", "without-replacement")
@@ -43,17 +46,6 @@ class ParsedVariant(NamedTuple):
     def drafts(self) -> bool:
         """Whether the variant speculates at all."""
         return self.rule not in ("plain", "fewer")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageItem:
-    """One picture: its class or prompt, and its seed."""
-
-    id: str
-    arguments: dict[str, Any]
-    seed: int
-    category: str = "images"
-    new_tokens: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +118,7 @@ def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str,
         InputError: A variant cannot be read or does not fit the model.
         UnknownNameError: A rule or drafter does not exist.
     """
+    from ragspec.pipelines.bench.prompts import ImageItem
     from ragspec.visual import ImagePipeline
 
     more: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}

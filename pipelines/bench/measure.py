@@ -13,7 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.bench.prompts import BenchItem, ImageItem
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
@@ -44,22 +47,6 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-class BenchTask(Protocol):
-    """A prompt or a picture, which every variant runs."""
-
-    @property
-    def id(self) -> str:
-        """The item's name, unique in its category."""
-
-    @property
-    def category(self) -> str:
-        """The group that one row summarises."""
-
-    @property
-    def new_tokens(self) -> int:
-        """The most tokens that are generated."""
-
-
 class Variant(Protocol):
     """One configuration to measure, one item at a time."""
 
@@ -67,7 +54,7 @@ class Variant(Protocol):
         """Return the outcome of an item with at most `limit` new tokens."""
 
 
-AnyItem = TypeVar("AnyItem", bound=BenchTask)
+AnyItem = TypeVar("AnyItem", "BenchItem", "ImageItem")
 
 
 @dataclass(slots=True)
@@ -227,7 +214,7 @@ def by_category(items: Sequence[AnyItem]) -> dict[str, list[AnyItem]]:
 
 
 def _measure(
-    item: BenchTask, variants: Mapping[str, Variant], repeats: int, turn: int
+    item: BenchItem | ImageItem, variants: Mapping[str, Variant], repeats: int, turn: int
 ) -> dict[str, Measurement]:
     """Run one item in all variants; every turn starts with another one."""
     names = list(variants)

@@ -1,4 +1,4 @@
-"""Prompts of a text benchmark, by category.
+"""The items of a benchmark: prompts by category, or pictures.
 
 Retrieval drafting gains where an answer copies and little on free text, so that categories are
 compared apart: questions over documents ("docqa"), continuations of a text ("free", a fixed number
@@ -48,6 +48,17 @@ class BenchItem:
     temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageItem:
+    """One picture: its class or prompt, and its seed."""
+
+    id: str
+    arguments: dict[str, Any]
+    seed: int
+    category: str = "images"
+    new_tokens: int = 1 << 30
 
 
 def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchItem]:
