@@ -39,7 +39,6 @@ from harness.tasks import (
     quotation_items,
 )
 from harness.tuned_peers import peer_grid, run_tuned
-from rich.console import Console
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
@@ -55,7 +54,7 @@ from ragspec.pipelines.bench.prompts import (
     free_items,
     read_items,
 )
-from ragspec.pipelines.bench.results import make_table, write_json
+from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import build_variants
 from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -200,11 +199,9 @@ def main() -> None:
     rows = run_tuned(
         items, grids, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)
     )
-    Console(width=140).print(make_table(rows, choose_baseline(variants)))
-    if options.json:
-        facts = {"model": options.model, "dtype": str(engine.target.dtype), "items": options.items}
-        facts["budget"] = options.budget
-        write_json(options.json, rows, facts)
+    facts = {"model": options.model, "dtype": str(engine.target.dtype), "items": options.items}
+    facts["budget"] = options.budget
+    show_results(rows, choose_baseline(variants), facts, RowOptions(options.json))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -192,26 +192,25 @@ def summary(rows: Sequence[AnswerRow]) -> dict[str, str]:
     """Return the shares of all rows, for people."""
     answerable = [row for row in rows if row.answers]
     written = [row for row in answerable if not row.refused]
-    return dict(_shares(rows, answerable, written))
 
-
-def _shares(
-    rows: Sequence[AnswerRow], answerable: Sequence[AnswerRow], written: Sequence[AnswerRow]
-) -> Iterator[tuple[str, str]]:
     def share(part: Iterable[bool]) -> str:
         values = list(part)
         return f"{fmean(values):.1%} of {len(values)}" if values else "-"
 
-    yield "passages hold an answer", share(row.passages for row in answerable)
-    yield "sentences hold an answer", share(row.sentences for row in answerable)
-    yield "right answers", share(row.right for row in answerable)
-    for word in ("supported", "quoted", "unsupported"):
-        yield word, share(row.support == word for row in written)
     wrong = [row for row in written if not row.right]
-    yield "wrong and supported", share(row.support == "supported" for row in wrong)
-    yield "refused, has an answer", share(row.refused for row in answerable)
-    yield "refused, has none", share(row.refused for row in rows if not row.answers)
+    figures = {
+        "passages hold an answer": share(row.passages for row in answerable),
+        "sentences hold an answer": share(row.sentences for row in answerable),
+        "right answers": share(row.right for row in answerable),
+        "supported": share(row.support == "supported" for row in written),
+        "quoted": share(row.support == "quoted" for row in written),
+        "unsupported": share(row.support == "unsupported" for row in written),
+        "wrong and supported": share(row.support == "supported" for row in wrong),
+        "refused, has an answer": share(row.refused for row in answerable),
+        "refused, has none": share(row.refused for row in rows if not row.answers),
+    }
     if written:
-        yield "seconds", f"{fmean(row.seconds for row in written):.2f}"
-        yield "tokens", f"{fmean(row.tokens for row in written):.0f}"
-        yield "tokens a forward", f"{fmean(row.per_forward for row in written):.2f}"
+        figures["seconds"] = f"{fmean(row.seconds for row in written):.2f}"
+        figures["tokens"] = f"{fmean(row.tokens for row in written):.0f}"
+        figures["tokens a forward"] = f"{fmean(row.per_forward for row in written):.2f}"
+    return figures

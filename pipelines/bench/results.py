@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ragspec.pipelines.bench.measure import BenchRow
 from ragspec.pipelines.console import checks
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ragspec.pipelines.console.terminal import Terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class RowOptions:
         checks.checked_output(self.json)
 
 
-TABLE_WIDTH = 140  # columns of a table that goes to a pipe or a file
 NO_VALUE = "-"
 HEADINGS = (
     *("category", "variant", "items", "tokens/forward", "ratio", "95 %"),
@@ -57,46 +54,17 @@ def cells(row: BenchRow) -> list[str]:
     ]
 
 
-def headings(rows: Sequence[BenchRow]) -> list[str]:
-    """Return the headings of the rows' cells."""
-    return [*HEADINGS, *(rows[0].figures if rows else ())]
-
-
-def make_table(rows: Sequence[BenchRow], baseline: str) -> Table:
-    """Return the table that is printed."""
-    from rich.table import Table
-
-    table = Table(title=f"decode seconds against {baseline}, medians of paired ratios")
-    for name in headings(rows):
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*cells(row))
-    return table
-
-
 def show_results(
     rows: Sequence[BenchRow], baseline: str, facts: dict[str, Any], files: RowOptions
 ) -> None:
-    """Print the table, and write the JSON file if one is named.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:  # rich would cut the table to 80 columns
-        console = Console(width=TABLE_WIDTH)
-    console.print(make_table(rows, baseline))
+    """Print the table, and write the JSON file if one is named."""
+    title = f"decode seconds against {baseline}, medians of paired ratios"
+    headings = [*HEADINGS, *(rows[0].figures if rows else ())]
+    Terminal().table(title, headings, [cells(row) for row in rows])
     facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
     if files.json is not None:
-        write_json(files.json, rows, facts)
-
-
-def write_json(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:
-    """Write the facts of a run and its rows."""
-    document = {**facts, "rows": [row.to_dict() for row in rows]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        document = {**facts, "rows": [row.to_dict() for row in rows]}
+        files.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _number(value: float, digits: int = 2) -> str:

@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\ufffd", text)
 
 
-WIDEST = 120
+WIDEST = 140
 LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 

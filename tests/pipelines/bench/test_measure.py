@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.measure import (
@@ -25,7 +24,7 @@ from ragspec.pipelines.bench.measure import (
     summarise,
 )
 from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, free_items, read_items
-from ragspec.pipelines.bench.results import make_table, write_json
+from ragspec.pipelines.bench.results import RowOptions, show_results
 from tests.support import tiny
 
 FREE, LOOP = list(range(1, 31)), [7] * 30
@@ -108,7 +107,7 @@ def test_other_tokens_than_plain_decoding_are_visible() -> None:
 
 
 def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> None:
-    write_json(tmp_path / "out.json", benchmark([]), {"model": "m", "baseline": "hf-greedy"})
+    show_results(benchmark([]), "hf-greedy", {"model": "m"}, RowOptions(tmp_path / "out.json"))
 
     def forbid(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -198,14 +197,10 @@ def test_the_interval_holds_the_median_and_is_repeatable(ratios: list[float]) ->
     assert low <= float(np.median(ratios)) <= high or len(ratios) < 6
 
 
-def test_the_table_shows_how_many_items_count() -> None:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(make_table([row(), row(timed=0)], "hf-greedy"))
-    text = console.export_text()
-    assert "2/3" in text
-    assert "0/3" in text
-    assert "2.50" in text
-    assert "context" in text
+def test_the_table_shows_how_many_items_count(capsys: pytest.CaptureFixture[str]) -> None:
+    show_results([row(), row(timed=0)], "hf-greedy", {}, RowOptions())
+    text = capsys.readouterr().out
+    assert all(each in text for each in ("2/3", "0/3", "2.50", "context"))
 
 
 OURS = {"id": "a1", "category": "qa", "prompt": "who is it?"}

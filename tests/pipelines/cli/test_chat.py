@@ -37,9 +37,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
-def test_turns_and_commands(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_turns_and_commands(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     typed(monkeypatch, "Hello.", "", "And then?", "/what", "/clear", "/exit", "x")
     assert main(["chat", "--model", model, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
