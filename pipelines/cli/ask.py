@@ -226,11 +226,6 @@ class LongOptions:
             check_writable(self.save_cache)  # before the document is read, which takes long
 
     @property
-    def mode(self) -> str:
-        """The mode of RAPID."""
-        return "exact" if self.steer is None else "steered"
-
-    @property
     def saved(self) -> bool:
         """Whether --save-cache holds a saved document."""
         from ragspec.storage.store import is_store
@@ -307,7 +302,8 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     if options.draft_model is not None:
         model = load_model(options.draft_model, options.device, options.dtype)
         reader = model_drafter(model, engine.tokenizer, engine.target).model
-    rapid = Rapid(reader, mode=long.mode, eta=long.steer)
+    mode = "exact" if long.steer is None else "steered"
+    rapid = Rapid(reader, mode=mode, eta=long.steer)
     if RAPID in names or options.draft_model is not None:
         drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]
         engine = engine.with_drafter(drafters, engine.budget)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json as json_text
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -60,28 +59,29 @@ def draw(
     ] = None,
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
+    from ragspec.sampling.settings import fresh_seed
+
     terminal = Terminal()
-    with _output_folder(out):
-        checked_output(json)  # it may be in the folder that was just created
-        from ragspec.sampling.settings import fresh_seed
+    if json is not None and json.parent != out:
+        checked_output(json)
+    with terminal.working("loading"):
+        pipe = load_pipeline(options)
+    options = _resolve(options, pipe)
+    _make_folder(out)
+    pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
+    seed = fresh_seed() if options.seed is None else options.seed
+    described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
+    paths = free_paths(out, f"{_slug(', '.join(options.subjects))}-{seed}", len(described))
 
-        with terminal.working("loading"):
-            pipe = load_pipeline(options)
-        options = _resolve(options, pipe)
-        pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
-        seed = fresh_seed() if options.seed is None else options.seed
-        described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
-        paths = free_paths(out, f"{_slug(', '.join(options.subjects))}-{seed}", len(described))
+    def save(number: int, image: Any) -> None:
+        save_image(image, paths[number], described[number])
 
-        def save(number: int, image: Any) -> None:
-            save_image(image, paths[number], described[number])
-
-        output = pipe(**options.arguments(), seed=seed, on_image=save)
-        figures = summarise_images(output)
-        figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
-        if json is not None:
-            json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        _print_figures(figures, out, terminal)
+    output = pipe(**options.arguments(), seed=seed, on_image=save)
+    figures = summarise_images(output)
+    figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
+    if json is not None:
+        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    _print_figures(figures, out, terminal)
 
 
 def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
@@ -137,8 +137,7 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
     common: dict[str, Any] = {
         "model": options.source,
         "rule": options.rule,
-        "settings": options.relaxation,
-        "denoising": options.denoising,
+        "settings": options.settings,
         "guidance": options.guidance,
         "temperature": options.temperature,
         "dtype": dtype,
@@ -172,12 +171,8 @@ def _slug(text: str) -> str:
     return re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:NAME_LETTERS].strip("-") or "image"
 
 
-@contextmanager
-def _output_folder(out: Path) -> Iterator[None]:
-    """Create a writable folder; remove empty new ones if the work in it fails."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"Expected a folder in --out, got the file {out}.")
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+def _make_folder(out: Path) -> None:
+    """Create a folder unless it is there; raise InputError if nothing can be written to it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -186,10 +181,3 @@ def _output_folder(out: Path) -> Iterator[None]:
         raise InputError(
             f"Expected a writable folder in --out, got {out} ({error}). Name another one."
         ) from error
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for folder in new:
-                folder.rmdir()
-        raise

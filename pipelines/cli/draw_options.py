@@ -16,7 +16,6 @@ from ragspec.registry import names, unknown
 
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 PLACE = ("device", "dtype")
-DENOISING = ("steps", "floor", "iterations")
 DRAFTERS = ("auto", "jacobi", "model", "head")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
@@ -84,7 +83,8 @@ class DrawOptions:
 
     def __post_init__(self) -> None:
         for text in self.prompts:
-            checks.checked_text(text)
+            if not checks.checked_text(text):
+                raise InputError("Expected a prompt of some words, got the prompt ''.")
         _ = self.settings
         alone = self.family == "imagegpt" and not self.prompts  # which draws without conditions
         if bool(self.prompts) == bool(self.labels) and not alone:
@@ -161,16 +161,6 @@ class DrawOptions:
         """The device and the data type."""
         every = parse_settings(self.setting or ())
         return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
-
-    @property
-    def denoising(self) -> dict[str, Any]:
-        """The settings of denoising."""
-        return {name: value for name, value in self.settings.items() if name in DENOISING}
-
-    @property
-    def relaxation(self) -> dict[str, Any]:
-        """The settings of the rule."""
-        return {name: value for name, value in self.settings.items() if name not in DENOISING}
 
     def arguments(self) -> dict[str, Any]:
         """Return a pipeline's call arguments."""

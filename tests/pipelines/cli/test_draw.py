@@ -115,7 +115,7 @@ def test_latents_are_sampled(tmp_path: Path, kind: str, rule: str | None) -> Non
     more = () if rule is None else ("--rule", rule, "-s", "r=0")
     subject = ("--class", "1", "--model", saved, "-s", "steps=4", *more)
     result = draw(*subject, "--seed", 1, tmp_path / "out")
-    assert result["denoising"] == {"steps": 4}
+    assert result["settings"] == {"steps": 4} | ({} if rule is None else {"r": 0})
     assert result["forwards"] > 0  # type: ignore[operator]
     if kind == "masked" and rule is None:  # drawn as published, without drafts
         assert result["label"] == "exact"
