@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> PassageIndex:
     return PassageIndex.build(documents(), embedder=folder)
 
 
-@pytest.fixture(scope="module")
-def approximate(index: PassageIndex) -> Iterator[PassageIndex]:
-    pytest.importorskip("faiss")
-    assert index.dense is not None
-    yield PassageIndex.build(documents(), embedder=index.dense.embedder, dense="hnsw")
-
-
 def engine(drafter: Any = "auto", **model: Any) -> Engine:
     return Engine(tiny.model(dtype=torch.float64, **model), words(), drafter)
 
@@ -108,18 +101,6 @@ def test_the_text_is_that_of_asking_every_time(
                 assert result.generation.tokens == plain.generation.tokens
                 assert result.text == plain.text
                 assert result.passages == plain.passages
-
-
-def test_without_drafts_and_by_an_approximate_index_too(approximate: PassageIndex) -> None:
-    texts = {
-        speculate: IterativeRag(
-            engine(drafter), approximate, speculate=speculate, search="dense", query_tokens=8
-        )
-        .ask(QUESTION, max_new_tokens=24, refuse=False)
-        .generation.tokens
-        for drafter, speculate in ((None, "off"), ("auto", 4), ("context", "auto"))
-    }
-    assert len({tuple(tokens) for tokens in texts.values()}) == 1
 
 
 def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:

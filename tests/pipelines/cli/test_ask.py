@@ -83,14 +83,6 @@ def test_a_passage_that_is_looked_up_again_tells_its_searches(
         assert searches["calls"] == searches["strides"] and searches["hits"] == 0
 
 
-def test_strides_are_written_on_guesses_without_drafts_too(
-    index: str, model: str, capsys: Capture
-) -> None:
-    options = ("-s", "search=sparse", "-s", "speculate=4", "--drafter", "none")
-    searches = ask(capsys, index, model, *options, command="ask-iterative")["report"]["retrieval"]
-    assert searches["calls"] < searches["strides"] or searches["rollbacks"] > 0
-
-
 def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
     options = ("-s", "rounds=3", "--no-refusal")
     result = ask(capsys, index, model, *options, command="ask-iterative")
