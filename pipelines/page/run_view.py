@@ -87,7 +87,6 @@ class RunView:
     whole_ms: float
     sources: list[Share]
     documents: list[Share]
-    steps: list[tuple[int, int, int, str, str]]
     facts: list[tuple[str, str]]
 
 
@@ -113,7 +112,6 @@ def run_view(trace: Trace) -> RunView:
         whole_ms=whole,
         sources=_sources(trace, colours),
         documents=_documents(trace),
-        steps=_steps(trace),
         facts=_facts(trace),
     )
 
@@ -209,12 +207,3 @@ def _documents(trace: Trace) -> list[Share]:
         for i, n in counts.most_common()
         if i >= 0
     ]
-
-
-def _steps(trace: Trace) -> list[tuple[int, int, int, str, str]]:
-    rows = []
-    first = first_number(trace.steps)
-    for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
-        spent = " · ".join(f"{k} {v:.1f}" for k, v in step.milliseconds.items())
-        rows.append((number, len(step.tree), len(accepted_of(step)), "".join(texts), spent))
-    return rows
