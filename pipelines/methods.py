@@ -16,8 +16,6 @@ from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 
@@ -130,11 +128,9 @@ def open_sources(
     return Sources(opened(corpus), opened(history), draft_model, scope)
 
 
-def method_table() -> Table:
-    """Return a table of the drafting methods: name, source of drafts, paper and needs."""
-    from rich.table import Table
-
-    table = Table("name", "drafts from", "method", "needs", box=None)
-    for name, method in listed().items():
-        table.add_row(name, method.drafts_from, method.paper, ", ".join(sorted(method.needs)))
-    return table
+def method_rows() -> list[tuple[str, ...]]:
+    """Return name, source of drafts, paper and needs of each drafting method."""
+    return [
+        (name, method.drafts_from, method.paper, ", ".join(sorted(method.needs)))
+        for name, method in listed().items()
+    ]

@@ -117,11 +117,9 @@ def _root(
 @app.command()
 def drafters() -> None:
     """List the methods that `--drafter` takes, and the needs of each."""
-    from rich.console import Console
+    from ragspec.pipelines.methods import method_rows
 
-    from ragspec.pipelines.methods import method_table
-
-    Console().print(method_table())
+    Terminal().table("Drafters", ("name", "drafts from", "method", "needs"), method_rows())
 
 
 @app.command()
