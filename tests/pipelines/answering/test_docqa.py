@@ -125,13 +125,6 @@ def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) ->
     assert answer.passages[0].document.name == "draft.md"
 
 
-def test_json_holds_everything_and_survives(folder: Path, embedder: Path) -> None:
-    answer = ask(folder, embedder, f" [1] {SENTENCE}\nAnswer: a tree")
-    data = json.loads(json.dumps(answer.to_dict()))
-    assert {"answer", "citations", "passages", "label", "report"} <= set(data)
-    assert {"document", "start", "end", "answer_start", "answer_end"} <= set(data["citations"][0])
-
-
 def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> None:
     engine: Any = ScriptedEngine("x")
     qa = DocQA.from_documents([folder], engine=engine, embedder=embedder, top_k=1)

@@ -81,18 +81,6 @@ def test_a_mode_that_reports_its_prefill_is_not_run_for_it() -> None:
     assert [row.prefill_seconds for row in rows] == [0.75, 0.25]
 
 
-def test_items_that_loop_are_counted_but_left_out_of_the_ratios() -> None:
-    rows = {(row.category, row.variant): row for row in benchmark([])}
-    assert len(rows) == 2 * 3
-    looked_up = rows[("qa", "lookup")]
-    assert (looked_up.items, looked_up.timed) == (3, 2)
-    assert looked_up.loop_share == pytest.approx(1 / 3)
-    assert looked_up.ratio == pytest.approx(2.0 / 0.5)
-    assert looked_up.ratio_to_plain == pytest.approx(1.0 / 0.5)
-    assert rows[("free", "plain")].items == 1
-    assert rows[("qa", "plain")].equal_to_plain == 1.0
-
-
 def test_other_tokens_than_plain_decoding_are_visible() -> None:
     log: list[tuple[str, str, str, int]] = []
     variants = {
@@ -120,6 +108,7 @@ def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> No
     ]
     for row in document["rows"]:
         assert row["tokens"] == 30 * row["items"]
+        assert (row["items"], row["timed"]) == ((3, 2) if row["category"] == "qa" else (1, 1))
         assert row["seconds"] > row["prefill_seconds"] > 0
         assert row["forwards"] in (90, 30, 10)
         assert {"loop_share", "equal_to_plain"} <= row.keys()
@@ -179,13 +168,10 @@ def test_without_transformers_plain_decoding_is_the_baseline() -> None:
     assert rows[0].ratio == pytest.approx(4.0) and choose_baseline({"model": 1}) == "model"
 
 
-def test_the_fields_of_a_row_are_valid_json_even_where_every_item_loops() -> None:
-    fields = {"category", "variant", "items", "tokens", "forwards", "seconds", "prefill_seconds"}
-    for timed in (2, 0):
-        written = json.dumps(row(timed=timed).to_dict(), allow_nan=False)
-        assert fields | {"loop_share", "equal_to_plain"} <= json.loads(written).keys()
+def test_what_was_not_measured_is_null() -> None:
     assert math.isnan(row(timed=0).ratio)
-    assert row(timed=0).to_dict()["ratio"] is None
+    written = json.dumps(row(timed=0).to_dict(), allow_nan=False)
+    assert json.loads(written)["ratio"] is None
     assert row().to_dict()["ratio"] == pytest.approx(2.5)
 
 

@@ -350,8 +350,3 @@ def test_what_it_cannot_serve_is_refused(small: Datastore) -> None:
 def test_a_datastore_of_another_model_is_refused(small: Datastore) -> None:
     with pytest.raises(StoreError, match="another model"):
         KnnLM(Engine(tiny.model(seed=5), tiny.tokenizer(), None), small)
-
-
-def test_a_file_that_is_gone_is_said(small: Datastore, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
-        Datastore.open(tmp_path / "nothing")
