@@ -254,11 +254,6 @@ def test_a_line_that_cannot_be_read_is_named(bad: Any, tmp_path: Path) -> None:
 def test_files_without_rows(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="holds no prompts"):
         read(tmp_path)
-    with pytest.raises(DocumentError, match="is missing"):
-        read_items(tmp_path / "missing.jsonl", tiny.tokenizer(), None)
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DocumentError, match="no JSON object"):
-        read_items(tmp_path / "bytes.jsonl", tiny.tokenizer(), None)
 
 
 def test_free_text_goes_on_from_the_first_tokens() -> None:
