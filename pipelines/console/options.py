@@ -27,13 +27,11 @@ HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the lon
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Target model: path, bundled name or hub id.")
 ]
-EmbedderOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Embedder: path, package or hub id. Default: the bundled one, or the one that the "
-        "index was built with."
-    ),
-]
+EMBEDDER = (
+    "Embedder: path, package or hub id. Default: the bundled one, or the one that the index was "
+    "built with."
+)
+EmbedderOption = Annotated[str | None, typer.Option(help=EMBEDDER)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
 SystemSetting = Annotated[str | None, Setting("System message of a chat model.")]
 PromptSetting = Annotated[
@@ -267,13 +265,7 @@ class SearchOptions:
             help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
         ),
     ] = None
-    embedder: Annotated[
-        str | None,
-        Setting(
-            "Embedder: path, package or hub id. Default: the bundled one, or the one that the "
-            "index was built with."
-        ),
-    ] = None
+    embedder: Annotated[str | None, Setting(EMBEDDER)] = None
 
     def __post_init__(self) -> None:
         checks.check_paths(*(self.docs or ()))
