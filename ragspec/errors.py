@@ -25,35 +25,6 @@ the error's `exit_code`.
 
 from __future__ import annotations
 
-from operator import index
-from typing import Any
-
-
-def whole(value: Any) -> int | None:
-    """Return the value as an int if it is a whole number of Python, NumPy or torch, else None.
-
-    Booleans do not count, nor arrays of one number but those without dimensions.
-    """
-    kind = str(getattr(value, "dtype", type(value).__name__))
-    if kind.endswith("bool") or getattr(value, "ndim", None):
-        return None
-    try:
-        return index(value)
-    except TypeError:
-        return None
-
-
-def checked_count(count: Any, name: str, least: int = 1) -> int:
-    """Return the count as an int.
-
-    Raises:
-        InputError: It is below `least` or not whole.
-    """
-    number = whole(count)
-    if number is None or number < least:
-        raise InputError(f"{name} is {count!r}; expected a whole number, at least {least}.")
-    return number
-
 
 def pluralize(number: int, noun: str, form: str = "") -> str:
     """Return a number, in a format, and its noun for a message: 1 token, 2 tokens."""

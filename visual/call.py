@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, checked_count, pluralize, whole
+from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
+from ragspec.sampling.settings import checked_count, whole
 from ragspec.visual.checks import is_number
 from ragspec.visual.models.raster import Raster
 

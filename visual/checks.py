@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, whole
+from ragspec.errors import InputError
+from ragspec.sampling.settings import whole
 
 
 def is_number(value: Any) -> bool:

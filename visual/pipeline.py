@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ragspec.budget.goodput import AutoBudget
 from ragspec.budget.policy import FixedBudget, make_budget
-from ragspec.errors import InputError, ModelError, checked_count
+from ragspec.errors import InputError, ModelError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
 from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
+from ragspec.sampling.settings import checked_count
 from ragspec.visual.call import ImageCall
 from ragspec.visual.choice import AUTO, DraftSettings, choose_drafter, mode_for
 from ragspec.visual.families.base import Family, ModelFiles, family_of, kind_of_model

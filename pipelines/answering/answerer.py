@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.engine.request import refuse_unknown
-from ragspec.errors import InputError, checked_count
+from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
 from ragspec.pipelines.answering.support import find_evidence
@@ -28,6 +28,7 @@ from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
+from ragspec.sampling.settings import checked_count
 from ragspec.sampling.stopping import EndRepetition
 
 if TYPE_CHECKING:

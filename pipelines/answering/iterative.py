@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.request import stop_strings
-from ragspec.errors import InputError, checked_count
+from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.strides import (
@@ -38,7 +38,7 @@ from ragspec.retrievers.speculation.passages import (
     RetrievedPassage,
     RetrieverSearcher,
 )
-from ragspec.sampling.settings import Sampling, seeded
+from ragspec.sampling.settings import Sampling, checked_count, seeded
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError, whole
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.chunks import Chunks
@@ -27,6 +27,7 @@ from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
 from ragspec.retrievers.search.sentences import rank_sentences
+from ragspec.sampling.settings import whole
 from ragspec.storage.store import is_store
 from ragspec.verification.sequence_cache import Layers, slot_bytes
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.goodput import AutoBudget
-from ragspec.errors import InputError, UnknownNameError, whole
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.sampling.settings import whole
 
 
 def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:

@@ -23,14 +23,14 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts, Sequence
-from ragspec.errors import InputError, checked_count
+from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.needs import HiddenStates, Needs, match
 from ragspec.registry import resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import load_target, open_static, open_target
 from ragspec.verification.prefix_cache import PrefixCache

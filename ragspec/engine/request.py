@@ -19,11 +19,11 @@ from ragspec.engine.prompts import (
     expect_ids,
     read_prediction,
 )
-from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize, whole
+from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
-from ragspec.sampling.settings import Sampling, fresh_seed
+from ragspec.sampling.settings import Sampling, fresh_seed, whole
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
 

@@ -31,9 +31,10 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
-from ragspec.errors import EngineClosedError, InputError, QueueFullError, checked_count, pluralize
+from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
 from ragspec.models.device import as_loaded
 from ragspec.reports.generation import Generation
+from ragspec.sampling.settings import checked_count
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import probe_again

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import index
 from typing import Any
 
-from ragspec.errors import InputError, SamplingError, whole
+from ragspec.errors import InputError, SamplingError
 
 # Lowest and highest value, and whether None leaves it to the model; int limits accept int only.
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -229,3 +230,29 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+def whole(value: Any) -> int | None:
+    """Return the value as an int if it is a whole number of Python, NumPy or torch, else None.
+
+    Booleans do not count, nor arrays of one number but those without dimensions.
+    """
+    kind = str(getattr(value, "dtype", type(value).__name__))
+    if kind.endswith("bool") or getattr(value, "ndim", None):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def checked_count(count: Any, name: str, least: int = 1) -> int:
+    """Return the count as an int.
+
+    Raises:
+        InputError: It is below `least` or not whole.
+    """
+    number = whole(count)
+    if number is None or number < least:
+        raise InputError(f"{name} is {count!r}; expected a whole number, at least {least}.")
+    return number

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ragspec.errors import InputError, StoreError, checked_count
+from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints
 from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
@@ -34,6 +34,7 @@ from ragspec.retrievers.search.fusion import (
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.sampling.settings import checked_count
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
 

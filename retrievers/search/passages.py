@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ragspec.errors import checked_count
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
@@ -19,6 +18,7 @@ from ragspec.retrievers.search.text import (
     heading_of,
     sentence_spans,
 )
+from ragspec.sampling.settings import checked_count
 
 WORDS = 105
 LONG_WORD = 12  # characters; a longer run without spaces counts as several words

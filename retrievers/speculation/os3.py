@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Self
 
-from ragspec.errors import InputError, whole
+from ragspec.errors import InputError
+from ragspec.sampling.settings import whole
 
 MOST = 16  # strides of a round
 LEAST_GAIN = 1.05  # over checking each stride; a smaller gain does not justify speculation

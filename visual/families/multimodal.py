@@ -19,14 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    TokenizerMismatchError,
-    UnsupportedModelError,
-    whole,
-)
+from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.device import input_device
+from ragspec.sampling.settings import whole
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some

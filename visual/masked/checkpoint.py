@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ragspec.errors import InputError, ModelError, checked_count
+from ragspec.errors import InputError, ModelError
+from ragspec.sampling.settings import checked_count
 from ragspec.visual.checks import side_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.models.kl import FACTOR

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ragspec.errors import InputError, checked_count
+from ragspec.errors import InputError
+from ragspec.sampling.settings import checked_count
 
 _WAVES = 128  # frequencies of the time embedding
 _SLOWEST = 10_000.0

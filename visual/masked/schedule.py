@@ -13,7 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, pluralize, whole
+from ragspec.errors import InputError, pluralize
+from ragspec.sampling.settings import whole
 from ragspec.visual.checks import is_number
 
 TRAINED = 1000  # steps that the network was trained on

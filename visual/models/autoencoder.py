@@ -50,6 +50,7 @@ class Autoencoder:
 
     Attributes:
         kind, example: The name of the model's class in diffusers, and that of a published file.
+        reduction: Pixels per latent along one side.
     """
 
     kind: ClassVar[str]
@@ -92,6 +93,7 @@ class Autoencoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval().requires_grad_(False)
+        self.reduction = int(2 ** (len(model.config.block_out_channels) - 1))
 
     @staticmethod
     def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
@@ -108,11 +110,6 @@ class Autoencoder:
     def width(self) -> int:
         """The size of a latent, d."""
         raise NotImplementedError
-
-    @property
-    def reduction(self) -> int:
-        """Pixels per latent along one side."""
-        return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:

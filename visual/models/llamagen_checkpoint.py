@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, checked_count
+from ragspec.errors import InputError, ModelError
+from ragspec.sampling.settings import checked_count
 from ragspec.visual.checks import side_of
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns, count_blocks

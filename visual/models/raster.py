@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, checked_count, whole
+from ragspec.errors import InputError
+from ragspec.sampling.settings import checked_count, whole
 from ragspec.visual.checks import side_of
 
 

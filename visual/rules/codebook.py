@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, whole
+from ragspec.errors import InputError
+from ragspec.sampling.settings import whole
 
 _BLOCK = 512  # maximum codes that are compared with all others at once
 _BLOCK_BYTES = 1 << 24  # maximum bytes of the distances of such a block

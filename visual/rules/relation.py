@@ -23,7 +23,8 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, RuleError, whole
+from ragspec.errors import InputError, RuleError
+from ragspec.sampling.settings import whole
 from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, Codes
 

@@ -17,12 +17,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, whole
+from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.descent import descend
 from ragspec.rules.rejection import EXACT_FOR_LABEL
 from ragspec.sampling.noise import NoiseUse
+from ragspec.sampling.settings import whole
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView

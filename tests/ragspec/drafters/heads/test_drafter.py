@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
-from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
+from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -184,19 +182,6 @@ def test_without_states_it_drafts_nothing() -> None:
     assert len(opened.propose(context, 8)) == 0
     opened.observe(Step(DraftTree.empty(DraftKind.COUPLED), (), (4,)))
     assert opened.distributions() == []
-
-
-def test_a_folder_will_do(tmp_path: Path) -> None:
-    target = CausalTarget(heads.model())
-    save_head(heads.trained(), tmp_path)
-    options: dict[str, Any] = {"min_expected_gain": 0.0}
-    results = [
-        accepted(target, HeadDrafter(source, heads.model(), **options), SAMPLED)
-        for source in (heads.trained(), tmp_path, str(tmp_path))
-    ]
-    assert results[0] == results[1] == results[2]
-    with pytest.raises(ModelNotFoundError):
-        HeadDrafter(tmp_path / "none", target)
 
 
 def test_the_callers_head_is_left_as_it_is() -> None:

@@ -115,7 +115,8 @@ def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_texts_stay_as_they_are(name: str, temperature: float, tmp_path: Path) -> None:
     model = target().model
-    drafter = HeadDrafter(opened(name, tmp_path), model, min_expected_gain=0.0)
+    folder = published_heads.write(tmp_path, *LAYOUTS[name]())
+    drafter = HeadDrafter(folder, model, min_expected_gain=0.0)
     sampling = Sampling(temperature=temperature, seed=3)
     prompts = [tiny.prompt(20, seed=1), tiny.prompt(7, seed=2)]
     plain = Engine(model, drafter=None).generate(prompts, sampling, max_new_tokens=16)

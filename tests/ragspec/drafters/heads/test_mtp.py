@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from torch import nn
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.errors import UnsupportedModelError
-from ragspec.verification.causal import CausalTarget
 from tests.support import architectures, tiny
 from tests.support.published_heads import sines
 
@@ -160,10 +157,3 @@ def test_further_layers_are_reported(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.warns(UserWarning, match="more than one layer"):
         open_head(folder)
-
-
-def test_a_model_without_such_layers_is_told(tmp_path: Path) -> None:
-    model: Any = tiny.model("llama")
-    model.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="expected a head of EAGLE"):
-        open_head(tmp_path, CausalTarget(model))
