@@ -248,7 +248,10 @@ def _sampled(weight: Tensor) -> Tensor:
 
 
 def check_head(head: DraftHead, target: CausalTarget) -> None:
-    """Raise UnsupportedModelError, naming the difference, if a head is for another target."""
+    """Raise UnsupportedModelError, naming the difference, if a head is for another target.
+
+    A quantised target may be the one that it was trained for: its sizes alone are compared.
+    """
     config = head.config
     size = states_size(target)
     if (config.target_size, config.vocab_size) != (size, target.vocab_size):
@@ -257,6 +260,8 @@ def check_head(head: DraftHead, target: CausalTarget) -> None:
             f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
             "that was trained for this target."
         )
+    if not all(weight.is_floating_point() for weight in target.output_head.parameters()):
+        return
     fingerprint = target_print(target)
     if config.target and config.target != fingerprint:
         raise UnsupportedModelError(

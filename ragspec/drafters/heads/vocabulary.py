@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.quantized import BlockLinear
 from ragspec.verification.causal import CausalTarget
 
 
@@ -55,7 +56,7 @@ class DraftVocabulary(nn.Module):
                 several rows of states (guidance).
         """
         output = target.output_head
-        if not isinstance(output, nn.Linear) or target.copies > 1:
+        if not isinstance(output, nn.Linear | BlockLinear) or target.copies > 1:
             raise UnsupportedModelError(
                 f"the output head of {type(target.model).__name__} is no single linear map "
                 f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
