@@ -1,6 +1,6 @@
 """The layout of vLLM's `speculators`, for heads of EAGLE-3 and of multi-token prediction.
 
-Its `eagle_aux_hidden_state_layer_ids` are the taps of `HeadConfig`. vLLM serves what is saved here.
+Its `eagle_aux_hidden_state_layer_ids` are the taps of `HeadConfig`. vLLM reads this layout.
 """
 
 from __future__ import annotations
