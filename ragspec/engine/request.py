@@ -269,8 +269,8 @@ def _stop_rule(
     check_length(prompt, new, limit)
     if resumed > new:
         raise InputError(
-            f"resume_from has {pluralize(resumed, 'token')} and max_new_tokens is {new}, which counts "
-            "them; expected as many or more. Ask for a higher number."
+            f"resume_from has {pluralize(resumed, 'token')} and max_new_tokens is {new}, which "
+            "counts them; expected as many or more. Ask for a higher number."
         )
     further = options.get("stop_token_ids")
     ends = expect_ids("stop_token_ids", () if further is None else further, target.vocab_size)
