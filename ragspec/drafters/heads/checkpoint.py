@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,10 @@ from ragspec.errors import (
 )
 
 T = TypeVar("T")
+_DAMAGES: tuple[type[Exception], ...] = (  # what reading a damaged file raises
+    *(ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError),
+    UnpicklingError,
+)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
@@ -149,23 +154,16 @@ def checked(folder: Path, function: Callable[[], T]) -> T:
     """Return what a function reads of a folder; raise ModelError where that is damaged."""
     from safetensors import SafetensorError
 
+    damages: tuple[type[Exception], ...] = (*_DAMAGES, SafetensorError)
     try:
         return function()
-    except InputError as error:
-        raise _damaged(folder, error) from error
-    except RagspecError:
-        raise
-    except (ValueError, TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
-        raise _damaged(folder, error) from error
-    except Exception as error:  # a damaged pickle may raise any error
-        raise _damaged(folder, error) from error
-
-
-def _damaged(folder: Path, error: Exception) -> ModelError:
-    return ModelError(
-        f"{folder} holds no draft head that can be read ({error}); fetch it again, or train it "
-        "again with `ragspec train-head`."
-    )
+    except damages as error:
+        if isinstance(error, RagspecError) and not isinstance(error, InputError):
+            raise
+        raise ModelError(
+            f"{folder} holds no draft head that can be read ({error}); fetch it again, or train it "
+            "again with `ragspec train-head`."
+        ) from error
 
 
 def size_of(settings: Mapping[str, Any], name: str) -> int:
