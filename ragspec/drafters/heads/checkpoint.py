@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -23,10 +22,8 @@ from ragspec.errors import (
 )
 
 T = TypeVar("T")
-_DAMAGES: tuple[type[Exception], ...] = (  # what reading a damaged file raises
-    *(ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError),
-    UnpicklingError,
-)
+# What reading a damaged file raises.
+_DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
@@ -74,7 +71,10 @@ class Checkpoint:
             if not isinstance(config, dict):
                 raise ValueError(f"{CONFIG} is no object")
             if weights.name in PICKLED:
-                tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
+                try:
+                    tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
+                except Exception as error:  # a damaged pickle may raise any error
+                    raise ValueError(str(error)) from error
                 return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
             if weights.name == INDEX:
                 map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
