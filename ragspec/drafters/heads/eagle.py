@@ -20,6 +20,7 @@ from ragspec.drafters.heads.checkpoint import (
 )
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead, default_taps
+from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 
 NAMES = {
@@ -52,7 +53,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
         width = size_of(layers, "hidden_size")
         about: dict[str, Any] = config.get("ragspec") or {}
         inputs = state["fc.weight"].shape[1]
-        taps = _taps(config, target) if third else (-1,)
+        taps = _taps(config, target) if third else (LAST,)
         return HeadConfig(
             layers=layers,
             embedding_size=width if third else inputs - width,
