@@ -194,6 +194,9 @@ class Drafter(ABC):
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Check that its stores and weights, and those of contained drafters, fit the engine.
 
+        Args:
+            model: The engine's target, or its model.
+
         Raises:
             StoreError: A store belongs to another model or tokenizer.
             UnsupportedModelError: A head belongs to another model.

@@ -45,17 +45,12 @@ def build_drafter(
     if draft_model is not None:
         sources.append(model_drafter(draft_model, tokenizer, target))
     for source in sources:
-        source.fits(target.model if _has_check(source) else None, tokenizer)
+        source.fits(target, tokenizer)
     if not sources:
         return None
     if len(sources) == 1 and isinstance(sources[0], Fuse):
         return sources[0]
     return Fuse([source for each in sources for source in _flat(each)])
-
-
-def _has_check(drafter: Drafter) -> bool:
-    """Return whether a drafter, or one in it, fits some models only; others need none loaded."""
-    return type(drafter).fits is not Drafter.fits or any(map(_has_check, drafter.drafters))
 
 
 def _flat(drafter: Drafter) -> Sequence[Drafter]:

@@ -47,15 +47,25 @@ class BlockLinear(nn.Module):
         scales: [N, K / 32].
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        weights = linear.weight.detach().reshape(self.out_features, -1, BLOCK)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.in_features, self.out_features = BLOCK * codes.shape[1], len(codes)
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> BlockLinear:
+        """Return a linear layer with its weights rounded."""
+        weights = linear.weight.detach().reshape(linear.out_features, -1, BLOCK)
         scales = weights.abs().amax(-1) / 127
         codes = (weights / torch.where(scales == 0, 1.0, scales)[..., None]).round() + CENTRE
-        self.codes = nn.Parameter(codes.to(torch.uint8), requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
+        return cls(codes.to(torch.uint8), scales, linear.bias)
+
+    def rows(self, index: Tensor) -> BlockLinear:
+        """Return the layer of some outputs."""
+        bias = None if self.bias is None else self.bias[index]
+        return BlockLinear(self.codes[index], self.scales[index], bias)
 
     @property
     def weight(self) -> Tensor:
@@ -130,25 +140,31 @@ def quantized(model: Any) -> Any:
         )
     expect_package(missing_package() or PACKAGES[0])
     embedding = model.get_input_embeddings()
-    names = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.in_features % BLOCK == 0
-    ]
-    if not names or any(not each.is_floating_point() for each in model.parameters()):
+    floating = all(each.is_floating_point() for each in model.parameters())
+    linears = replace_linears(model) if floating else {}
+    if not linears:
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
             f"layers whose inputs are a multiple of {BLOCK}. Leave dtype='int8' out."
         )
-    for name in names:
-        linear = model.get_submodule(name)
-        block = BlockLinear(linear)
-        model.set_submodule(name, block)
+    for linear, block in linears.items():
         if linear.weight is embedding.weight:
             model.set_input_embeddings(BlockEmbedding(block))
     for weight in model.parameters():
         weight.data = weight.data.clone()  # others lie in the mapped file, which is let go
     return model
+
+
+def replace_linears(module: nn.Module) -> dict[nn.Linear, BlockLinear]:
+    """Store linear layers in blocks where their inputs allow it; return the new ones by the old."""
+    linears = {
+        name: (linear, BlockLinear.of(linear))
+        for name, linear in module.named_modules()
+        if type(linear) is nn.Linear and linear.in_features % BLOCK == 0
+    }
+    for name, (_, block) in linears.items():
+        module.set_submodule(name, block)
+    return dict(linears.values())
 
 
 def weights_of(model: nn.Module) -> str:

@@ -220,12 +220,12 @@ class CausalTarget:
     @property
     def output_head(self) -> torch.nn.Module:
         """The module that computes logits of the last hidden states."""
-        head: torch.nn.Module = self.model.get_output_embeddings()
+        head: torch.nn.Module = self.loaded.get_output_embeddings()
         return head
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings [copies * B, n, H] of tokens i64 [B, n]."""
-        embedded: Tensor = self.model.get_input_embeddings()(tokens)
+        embedded: Tensor = self.loaded.get_input_embeddings()(tokens)
         return embedded
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:

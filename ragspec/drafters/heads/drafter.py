@@ -23,6 +23,7 @@ from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.settings import GrowthSettings
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.quantized import BlockLinear, replace_linears
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.verification.causal import CausalTarget
@@ -81,10 +82,11 @@ class HeadDrafter(Drafter):
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise UnsupportedModelError if the engine runs another model than the head's target."""
-        if model is not None and model is not self.target.model:
+        model = getattr(model, "loaded", model)
+        if model is not None and model is not self.target.loaded:
             raise UnsupportedModelError(
                 f"drafter {self.name!r} goes on from the hidden states of another model object "
-                f"({type(self.target.model).__name__}) than the engine's "
+                f"({type(self.target.loaded).__name__}) than the engine's "
                 f"({type(model).__name__}); give HeadDrafter the engine's model or target."
             )
 
@@ -146,7 +148,7 @@ class HeadSession(ModelSession):
 
 
 def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead:
-    """Return the checked head in the target's dtype; the caller's head does not change."""
+    """Return the checked head, stored as the target is; the caller's head does not change."""
     if isinstance(head, (str, Path)):
         head = open_head(head, target)
     if not isinstance(head, DraftHead):
@@ -154,7 +156,10 @@ def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead:
             f"got {type(head).__name__} as a head; expected a DraftHead or the folder of one."
         )
     check_head(head, target)
-    weight = head.fc.weight
-    if (weight.device, weight.dtype) != (target.device, target.dtype) or head.training:
+    small = isinstance(target.output_head, BlockLinear)
+    place = next(head.parameters()).device
+    if (place, head.dtype) != (target.device, target.dtype) or head.training or small:
         head = copy.deepcopy(head).to(target.device, target.dtype).eval()
+    if small:
+        replace_linears(head)
     return head

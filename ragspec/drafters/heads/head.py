@@ -120,6 +120,11 @@ class DraftHead(nn.Module):
         size = config.draft_vocab_size
         self.register_buffer("tokens", None if size is None else torch.arange(size))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its states."""
+        return next(each.dtype for each in self.parameters() if each.is_floating_point())
+
     def reset(self, generator: torch.Generator) -> None:
         """Initialize all weights; a head that projects then roughly repeats its input state."""
         with torch.no_grad():
@@ -136,7 +141,7 @@ class DraftHead(nn.Module):
         """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
         if self.config.join == "project":
             return taps
-        taps = taps.to(self.fc.weight.dtype)
+        taps = taps.to(self.dtype)
         if len(self.tap_norms):
             parts = taps.chunk(len(self.tap_norms), -1)
             normed = [norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)]
@@ -165,7 +170,7 @@ class DraftHead(nn.Module):
         """
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
-        dtype, options = self.fc.weight.dtype, dict[str, Any]()
+        dtype, options = self.dtype, dict[str, Any]()
         embedded, states = embedded.to(dtype), states.to(dtype)
         if self.config.join == "attend":
             read, options["embedded"] = states, embedded
@@ -210,7 +215,7 @@ def _norm_like(norm: nn.Module, size: int) -> nn.Module:
 
 def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:
     """Return the target's states that a head reads, as `Needs.hidden_states` numbers them."""
-    count = int(target.model.config.get_text_config().num_hidden_layers)
+    count = int(target.config.get_text_config().num_hidden_layers)
     return tuple(LAST if tap == count else tap for tap in head.config.taps)
 
 
@@ -224,7 +229,7 @@ def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
         raise InputError(
             "its file names no taps; expected the target beside it, whose layers count."
         )
-    return usual_taps(int(target.model.config.get_text_config().num_hidden_layers))
+    return usual_taps(int(target.config.get_text_config().num_hidden_layers))
 
 
 def target_print(target: CausalTarget) -> str:
@@ -233,7 +238,7 @@ def target_print(target: CausalTarget) -> str:
     Values are rounded to bfloat16, so the dtype of a loaded checkpoint does not change it.
     """
     digest = hashlib.sha256()
-    for module in (target.model.get_input_embeddings(), target.output_head):
+    for module in (target.loaded.get_input_embeddings(), target.output_head):
         for name, weight in sorted(module.named_parameters()):
             values = _sampled(weight).to(torch.bfloat16).float().tolist()
             digest.update(f"{name} {tuple(weight.shape)} {values}".encode())
@@ -273,5 +278,5 @@ def check_head(head: DraftHead, target: CausalTarget) -> None:
 def states_size(target: CausalTarget) -> int:
     """Return H, the input size of the output head."""
     head: Any = target.output_head
-    width = getattr(head, "in_features", None) or target.model.config.get_text_config().hidden_size
+    width = getattr(head, "in_features", None) or target.config.get_text_config().hidden_size
     return int(width)

@@ -43,7 +43,7 @@ class DraftVocabulary(nn.Module):
         size: V of the target.
     """
 
-    def __init__(self, rows: nn.Linear, tokens: Tensor | None, size: int) -> None:
+    def __init__(self, rows: nn.Module, tokens: Tensor | None, size: int) -> None:
         super().__init__()
         self.rows, self.tokens, self.size = rows, tokens, size
 
@@ -62,7 +62,9 @@ class DraftVocabulary(nn.Module):
                 f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
                 "reduced vocabulary. Train the head without vocabulary."
             )
-        tokens = tokens.to(output.weight.device)
+        tokens = tokens.to(target.device)
+        if isinstance(output, BlockLinear):
+            return cls(output.rows(tokens), tokens, target.vocab_size)
         rows = nn.Linear(output.in_features, len(tokens), device="meta")
         rows.weight = _frozen(output.weight[tokens])
         rows.bias = None if output.bias is None else _frozen(output.bias[tokens])

@@ -32,6 +32,7 @@ from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
     BLOCK,
     INT8,
+    BlockEmbedding,
     BlockLinear,
     Session,
     missing_package,
@@ -90,6 +91,8 @@ class CachedGraph:
 
     def keep(self, target: OnnxTarget, tokenizer: Any) -> None:
         """Write the graph of a target, unless the disk is full or read-only."""
+        if not isinstance(target.output_head, BlockLinear):
+            return
         target.known_cost = ForwardCost.probed(target.time_forward, target.max_length)
         size = sum(weight.nbytes for weight in target.model.parameters())
         with contextlib.suppress(OSError):
@@ -195,15 +198,16 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
 
 
 class StandIn(nn.Module):
-    """What a target asks of a model between forwards, with one block for all of its weights.
+    """What a target asks of a model between forwards: its embedding and its output head.
 
     Args:
         record: The record of a kept graph.
+        weights: The file of its weights, which lie in the mapped file until they are used.
     """
 
     dtype = torch.float32
 
-    def __init__(self, record: dict[str, Any]) -> None:
+    def __init__(self, record: dict[str, Any], weights: Any) -> None:
         from transformers.configuration_utils import PreTrainedConfig
         from transformers.generation.configuration_utils import GenerationConfig
 
@@ -213,7 +217,17 @@ class StandIn(nn.Module):
         if (settings := record["generation_config"]) is not None:
             self.generation_config = GenerationConfig.from_dict(settings)
         self.parameter_count = record["parameters"]
-        self.head = BlockLinear(nn.Linear(BLOCK, 1, bias=False))
+        names = set(weights.keys())  # a tied embedding has the codes of the head
+        codes = weights.get_tensor("logits.codes" if "logits.codes" in names else "embedding.codes")
+        scales = weights.get_tensor("logits.scales")
+        bias = weights.get_tensor("logits.bias") if "logits.bias" in names else None
+        self.head = BlockLinear(codes.view(*scales.shape, BLOCK), scales, bias)
+        self.embedding: nn.Module
+        if "embedding" in names:
+            rows = weights.get_tensor("embedding")
+            self.embedding = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
+        else:
+            self.embedding = BlockEmbedding(self.head)
 
     def forward(
         self, input_ids: Any, position_ids: Any, past_key_values: Any, logits_to_keep: Any
@@ -226,10 +240,12 @@ class StandIn(nn.Module):
         return int(self.parameter_count)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return a module on the device of the weights."""
-        return self.head
+        """Return the embedding."""
+        return self.embedding
 
-    get_output_embeddings = get_input_embeddings
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output head."""
+        return self.head
 
 
 class CachedTarget(OnnxTarget):
@@ -245,14 +261,14 @@ class CachedTarget(OnnxTarget):
         from safetensors import safe_open
 
         self._load, self._lock = load, threading.RLock()
-        CausalTarget.__init__(self, StandIn(record).eval())
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            CausalTarget.__init__(self, StandIn(record, file).eval())
+            self._tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            self._tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
         self._width = 2 * self._tables["cosines"].shape[1]
         self._session = Session(str(folder / GRAPH))
 
@@ -265,7 +281,10 @@ class CachedTarget(OnnxTarget):
         """The model of transformers, loaded at the first call."""
         with self._lock:
             if isinstance(self._model, StandIn):
-                self.model = self._load()
+                before, self.model = self._model.head, self._load()
+                head = self._model.get_output_embeddings()  # heard by whoever heard the one before
+                for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+                    setattr(head, name, getattr(before, name))
                 self._unwrapped, self._embedding = self._model, self._model.get_input_embeddings()
                 self._weights, self.probed = self._look(), self.kinds
             return self._model

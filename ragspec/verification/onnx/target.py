@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
+MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 TRIED = 32  # tokens of the text whose bits are compared at opening
 
 
@@ -78,6 +79,14 @@ def _customised(model: nn.Module) -> str:
 
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _changes(head: nn.Module, states: Tensor) -> bool:
+    """Tell the hooks of the output head its inputs; return whether one may change them."""
+    return any(
+        key not in head._forward_pre_hooks_with_kwargs or hook(head, (states,), {}) is not None
+        for key, hook in head._forward_pre_hooks.items()
+    )
 
 
 class OnnxTarget(CausalTarget):
@@ -151,11 +160,12 @@ class OnnxTarget(CausalTarget):
             self._fill(row.tail)
         end = row.extent + count
         head = self.loaded.get_output_embeddings()
-        heard = bool(head._forward_pre_hooks)  # somebody reads its inputs, so torch computes logits
+        # Somebody reads its inputs, and may select few of the rows of a prompt.
+        selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS
         inputs = {
             "ids": tokens,
             "positions": positions,
-            "rows": rows[:0] if heard else rows,
+            "rows": rows[:0] if selects else rows,
             "total": torch.tensor([end], dtype=torch.int32),
             "last": torch.tensor([end - 1], dtype=torch.int32),
             "bias": _bias(view, count, end),
@@ -168,7 +178,7 @@ class OnnxTarget(CausalTarget):
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, (each[:, :n],), {})
         cache.advance(n)
-        if heard:
+        if _changes(head, states[:, rows]) or selects:
             with torch.no_grad():
                 logits = head(states[:, rows])
         return logits

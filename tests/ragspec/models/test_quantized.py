@@ -34,7 +34,7 @@ def test_weights_of_q8_0_come_back_as_they_were_stored() -> None:
     scales = torch.rand(48, 3).half().float() + 0.01
     scales[7, 1] = 0.0
     layer.weight.data = (whole * scales[..., None]).flatten(1)
-    block = BlockLinear(layer)
+    block = BlockLinear.of(layer)
     assert torch.equal(block.weight, layer.weight)
     kept = scales > 0
     assert torch.equal(block.codes[kept].long() - 128, whole[kept])
@@ -44,7 +44,7 @@ def test_no_weight_is_off_by_more_than_half_a_step() -> None:
     for k in (32, 96):
         layer = linear(k=k)
         layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
-        block = BlockLinear(layer).requires_grad_(False)
+        block = BlockLinear.of(layer).requires_grad_(False)
         steps = (block.weight - layer.weight.detach()).reshape(48, -1, BLOCK).abs().amax(
             -1
         ) / block.scales
@@ -54,7 +54,7 @@ def test_no_weight_is_off_by_more_than_half_a_step() -> None:
 
 
 def test_products_are_those_of_the_stored_weights() -> None:
-    block, x = BlockLinear(linear(bias=True)).requires_grad_(False), torch.randn(2, 5, 96)
+    block, x = BlockLinear.of(linear(bias=True)).requires_grad_(False), torch.randn(2, 5, 96)
     out = block(x)
     for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
         assert torch.equal(block(x[:, place]), out[:, place])
