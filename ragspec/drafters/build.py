@@ -71,6 +71,18 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     return joined if joined.kind in rule.accepts else drafter
 
 
+def with_own_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
+    """Return "auto" with the draft head that comes with the model, if the rule can judge it."""
+    folder = target.own_head
+    if drafter is None or drafter.name != "auto" or folder is None:
+        return drafter
+    from ragspec.drafters.heads.drafter import HeadDrafter
+
+    joined = Fuse([*_flat(drafter), HeadDrafter(folder, target)], name=drafter.name)
+    lacking = target.capabilities.lacking(joined.needs)
+    return drafter if lacking or joined.kind not in rule.accepts else joined
+
+
 def _create(item: Any) -> Sequence[Drafter]:
     if isinstance(item, str):
         built = build(item, Sources())

@@ -16,7 +16,7 @@ from torch import Tensor
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.build import DrafterSpec, build_drafter
+from ragspec.drafters.build import DrafterSpec, build_drafter, with_own_head
 from ragspec.drafters.fuse import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.kv_memory import KvMemory
@@ -386,11 +386,12 @@ class Engine:
         self, drafter: DrafterSpec, draft_model: Any, budget: BudgetSpec, rule: RuleSpec
     ) -> None:
         """Set drafter, budget and rule; a measured cost is kept."""
-        self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
-        self._transform = required_transform(self.drafter)
+        built = build_drafter(drafter, draft_model, self.tokenizer, self.target)
+        self._transform = required_transform(built)
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
+        self.drafter = with_own_head(built, self.target, self.rule)
         name = f"rule {self.rule.name!r}"
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
         match(name, self.rule.needs, offered)

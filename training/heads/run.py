@@ -65,7 +65,7 @@ def train_head(
     began = time.perf_counter()
     head = None if start is None else open_head(start, target).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    states, taps = list[StateRead](), taps_of(trainer.head, target)
+    states, taps = list[StateRead](), taps_of(trainer.head.config, target)
 
     def judge() -> float:
         if not states:

@@ -143,12 +143,12 @@ class HeadTrainer:
             )
         first = seeded(settings.seed, 0, 0)
         self.head = head or fresh_head(target, first, form=settings.form, tokens=tokens)
-        check_head(self.head, target)
+        check_head(self.head.config, target)
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
         self._reader = reader or StateReader(
-            target, self.batches.chunks, taps_of(self.head, target)
+            target, self.batches.chunks, taps_of(self.head.config, target)
         )
         self._output = frozen_output(target, self.head.tokens)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.drafters.model.cache import DraftCache
@@ -36,7 +37,10 @@ class HeadModel(CausalTarget):
     """
 
     def __init__(
-        self, head: DraftHead, target: CausalTarget, vocabulary: DraftVocabulary | None = None
+        self,
+        head: DraftHead | HeadGraph,
+        target: CausalTarget,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self.head = head
         self.vocabulary = vocabulary
@@ -62,7 +66,7 @@ class HeadModel(CausalTarget):
         """Return the logits [1, k, V] of the last k predicted states; see `CausalTarget`."""
         with tree_view(view), torch.no_grad():
             embedded = self.head.embed(self.target, tokens)
-            read, self.guessed = self.head(embedded, self.states, view.positions, cache)
+            read, self.guessed = self.head.read(embedded, self.states, view, cache)
             cache.advance(tokens.shape[1])
             rows = slice(-keep, None) if isinstance(keep, int) else keep
             states = read[:, rows].to(self.target.dtype)

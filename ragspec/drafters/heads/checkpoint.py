@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.errors import (
     InputError,
     ModelError,
@@ -20,6 +19,9 @@ from ragspec.errors import (
     RagspecError,
     UnsupportedModelError,
 )
+
+if TYPE_CHECKING:
+    from ragspec.drafters.heads.head import DraftHead
 
 T = TypeVar("T")
 # What reading a damaged file raises.
@@ -130,24 +132,16 @@ class Checkpoint:
         checked(self.folder, lambda: _to_ids(state))
         return state
 
-    def head(self, config: Callable[[], HeadConfig], weights: dict[str, Tensor]) -> DraftHead:
-        """Return the head of a configuration with these weights, all of which it must take.
+    def head(self, config: Callable[[], HeadConfig], state: dict[str, Tensor]) -> HeadWeights:
+        """Return a head's configuration with its tensors; raise ModelError for invalid settings."""
 
-        Args:
-            weights: By the names of `DraftHead`; they are changed.
-
-        Raises:
-            ModelError: A setting is invalid, or a tensor is missing, left over or of another size.
-        """
-
-        def filled() -> DraftHead:
-            head = DraftHead(config())
-            if head.tokens is not None and weights["tokens"][-1] >= head.config.vocab_size:
+        def read() -> HeadWeights:
+            weights = HeadWeights(config(), state)
+            if "tokens" in state and state["tokens"][-1] >= weights.config.vocab_size:
                 raise ValueError("its tokens are no increasing ids of the vocabulary")
-            head.load_state_dict(weights)
-            return head
+            return weights
 
-        return checked(self.folder, filled)
+        return checked(self.folder, read)
 
 
 def checked(folder: Path, function: Callable[[], T]) -> T:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.needs import LAST
@@ -98,3 +100,14 @@ class HeadConfig:
     def hidden_size(self) -> int:
         """The width of the head's states."""
         return int(self.layers["hidden_size"])
+
+
+class HeadWeights(NamedTuple):
+    """A head as a file has it.
+
+    Attributes:
+        state: Its tensors, by the names of `DraftHead`.
+    """
+
+    config: HeadConfig
+    state: dict[str, Tensor]

@@ -16,7 +16,8 @@ from typing import Any
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.drafters.heads.cache import HeadCache, HeadModel
-from ragspec.drafters.heads.files import open_head
+from ragspec.drafters.heads.files import head_of, read_head
+from ragspec.drafters.heads.graph import HeadGraph, open_graph
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
@@ -76,7 +77,7 @@ class HeadDrafter(Drafter):
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         self.vocabulary = self.head.vocabulary(self.target)
-        self.taps = taps_of(self.head, self.target)
+        self.taps = taps_of(self.head.config, self.target)
         self.needs = Needs(hidden_states=tuple(set(self.taps)))
         self.name = name
 
@@ -147,15 +148,19 @@ class HeadSession(ModelSession):
                 self.cache.read(self._request.prompt)
 
 
-def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead:
+def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead | HeadGraph:
     """Return the checked head, stored as the target is; the caller's head does not change."""
     if isinstance(head, (str, Path)):
-        head = open_head(head, target)
+        weights = read_head(head, target)
+        if (graph := open_graph(weights, target)) is not None:
+            check_head(graph.config, target)
+            return graph
+        head = head_of(weights, head)
     if not isinstance(head, DraftHead):
         raise InputError(
             f"got {type(head).__name__} as a head; expected a DraftHead or the folder of one."
         )
-    check_head(head, target)
+    check_head(head.config, target)
     small = isinstance(target.output_head, BlockLinear)
     place = next(head.parameters()).device
     if (place, head.dtype) != (target.device, target.dtype) or head.training or small:

@@ -18,7 +18,7 @@ from ragspec.drafters.heads.checkpoint import (
     renamed,
     size_of,
 )
-from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
@@ -42,8 +42,8 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "fc.weight" in names and any(name in names for name in layers)
 
 
-def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
-    """Return the head of a folder; see `files.open_head`."""
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
+    """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
     state = checkpoint.state(NAMES, names)
     third = any(name.startswith("midlayer.") for name in names)

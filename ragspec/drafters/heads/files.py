@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from ragspec.drafters.heads import eagle, mtp, speculators
-from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint
+from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, checked
+from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
@@ -31,25 +32,48 @@ def holds_head(folder: Path) -> bool:
 
 
 def open_head(folder: Path | str, target: CausalTarget | None = None) -> DraftHead:
-    """Return the head in a folder, in float32.
+    """Return the head in a folder, in float32; see `read_head`.
 
     Args:
-        target: The model that it was trained for, which is checked. Without it a head of EAGLE-3
-            whose file names no taps is refused.
+        target: The model that it was trained for, which is checked.
+    """
+    head = head_of(read_head(folder, target), folder)
+    if target is not None:
+        check_head(head.config, target)
+    return head
+
+
+def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
+    """Return the head with these weights, all of which it must take.
+
+    Raises:
+        ModelError: A tensor is missing, left over or of another size, in that folder.
+    """
+
+    def filled() -> DraftHead:
+        head = DraftHead(weights.config)
+        head.load_state_dict(weights.state)
+        return head.eval()
+
+    return checked(Path(folder), filled)
+
+
+def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWeights:
+    """Return the configuration and the tensors of the head in a folder, in float32.
+
+    Args:
+        target: Without it a head of EAGLE-3 whose file names no taps is refused.
 
     Raises:
         ModelNotFoundError: The folder has no head.
-        ModelError: The files are damaged, or tensors are left over or missing.
-        UnsupportedModelError: The layout is unknown, the weights are quantised, or the head is for
-            another target.
+        ModelError: The files are damaged.
+        UnsupportedModelError: The layout is unknown, or the weights are quantised.
     """
     checkpoint = Checkpoint.open(folder)
     for layout in LAYOUTS:
         if layout.matches(checkpoint):
-            head: DraftHead = layout.read(checkpoint, target)
-            if target is not None:
-                check_head(head, target)
-            return head.eval()
+            head: HeadWeights = layout.read(checkpoint, target)
+            return head
     names = ", ".join(sorted(checkpoint.names)[:4])
     raise UnsupportedModelError(
         f"{folder} has tensors such as {names or '(none)'}; expected a head of EAGLE, "

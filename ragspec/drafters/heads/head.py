@@ -24,6 +24,7 @@ from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
     from ragspec.verification.batch_cache import BatchCache
+    from ragspec.verification.tree_attention import View
 
 _SAMPLED = 64
 STD = 0.02
@@ -192,6 +193,11 @@ class DraftHead(nn.Module):
         normed: Tensor = self.norm(out)
         return HeadStates(normed, normed if self.config.feeds_norm else out)
 
+    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+        """Return the head's output after n tokens, see `forward`, inside `tree_view(view)`."""
+        output: HeadStates = self(embedded, states, view.positions, cache)
+        return output
+
     def vocabulary(self, target: CausalTarget) -> DraftVocabulary | None:
         """Return the logits of the tokens that it drafts; None for the target's own output head."""
         if self.output is not None:
@@ -213,10 +219,10 @@ def _norm_like(norm: nn.Module, size: int) -> nn.Module:
     return other
 
 
-def taps_of(head: DraftHead, target: CausalTarget) -> tuple[int, ...]:
+def taps_of(config: HeadConfig, target: CausalTarget) -> tuple[int, ...]:
     """Return the target's states that a head reads, as `Needs.hidden_states` numbers them."""
     count = int(target.config.get_text_config().num_hidden_layers)
-    return tuple(LAST if tap == count else tap for tap in head.config.taps)
+    return tuple(LAST if tap == count else tap for tap in config.taps)
 
 
 def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
@@ -252,12 +258,11 @@ def _sampled(weight: Tensor) -> Tensor:
     return flat[places.to(flat.device)].cpu()
 
 
-def check_head(head: DraftHead, target: CausalTarget) -> None:
+def check_head(config: HeadConfig, target: CausalTarget) -> None:
     """Raise UnsupportedModelError, naming the difference, if a head is for another target.
 
     A quantised target may be the one that it was trained for: its sizes alone are compared.
     """
-    config = head.config
     size = states_size(target)
     if (config.target_size, config.vocab_size) != (size, target.vocab_size):
         raise UnsupportedModelError(

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, size_of
-from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.verification.causal import CausalTarget
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -86,8 +85,8 @@ def matches(checkpoint: Checkpoint) -> bool:
     return _layout(checkpoint) is not None
 
 
-def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
-    """Return the head of a folder; see `files.open_head`. Of several layers the first is read."""
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
+    """Return the head of a folder; see `files.read_head`. Of several layers the first is read."""
     match = _layout(checkpoint)
     assert match is not None
     prefix, layout = match

@@ -16,7 +16,7 @@ from ragspec.drafters.heads.checkpoint import (
     renamed,
     size_of,
 )
-from ragspec.drafters.heads.config import HeadConfig, TapNorm
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
@@ -49,8 +49,8 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "speculators_model_type" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint, target: CausalTarget | None) -> DraftHead:
-    """Return the head of a folder; see `files.open_head`."""
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
+    """Return the head of a folder; see `files.read_head`."""
     config, kind = checkpoint.config, checkpoint.config["speculators_model_type"]
     if kind not in ("eagle3", "mtp"):
         raise UnsupportedModelError(

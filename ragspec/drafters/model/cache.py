@@ -9,7 +9,7 @@ verified tree may lack some of these nodes or have nodes of other drafters.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -69,7 +69,8 @@ class DraftCache:
     @contextmanager
     def lease(self) -> Iterator[None]:
         """Let the model use `tree_attention` and its packed weights inside the block."""
-        with lease(self.model.model, self._configs), self._packs:
+        leased = lease(self.model.model, self._configs) if self._configs else nullcontext()
+        with leased, self._packs:  # a graph has no modules to change
             yield
 
     def readable(self, tokens: Sequence[int]) -> bool:

@@ -263,14 +263,14 @@ class CachedTarget(OnnxTarget):
         self._load, self._lock = load, threading.RLock()
         with safe_open(folder / WEIGHTS, "pt") as file:
             CausalTarget.__init__(self, StandIn(record, file).eval())
-            self._tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
+            tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
-        self._width = 2 * self._tables["cosines"].shape[1]
-        self._session = Session(str(folder / GRAPH))
+        self._width = 2 * tables["cosines"].shape[1]
+        self._runner = self._run_by(Session(str(folder / GRAPH)), tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model; see `OnnxTarget`."""

@@ -47,6 +47,11 @@ class Graph:
         self.weights[name] = tensor.detach()
         return name
 
+    def floating(self) -> dict[str, Tensor]:
+        """Return the weights that a `Session` is handed."""
+        kept = {n: each for n, each in self.weights.items() if each.dtype != torch.int64}
+        return {name: weight.contiguous() for name, weight in kept.items()}
+
     def linear(self, name: str, x: str, module: nn.Linear | BlockLinear) -> str:
         """Add a linear layer, [.., K] -> [.., N]."""
         if isinstance(module, BlockLinear):
@@ -162,33 +167,48 @@ def build_graph(model: PreTrainedModel) -> Graph:
 def in_onnx(
     graph: Graph, model: PreTrainedModel, places: Mapping[str, tuple[str, int, int]] = IN_MEMORY
 ) -> bytes:
+    """Return the graph of a model in ONNX's format; see `declare`."""
+    config, info = model.config, helper.make_tensor_value_info
+    layers, width = config.num_hidden_layers, model.model.layers[0].self_attn.head_dim
+    ids = info("ids", TensorProto.INT64, [1, "S"]), info("rows", TensorProto.INT64, ["k"])
+    states = dict.fromkeys((*_input_outputs(layers), "states"), config.hidden_size)
+    outputs = *of_width(states), info("logits", TensorProto.FLOAT, [1, "k", config.vocab_size])
+    return declare(graph, ids, outputs, (layers, config.num_key_value_heads, width), places)
+
+
+def of_width(names: Mapping[str, int]) -> list[Any]:
+    """Return the declarations of tensors [1, S, width], whose widths are given by name."""
+    info, real = helper.make_tensor_value_info, TensorProto.FLOAT
+    return [info(name, real, [1, "S", width]) for name, width in names.items()]
+
+
+def declare(
+    graph: Graph,
+    own: Sequence[Any],
+    results: Sequence[Any],
+    shape: tuple[int, int, int],
+    places: Mapping[str, tuple[str, int, int]] = IN_MEMORY,
+) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
     Args:
+        own, results: Its inputs and outputs beside those of `GraphRunner`.
+        shape: Layers, heads of keys, and width of a head.
         places: File, offset and length of each weight; without them a `Session` is handed the
             weights.
     """
-    config, info = model.config, helper.make_tensor_value_info
-    real, whole, short = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
-    width = model.model.layers[0].self_attn.head_dim
-    caches = list(cache_names(config.num_hidden_layers))
-    shape = [1, config.num_key_value_heads, "C", width]
+    info, (layers, heads, width) = helper.make_tensor_value_info, shape
+    real, short = TensorProto.FLOAT, TensorProto.INT32
+    caches, size = list(cache_names(layers)), [1, heads, "C", width]
     inputs = [
-        *(info(name, whole, [1, "S"]) for name in ("ids", "positions")),
-        info("rows", whole, ["k"]),
+        *own,
+        info("positions", TensorProto.INT64, [1, "S"]),
         *(info(name, short, [1]) for name in ("total", "last")),
         info("bias", real, [1, 1, "S", "T"]),
         *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines")),
-        *(info(name, real, shape) for name in caches),
+        *(info(name, real, size) for name in caches),
     ]
-    outputs = [
-        *(info(f"{name}.out", real, shape) for name in caches),
-        *(
-            info(name, real, [1, "S", config.hidden_size])
-            for name in (*_input_outputs(config.num_hidden_layers), "states")
-        ),
-        info("logits", real, [1, "k", config.vocab_size]),
-    ]
+    outputs = [*(info(f"{name}.out", real, size) for name in caches), *results]
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64

@@ -8,7 +8,7 @@ own modules, over the same caches.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_pac
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.runner import GraphRunner
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ragspec.verification.batch_cache import BatchCache
-    from ragspec.verification.sequence_cache import Buffers
     from ragspec.verification.tree_attention import View
     from ragspec.verification.tree_session import TreeSession
 
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
-HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 TRIED = 32  # tokens of the text whose bits are compared at opening
@@ -114,8 +113,7 @@ class OnnxTarget(CausalTarget):
         self._width: int = model.model.layers[0].self_attn.head_dim
         self._weights = self._look()
         self._unchanged = True
-        self._session = self._open_session()
-        self._tables = self.rotary(POSITIONS)
+        self._runner = self._run_by(self._open_session(), self.rotary(POSITIONS))
         if any(isinstance(each, BlockLinear) for each in model.modules()):
             self.chains, self.packs = True, False
             self.same_bits = self._has_same_bits()
@@ -151,28 +149,17 @@ class OnnxTarget(CausalTarget):
             return super().forward(tokens, view, cache, keep)
         (row,), n = cache.rows, tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-        positions, count = view.positions, n
+        positions = view.positions
         if self.chains and n == 1:
-            tokens, count = tokens.expand(1, 2), 2
+            tokens = tokens.expand(1, 2)
             positions = torch.cat((positions, positions + 1), 1)
-            row.reserve(count)
-        if not row.tail.keys:
-            self._fill(row.tail)
-        end = row.extent + count
+            row.reserve(2)
         head = self.loaded.get_output_embeddings()
         # Somebody reads its inputs, and may select few of the rows of a prompt.
         selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS
-        inputs = {
-            "ids": tokens,
-            "positions": positions,
-            "rows": rows[:0] if selects else rows,
-            "total": torch.tensor([end], dtype=torch.int32),
-            "last": torch.tensor([end - 1], dtype=torch.int32),
-            "bias": _bias(view, count, end),
-            **self._rotary_to(int(positions.max()) + 1),
-        }
+        inputs = {"ids": tokens, "rows": rows[:0] if selects else rows}
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
-        *tapped, states, logits = self._run(inputs, row.tail, names)
+        *tapped, states, logits = self._runner.run(row, view, positions, inputs, names)
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens)
             for hook in layer._forward_pre_hooks.values():
@@ -183,43 +170,22 @@ class OnnxTarget(CausalTarget):
                 logits = head(states[:, rows])
         return logits
 
+    def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
+        """Return what runs a session, whose first rotary tables are these."""
+        shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
+        return GraphRunner(session, shape, tables, self.rotary)
+
     def _open_session(self) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
         graph = build_graph(self.model)
-        weights = {
-            name: weight.contiguous()
-            for name, weight in graph.weights.items()
-            if weight.dtype != torch.int64
-        }
-        return Session(in_onnx(graph, self.model), weights)
-
-    def _run(
-        self, inputs: dict[str, Tensor], buffers: Buffers, names: Sequence[str]
-    ) -> list[Tensor]:
-        """Run the session, which extends the buffers; return the outputs with these names."""
-        value, binding = self._session.value, self._session.inner.io_binding()
-        values = {name: value(tensor.contiguous().numpy()) for name, tensor in inputs.items()}
-        caches = {
-            f"{kind}{layer}": value(tensor.numpy())
-            for kind, held in (("key", buffers.keys), ("value", buffers.values))
-            for layer, tensor in held.items()
-        }
-        for name, value in (values | caches).items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in caches.items():
-            binding.bind_ortvalue_output(f"{name}.out", value)
-        for name in names:
-            binding.bind_output(name, "cpu")
-        self._session.inner.run_with_iobinding(binding)
-        outputs = binding.get_outputs()[-len(names) :]
-        return [torch.from_numpy(output.numpy()) for output in outputs]
+        return Session(in_onnx(graph, self.model), graph.floating())
 
     @cached_property
     def _outputs(self) -> dict[int, str]:
         """The outputs of the graph that are inputs of layers, by number."""
-        names = [output.name for output in self._session.inner.get_outputs()]
+        names = [output.name for output in self._runner.session.inner.get_outputs()]
         matches = [(re.fullmatch(r"layer(\d+)\.before\.sum", name), name) for name in names]
         return {int(match[1]): name for match, name in matches if match}
 
@@ -239,14 +205,6 @@ class OnnxTarget(CausalTarget):
             state += map(weight_state, module.parameters(recurse=False))
         return state
 
-    def _fill(self, buffers: Buffers) -> None:
-        """Make the buffers of all layers."""
-        heads = self.config.num_key_value_heads
-        for layer in range(self.config.num_hidden_layers):
-            shape = 1, heads, buffers.capacity, self._width
-            for states in (buffers.keys, buffers.values):
-                states[layer] = torch.empty(shape, dtype=torch.float32)
-
     def rotary(self, positions: int) -> dict[str, Tensor]:
         """Return the model's rotary tables [positions, width / 2]."""
         places = torch.arange(positions)[None]
@@ -256,12 +214,6 @@ class OnnxTarget(CausalTarget):
             "cosines": cosines[0, :, :half].contiguous(),
             "sines": sines[0, :, :half].contiguous(),
         }
-
-    def _rotary_to(self, positions: int) -> dict[str, Tensor]:
-        """Return rotary tables of at least so many positions."""
-        if positions > len(self._tables["cosines"]):
-            self._tables = self.rotary(2 * positions)
-        return self._tables
 
     def _has_same_bits(self) -> bool:
         """Return whether a chain has the bits of its tokens one by one."""
@@ -280,12 +232,3 @@ class OnnxTarget(CausalTarget):
                 if not torch.equal(alone[0], together[row]):
                     return False
         return True
-
-
-def _bias(view: TreeView, n: int, slots: int) -> Tensor:
-    """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
-    bias = torch.zeros(1, 1, n, slots, dtype=torch.float32)
-    if view.related is not None:
-        recent = bias[..., slots - view.related.shape[2] :]
-        recent.masked_fill_(~view.related[:, None], HIDDEN)
-    return bias

@@ -53,7 +53,7 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
     from ragspec.drafters.heads.head import check_head
 
     instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
-    check_head(heads.fresh(instance), image_models.target(image_models.model(), 3.0))
+    check_head(heads.fresh(instance).config, image_models.target(image_models.model(), 3.0))
 
 
 @pytest.mark.parametrize(

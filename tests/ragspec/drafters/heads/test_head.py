@@ -72,7 +72,7 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
         target.model.config.hidden_size,
     )
     assert target.model.config.hidden_size % config.layers["num_attention_heads"] == 0
-    check_head(head, target)
+    check_head(head.config, target)
 
 
 def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
     opened = open_head(tmp_path / "head")
     assert opened.config == head.config
     assert not opened.training
-    check_head(opened, target)
+    check_head(opened.config, target)
     embedded, states = torch.ones(2, 1, 4, 32).unbind()
     with torch.no_grad():
         assert torch.equal(opened(embedded, states).read, head(embedded, states).read)
@@ -121,14 +121,14 @@ def test_a_target_keeps_its_print_in_every_dtype() -> None:
 def test_a_head_of_another_target_is_refused() -> None:
     head = heads.fresh(text_target())
     with pytest.raises(UnsupportedModelError, match="another target"):
-        check_head(head, text_target(seed=1))
+        check_head(head.config, text_target(seed=1))
     with pytest.raises(UnsupportedModelError, match="hidden size 32 and 24 tokens"):
-        check_head(head, CausalTarget(tiny.model("llama")))
+        check_head(head.config, CausalTarget(tiny.model("llama")))
 
 
 def test_a_quantised_target_is_compared_by_sizes() -> None:
     model = quantized(copy.deepcopy(heads.model(torch.float32)))
-    check_head(heads.fresh(text_target()), CausalTarget(model))
+    check_head(heads.fresh(text_target()).config, CausalTarget(model))
 
 
 def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:

@@ -1,0 +1,126 @@
+"""Heads on ONNX Runtime: the drafts of their modules, and the head that comes with a model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import open_head
+from ragspec.drafters.heads.graph import HeadGraph
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.engine.engine import Engine
+from ragspec.errors import ModelError
+from ragspec.models import resolve
+from ragspec.models.quantized import quantized
+from ragspec.rules.walk import Walk
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind
+from ragspec.verification.onnx import cached_graph
+from ragspec.verification.onnx import target as onnx_target
+from ragspec.verification.onnx.target import OnnxTarget
+from tests.support import published_heads, tiny
+from tests.support.published_heads import H, V, eagle1
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": H}
+
+
+def write(folder: Path, bias: bool = True, **change: Any) -> Path:
+    config, weights = eagle1(bias)
+    reduced = published_heads.reduced()
+    del reduced["lm_head.weight"]
+    return published_heads.write(folder, config | change, weights | reduced)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_drafts_are_those_of_the_modules(
+    bias: bool, weights: str | None, temperature: float, tmp_path: Path
+) -> None:
+    model = copy.deepcopy(tiny.model("llama", **SIZES))
+    target = OnnxTarget(model if weights is None else quantized(model))
+    folder = write(tmp_path, bias, rope_theta=500.0)
+    sampling, prompt = Sampling(temperature=temperature, seed=3), tiny.prompt(20, vocab_size=V)
+    plain = Engine(target, drafter=None).generate(prompt, sampling, max_new_tokens=24)
+    steps = []
+    for head, kind in ((folder, HeadGraph), (open_head(folder), DraftHead)):
+        drafter = HeadDrafter(head, target, min_expected_gain=0.0)
+        assert isinstance(drafter.head, kind)
+        result = Engine(target, drafter=drafter, budget=6).generate(
+            prompt, sampling, max_new_tokens=24
+        )
+        assert result.tokens == plain.tokens and not result.report.faults
+        steps.append([step.tree for step in result.steps])
+    assert sum(map(len, steps[0])) > 24
+    for ours, theirs in zip(*steps, strict=True):
+        if weights is not None:  # inputs of 8 bits round apart
+            assert np.array_equal(ours.tokens[:1], theirs.tokens[:1])
+            continue
+        assert np.array_equal(ours.tokens, theirs.tokens)
+        assert np.array_equal(ours.parents, theirs.parents)
+        assert np.allclose(ours.accept_prob, theirs.accept_prob, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"hidden_act": "gelu"},
+    ],
+)
+def test_other_heads_run_through_their_modules(change: dict[str, Any], tmp_path: Path) -> None:
+    target = OnnxTarget(copy.deepcopy(tiny.model("llama", **SIZES)))
+    assert isinstance(HeadDrafter(write(tmp_path, **change), target).head, DraftHead)
+    assert isinstance(HeadDrafter(write(tmp_path), target.model).head, DraftHead)
+    with pytest.raises(ModelError, match="size mismatch"):
+        HeadDrafter(write(tmp_path, num_key_value_heads=4), target)
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a fetched model with a head of its own."""
+    monkeypatch.setattr(onnx_target, "LEAST_WEIGHTS", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(resolve, "HEADS", tmp_path / "heads")
+    folder = resolve.fetched_folder("smollm2")
+    copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, **SIZES)).save_pretrained(folder)
+    tiny.bpe_tokenizer(V).save_pretrained(folder)
+    (tmp_path / "heads").mkdir()
+    write(tmp_path / "heads" / "smollm2")
+    return "smollm2"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_auto_drafts_with_the_head_that_comes_with_a_model(published: str, dtype: str) -> None:
+    place = {"device": "cpu", "dtype": dtype}
+    prompt = tiny.prompt(30, vocab_size=V)
+    plain = Engine.from_pretrained(published, None, **place)
+    expected = plain.generate(prompt, max_new_tokens=40, ignore_eos=True)
+    engine = Engine.from_pretrained(published, budget=8, **place)
+    result = engine.generate(prompt, max_new_tokens=40, ignore_eos=True)
+    assert result.tokens == expected.tokens and result.label == expected.label
+    assert "head" in {name for step in result.steps for name in step.tree.sources}
+    if dtype == "int8":
+        assert isinstance(engine.target.loaded, cached_graph.StandIn)  # no module was loaded
+        assert engine.model.config.vocab_size == V  # now they are
+        again = engine.generate(prompt, max_new_tokens=40, ignore_eos=True)
+        assert again.tokens == expected.tokens and not again.report.faults
+    lookup = Engine.from_pretrained(published, "lookup", **place)
+    assert not lookup.needs.hidden_states
+    other = Engine.from_pretrained(resolve.fetched_folder(published), budget=8, **place)
+    assert not other.needs.hidden_states
+
+
+def test_a_rule_that_cannot_judge_the_head_goes_without_it(published: str) -> None:
+    class Deterministic(Walk):
+        accepts = frozenset({DraftKind.DETERMINISTIC})
+
+    engine = Engine.from_pretrained(published, rule=Deterministic(), device="cpu")
+    assert engine.drafter is not None and not engine.needs.hidden_states
