@@ -1,4 +1,4 @@
-"""A head of EAGLE-1 as a graph of ONNX Runtime over its tensors, which needs no modelling code.
+"""A head of EAGLE as a graph of ONNX Runtime over its tensors, which needs no modelling code.
 
 One forward is one call of the runtime. For a target in 8 bits the head is stored so too.
 """
@@ -6,7 +6,7 @@ One forward is one call of the runtime. For a target in 8 bits the head is store
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ _LAYER = "layers.layers.0."
 def open_graph(weights: HeadWeights, target: CausalTarget) -> HeadGraph | None:
     """Return a head on ONNX Runtime; None if it or its target does not run there."""
     config, layer = weights.config, weights.config.layers
-    other = config.join != "project" or config.joined_norms or config.first_norm
-    other = other or config.output_norm or config.has_output or config.has_embedding
+    other = config.joined_norms or config.first_norm or config.has_embedding
+    other = other or config.tap_norm != "none" or (config.join == "attend" and config.bias)
     known = layer["model_type"] == "llama" and layer.get("hidden_act", "silu") == "silu"
     known = known and layer["num_hidden_layers"] == 1 and not layer.get("rope_scaling")
     known = known and _rope(layer).get("rope_type", "default") == "default"
@@ -53,13 +53,17 @@ class HeadGraph:
         from ragspec.verification.onnx.graph import Graph, declare, of_width
 
         config = weights.config
+        modules = _Modules(weights, isinstance(target.output_head, BlockLinear))
         graph, heads, width = Graph(), *_heads(config.layers)[1:]
-        small = isinstance(target.output_head, BlockLinear)
-        _build(graph, weights, small)
+        read, fed = _build(graph, modules)
         shape = 1, heads, width
         inputs = of_width({"embedded": config.embedding_size, "before": config.hidden_size})
-        proto = declare(graph, inputs, of_width({"states": config.hidden_size}), shape)
+        self._names = tuple(dict.fromkeys((read, fed)))
+        outputs = dict.fromkeys(self._names, config.hidden_size)
+        proto = declare(graph, inputs, of_width(outputs), shape)
         self.config, self.tokens = config, weights.state.get("tokens")
+        self._fc = modules.linear("fc") if config.join == "attend" else nn.Identity()
+        self._rows = modules.linear("output") if config.has_output else None
         self.layers = nn.Module()  # none that a forward changes
         self._theta = float(_rope(config.layers).get("rope_theta", 10_000.0))
         self._width = width
@@ -68,10 +72,14 @@ class HeadGraph:
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states that the head reads; see `DraftHead.project`."""
-        return taps
+        with torch.no_grad():
+            states: Tensor = self._fc(taps)
+        return states
 
     def vocabulary(self, target: CausalTarget) -> DraftVocabulary | None:
         """Return the logits of the tokens that it drafts; see `DraftHead.vocabulary`."""
+        if self._rows is not None:
+            return DraftVocabulary(self._rows, self.tokens, target.vocab_size)
         return None if self.tokens is None else DraftVocabulary.of_target(target, self.tokens)
 
     def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
@@ -82,8 +90,8 @@ class HeadGraph:
         """Return the output after n tokens; see `DraftHead.read`."""
         assert isinstance(view, TreeView)
         inputs, (row,) = {"embedded": embedded, "before": states}, cache.rows
-        (out,) = self._runner.run(row, view, view.positions, inputs, ("states",))
-        return HeadStates(out, out)
+        outputs = self._runner.run(row, view, view.positions, inputs, self._names)
+        return HeadStates(outputs[0], outputs[-1])
 
     def _rotary(self, positions: int) -> dict[str, Tensor]:
         """Return rotary tables [positions, width / 2]."""
@@ -92,49 +100,86 @@ class HeadGraph:
         return {"cosines": angles.cos(), "sines": angles.sin()}
 
 
-def _build(graph: Graph, weights: HeadWeights, small: bool) -> None:
-    """Add the nodes of a head: inputs embedded [1, S, E] and before [1, S, H], output states."""
-    layer, state = weights.config.layers, weights.state
+class _Modules(NamedTuple):
+    """The modules of a head, made of its tensors.
 
-    def linear(name: str) -> nn.Linear | BlockLinear:
+    Attributes:
+        small: Whether linear layers are stored in 8 bits.
+    """
+
+    weights: HeadWeights
+    small: bool
+
+    def linear(self, name: str) -> nn.Linear | BlockLinear:
+        """Return a linear layer."""
+        state = self.weights.state
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         module = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         module.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             module.bias = nn.Parameter(bias, requires_grad=False)
-        return BlockLinear.of(module) if small and weight.shape[1] % BLOCK == 0 else module
+        return BlockLinear.of(module) if self.small and weight.shape[1] % BLOCK == 0 else module
 
-    def layers(part: str, names: str) -> dict[str, Any]:
-        each = (f"{name}_proj" for name in names.split())
-        return {name: linear(f"{_LAYER}{part}.{name}") for name in each}
+    def part(self, name: str, parts: str) -> Any:
+        """Return the attention or the feed-forward part of the layer."""
+        each = (f"{part}_proj" for part in parts.split())
+        return SimpleNamespace(**{part: self.linear(f"{_LAYER}{name}.{part}") for part in each})
 
-    heads, groups, width = _heads(layer)
-    attention: Any = SimpleNamespace(**layers("self_attn", "q k v o"), head_dim=width)
-    attention.scaling = width**-0.5
-    norm: Any = SimpleNamespace(weight=state[f"{_LAYER}post_attention_layernorm.weight"])
-    norm.variance_epsilon = layer.get("rms_norm_eps", 1e-6)
+    def norm(self, name: str) -> Any:
+        """Return a norm."""
+        epsilon = self.weights.config.layers.get("rms_norm_eps", 1e-6)
+        return SimpleNamespace(
+            weight=self.weights.state[f"{name}.weight"], variance_epsilon=epsilon
+        )
+
+
+def _build(graph: Graph, modules: _Modules) -> tuple[str, str]:
+    """Add the nodes of a head: inputs embedded [1, S, E] and before [1, S, H].
+
+    Returns:
+        The names of the outputs, see `HeadStates`.
+    """
+    config = modules.weights.config
+    heads, groups, width = _heads(config.layers)
+    attention = modules.part("self_attn", "q k v o")
+    attention.head_dim, attention.scaling = width, width**-0.5
     counts: Any = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=groups)
-    pair = ["before", "embedded"] if weights.config.state_first else ["embedded", "before"]
-    x = graph.linear("fc", graph.add("Concat", pair, "pair", axis=-1), linear("fc"))
-    out = graph.attention("layer0", 0, x, attention, counts)
-    h, x = graph.skip_norm("between", x, out, norm)
-    more = graph.feed_forward("layer0", h, SimpleNamespace(**layers("mlp", "gate up down")))
-    graph.add("Add", [x, more], "states")
+    pair = ["before", "embedded"] if config.state_first else ["embedded", "before"]
+    if config.join == "attend":
+        norms = (("embedded", "input_layernorm"), ("before", "hidden_norm"))
+        normed = [graph.norm(name, x, modules.norm(_LAYER + name)) for x, name in norms]
+        h = graph.add("Concat", normed, "pair", axis=-1)
+        x = normed[1] if config.residual_norm else "before"
+    else:
+        h = x = graph.linear("fc", graph.add("Concat", pair, "pair", axis=-1), modules.linear("fc"))
+    out = graph.attention("layer0", 0, h, attention, counts)
+    h, x = graph.skip_norm("between", x, out, modules.norm(f"{_LAYER}post_attention_layernorm"))
+    more = graph.feed_forward("layer0", h, modules.part("mlp", "gate up down"))
+    if not config.output_norm:
+        return (graph.add("Add", [x, more], "states"),) * 2
+    read, fed = graph.skip_norm("states", x, more, modules.norm("norm"))
+    return read, read if config.feeds_norm else fed
 
 
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Return the sizes of all tensors of a head, by name."""
     layer, h = config.layers, config.hidden_size
     heads, groups, width = _heads(layer)
-    m = layer["intermediate_size"]
-    sizes = {"q": (heads * width, h), "o": (h, heads * width)}
-    sizes |= dict.fromkeys("kv", (groups * width, h))
-    named = {f"self_attn.{name}_proj": size for name, size in sizes.items()}
-    named |= {"mlp.gate_proj": (m, h), "mlp.up_proj": (m, h), "mlp.down_proj": (h, m)}
-    whole: dict[str, tuple[int, ...]] = {f"{_LAYER}{n}.weight": size for n, size in named.items()}
-    whole |= {f"{_LAYER}post_attention_layernorm.weight": (h,)}
-    whole["fc.weight"] = h, config.embedding_size + h
-    return whole | ({"fc.bias": (h,)} if config.bias else {})
+    m, attends = layer["intermediate_size"], config.join == "attend"
+    inputs = 2 * h if attends else h
+    sizes: dict[str, tuple[int, ...]] = {"self_attn.q_proj": (heads * width, inputs)}
+    sizes |= {f"self_attn.{each}_proj": (groups * width, inputs) for each in "kv"}
+    sizes |= {"self_attn.o_proj": (h, heads * width), "mlp.down_proj": (h, m)}
+    sizes |= {"mlp.gate_proj": (m, h), "mlp.up_proj": (m, h), "post_attention_layernorm": (h,)}
+    sizes |= dict.fromkeys(("input_layernorm", "hidden_norm"), (h,)) if attends else {}
+    whole = {f"{_LAYER}{name}": size for name, size in sizes.items()}
+    taps = len(config.taps) * config.target_size
+    whole["fc"] = (h, taps) if attends else (h, config.embedding_size + h)
+    whole |= {"norm": (h,)} if config.output_norm else {}
+    if config.has_output:
+        whole["output"] = config.draft_vocab_size or config.vocab_size, h
+    named = {f"{name}.weight": size for name, size in whole.items()}
+    return named | ({"fc.bias": (h,)} if config.bias else {})
 
 
 def _heads(layer: dict[str, Any]) -> tuple[int, int, int]:

@@ -43,6 +43,7 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import OnnxTarget
+from ragspec.verification.reading import decoder_layers
 
 VERSION = 1
 RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
@@ -200,6 +201,8 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
 class StandIn(nn.Module):
     """What a target asks of a model between forwards: its embedding and its output head.
 
+    Its layers are empty; they stand for those whose inputs somebody hears.
+
     Args:
         record: The record of a kept graph.
         weights: The file of its weights, which lie in the mapped file until they are used.
@@ -217,6 +220,8 @@ class StandIn(nn.Module):
         if (settings := record["generation_config"]) is not None:
             self.generation_config = GenerationConfig.from_dict(settings)
         self.parameter_count = record["parameters"]
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(self.config.num_hidden_layers))
         names = set(weights.keys())  # a tied embedding has the codes of the head
         codes = weights.get_tensor("logits.codes" if "logits.codes" in names else "embedding.codes")
         scales = weights.get_tensor("logits.scales")
@@ -281,10 +286,13 @@ class CachedTarget(OnnxTarget):
         """The model of transformers, loaded at the first call."""
         with self._lock:
             if isinstance(self._model, StandIn):
-                before, self.model = self._model.head, self._load()
-                head = self._model.get_output_embeddings()  # heard by whoever heard the one before
-                for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-                    setattr(head, name, getattr(before, name))
+                before, self.model = self._model, self._load()
+                layers = decoder_layers(before), decoder_layers(self._model)
+                pairs = [*zip(*layers, strict=True)]
+                pairs.append((before.head, self._model.get_output_embeddings()))
+                for old, new in pairs:  # whoever hears the old one hears the new one
+                    new._forward_pre_hooks = old._forward_pre_hooks
+                    new._forward_pre_hooks_with_kwargs = old._forward_pre_hooks_with_kwargs
                 self._unwrapped, self._embedding = self._model, self._model.get_input_embeddings()
                 self._weights, self.probed = self._look(), self.kinds
             return self._model
