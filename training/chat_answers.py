@@ -2,10 +2,11 @@
 
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
 
-Two prompts in three are the model's own (as in Magpie, arXiv 2406.08464: it goes on after the chat
-template's opening of a user's turn); the rest ask about passages of permissive documents. Answers
-are greedy. A record is a whole chat as the template writes it, sealed line by line: a run that was
-ended goes on with the next round. No share-alike text is read.
+Most prompts are the model's own (as in Magpie, arXiv 2406.08464: it goes on after the chat
+template's opening of a user's turn, and after the first words of one, so that there is enough of
+each kind); the rest ask about passages of permissive documents. Half of the answers are greedy.
+A record has the ids of a whole chat and where the answer starts. It is sealed line by line: a run
+that was ended goes on with the next round. No share-alike text is read.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from ragspec import Engine, Sampling
 from ragspec.sampling.stopping import repeats
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
-OF_MODEL, PASSAGES = 64, 32  # prompts of a round
-NEW_TOKENS = 192
-LONGEST_LOCAL = 120
+GROUPS, OF_GROUP, PASSAGES = 6, 14, 14  # openings of a round, prompts of each, and passages
+NEW_TOKENS = 300
+LONGEST_LOCAL = 110
+WARM = 0.7  # temperature of half of the answers
+OPENINGS = Path(__file__).with_name("openings.txt").read_text(encoding="utf-8").splitlines()
 PASSAGE = (300, 1600)  # characters
 MOST_TRIES = 100  # of cutting one, where paragraphs are too long for it
 REQUESTS = (
@@ -52,16 +55,16 @@ def turn_parts(tokenizer: Any) -> tuple[str, str]:
     return before, after
 
 
-def local_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]:
-    """Return prompts that the model writes itself where a user's turn begins."""
-    ids = engine.tokenizer(before, add_special_tokens=False)["input_ids"]
+def local_prompts(engine: Engine, before: str, opening: str, count: int, seed: int) -> list[str]:
+    """Return prompts with the same first words, which the model ends itself."""
+    ids = engine.tokenizer(before + opening, add_special_tokens=False)["input_ids"]
     written = engine.generate(
         [ids] * count,
         Sampling(temperature=1.0, top_p=0.95, seed=range(seed * count, (seed + 1) * count)),
         max_new_tokens=LONGEST_LOCAL,
     )
     sound = (w for w in written if w.finish_reason == "stop" and not repeats(w.tokens[:-1]))
-    return [text for w in sound if len(text := w.text.strip()) >= 12]
+    return [text for w in sound if len(text := (opening + w.text).strip()) >= 12]
 
 
 def passage_prompts(documents: list[Document], count: int, random_: random.Random) -> list[str]:
@@ -80,14 +83,15 @@ def passage_prompts(documents: list[Document], count: int, random_: random.Rando
 
 
 def answered(
-    engine: Engine, prompts: list[str], parts: tuple[str, str]
-) -> Iterator[dict[str, str]]:
-    """Yield whole chats with the model's greedy answers; those that loop are left out."""
+    engine: Engine, prompts: list[str], parts: tuple[str, str], sampling: Sampling | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the ids of whole chats with the model's answers; those that loop are left out."""
     whole = [parts[0] + prompt + parts[1] for prompt in prompts]
     ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in whole]
-    for text, answer in zip(whole, engine.generate(ids, max_new_tokens=NEW_TOKENS), strict=True):
+    answers = engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS)
+    for prompt, answer in zip(ids, answers, strict=True):
         if not repeats(answer.tokens):
-            yield {"text": text + engine.tokenizer.decode(answer.tokens)}
+            yield {"ids": [*prompt, *answer.tokens], "start": len(prompt)}
 
 
 def next_round(path: Path) -> int:
@@ -111,14 +115,21 @@ def main() -> None:
     args = parser.parse_args()
     documents = read_documents(args.shared)
     engine = Engine.from_pretrained(
-        args.model, drafter=None, dtype=args.dtype, max_batch_size=OF_MODEL + PASSAGES
+        args.model, drafter=None, dtype=args.dtype, max_batch_size=GROUPS * OF_GROUP + PASSAGES
     )
     parts = turn_parts(engine.tokenizer)
     began, number = time.monotonic(), next_round(args.out)
     while time.monotonic() - began < 60.0 * args.minutes:
-        prompts = local_prompts(engine, parts[0], OF_MODEL, number)
-        prompts += passage_prompts(documents, PASSAGES, random.Random(number))
-        instance = list(answered(engine, sorted(set(prompts), key=len), parts))
+        chosen = random.Random(number)
+        prompts = passage_prompts(documents, PASSAGES, chosen)
+        for opening in chosen.sample(OPENINGS, GROUPS):
+            prompts += local_prompts(engine, parts[0], opening, OF_GROUP, chosen.randrange(1 << 20))
+        prompts = sorted(set(prompts))
+        chosen.shuffle(prompts)
+        half = len(prompts) // 2
+        warm = Sampling(temperature=WARM, seed=range(number * 1000, number * 1000 + half))
+        instance = list(answered(engine, prompts[half:], parts))
+        instance += answered(engine, prompts[:half], parts, warm)
         with args.out.open("a", encoding="utf-8") as stream:
             for record in instance:
                 stream.write(json.dumps(record | {"round": number}, ensure_ascii=False) + "\n")

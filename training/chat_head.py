@@ -1,11 +1,13 @@
-"""Train the draft head of a chat model: first on plain text beside its own chats, then on these.
+"""Train the draft head of a chat model on its own answers, with EAGLE-3's form and rounds.
 
-    python training/chat_answers.py --shared DIR --out chats.jsonl --minutes 60
-    python training/chat_head.py --shared DIR --chats chats.jsonl --work WORK --out HEAD
+    python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
+    python training/chat_head.py --shared DIR --answers answers.jsonl --work WORK --out HEAD
 
-Chats are dear, the model has to write them; passages of permissive documents only have to be read,
-and teach the head most of what it needs. Both stages go on from where they were ended. The head is
-written in bfloat16.
+The model's states of all answers, and of some passages of permissive documents, are read once and
+stay in a file of WORK. The head begins as the model's last layer, its logits are by the model's own
+rows, and only answers and passages are learned, not prompts. The second stage adds rounds in which
+the head reads itself, with fewer neurons, so that its file stays below 10 MB. Both go on from where
+they were ended. The head is written in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,87 +15,139 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from text_data import read_documents
+from stored_states import StoredStates, Text, store_states
+from text_data import read_documents, read_jsonl
 
-from ragspec.drafters.heads.checkpoint import CONFIG
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
-from ragspec.pipelines.console.options import PlaceOptions
-from ragspec.pipelines.console.terminal import Terminal
-from ragspec.training.trainer import CHECKPOINT, HeadTraining
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.drafters.heads.head import DraftHead, default_taps
+from ragspec.drafters.heads.vocabulary import frequent_tokens
+from ragspec.models.load import load_model
+from ragspec.training.loss import agreement
+from ragspec.training.run import HeadRun, stop_signals
+from ragspec.training.trainer import (
+    CHECKPOINT,
+    HeadTrainer,
+    HeadTraining,
+    TrainingProgress,
+    load_state,
+)
+from ragspec.verification.causal import CausalTarget
 
 PASSAGE = 1200  # characters, about 300 tokens
-CHATS = "chats.jsonl"
+HELD_OUT = 40  # answers that judge the head
 ENDLESS = 1_000_000  # steps: the minutes end a stage
+LONGEST = 1024  # tokens of a text
 
 
-def write_passages(shared: Path, out: Path, count: int) -> None:
-    """Write passages from anywhere in permissive documents, the longer of them more often."""
+def passages(shared: Path, count: int) -> Iterator[str]:
+    """Yield passages from anywhere in permissive documents, the longer of them more often."""
     chosen = random.Random(0)
     documents = read_documents(shared)
     weights = [len(document.text) for document in documents]
-    with out.open("w", encoding="utf-8") as stream:
-        for document in chosen.choices(documents, weights, k=count):
-            start = chosen.randrange(max(1, len(document.text) - PASSAGE))
-            passage = document.text[start : start + PASSAGE]
-            stream.write(json.dumps({"text": passage}, ensure_ascii=False) + "\n")
+    for document in chosen.choices(documents, weights, k=count):
+        start = chosen.randrange(max(1, len(document.text) - PASSAGE))
+        yield document.text[start : start + PASSAGE]
 
 
-def stage(args: argparse.Namespace, data: Path, out: Path, settings: HeadTraining) -> None:
+def narrowed(head: DraftHead, width: int) -> DraftHead:
+    """Return a head of the most important neurons of its feed-forward layer, by their weights."""
+    config = head.config
+    if width >= config.layers["intermediate_size"]:
+        return head
+    state, prefix = head.state_dict(), "layers.layers.0.mlp."
+    names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up", "down")]
+    gate, up, down = (state[name] for name in names)
+    kept = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).topk(width).indices.sort().values
+    state |= dict(zip(names, (gate[kept], up[kept], down[:, kept]), strict=True))
+    layers = config.layers | {"intermediate_size": width}
+    other = DraftHead(replace(config, layers=layers)).to(gate.device)
+    other.load_state_dict(state)
+    return other
+
+
+def stage(
+    target: CausalTarget,
+    states: StoredStates,
+    held_out: StoredStates,
+    out: Path,
+    settings: HeadTraining,
+    head: DraftHead | None,
+) -> None:
     """Train for the minutes of a stage, or what is left of them."""
-    if (out / CONFIG).is_file() and not (out / CHECKPOINT).is_file():
+    if (out / "config.json").is_file() and not (out / CHECKPOINT).is_file():
         return
-    start = args.work / "first" if out.name != "first" else None
-    options = HeadOptions(
-        data,
-        out,
-        PlaceOptions(dtype=args.dtype),
-        args.model,
-        start=start,
-        resume=(out / CHECKPOINT).is_file(),
-    )
-    instance = train_from_files(options, settings, Terminal())
-    print(json.dumps(instance), flush=True)
+    texts = [text.ids for text in states.texts]
+    trainer = HeadTrainer(target, texts, settings, head=head, reader=states)
+    judged = [held_out.read([number]) for number in range(len(held_out.texts))]
+    run = HeadRun(trainer, out, lambda: agreement(trainer.head, target, judged), print)
+    if (out / CHECKPOINT).is_file():
+        run.resume(load_state(out))
+
+    def report(step: TrainingProgress) -> None:
+        if step.step % 50 == 0:
+            print(f"{step.part:.0%}: loss {step.loss:.3f}, agreement {step.agreement:.3f}")
+
+    with stop_signals() as stop:
+        last = run.run(report, stop)
+    run.finish(last)
+    about = {"out": out.name, "steps": trainer.steps, "texts": len(texts), "agreement": run.judge()}
+    print(json.dumps(about), flush=True)
 
 
 def main() -> None:
     """Run what is left of both stages and write the head."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, required=True, help="folder with data/lm/")
-    parser.add_argument("--chats", type=Path, required=True, help="what chat_answers.py wrote")
-    parser.add_argument("--work", type=Path, required=True, help="for texts and both stages")
+    parser.add_argument("--answers", type=Path, required=True, help="what chat_answers.py wrote")
+    parser.add_argument("--work", type=Path, required=True, help="for states and both stages")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--passages", type=int, default=1500)
+    parser.add_argument("--passages", type=int, default=500)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--depth", type=int, default=3, help="rounds of the second stage")
-    parser.add_argument("--minutes", type=float, nargs=2, default=(35.0, 35.0))
+    parser.add_argument("--neurons", type=int, default=1408, help="of the feed-forward layer")
+    parser.add_argument("--minutes", type=float, nargs=2, default=(40.0, 20.0))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    texts = args.work / "texts"
-    if not texts.is_dir():
-        part = args.work / "part"
-        part.mkdir(parents=True, exist_ok=True)
-        write_passages(args.shared, part / "passages.jsonl", args.passages)
-        (part / CHATS).write_bytes(args.chats.read_bytes())
-        part.rename(texts)
-    both = HeadTraining(
-        steps=ENDLESS,
-        seconds=60.0 * args.minutes[0],
-        batch_size=4,
-        length=320,
-        draft_vocab_size=args.vocabulary,
+    model, tokenizer = load_model(args.model, "cpu", args.dtype)
+    target = CausalTarget(model)
+    answers = [Text(row["ids"], row["start"]) for row in read_jsonl(args.answers)]
+    random.Random(0).shuffle(answers)
+    read = [Text(tokenizer(each)["input_ids"], 1) for each in passages(args.shared, args.passages)]
+    longest = min(LONGEST, target.max_length or LONGEST)  # the trainer would split a longer one
+    answers, read = (
+        [Text(text.ids[:longest], text.start) for text in texts if text.start < len(text.ids)]
+        for texts in (answers, read)
     )
-    stage(args, texts, args.work / "first", both)
-    current = replace(both, seconds=60.0 * args.minutes[1], depth=args.depth)
-    stage(args, texts / CHATS, args.work / "second", current)
-    save_head(open_head(args.work / "second"), args.out, torch.bfloat16)
+    taps, held_out = default_taps(target), min(HELD_OUT, len(answers) // 10)
+    parts = {"learned": answers[held_out:] + read, "held-out": answers[:held_out]}
+    stored = []
+    for name, texts in parts.items():
+        store_states(target, texts, args.work / name, taps)
+        stored.append(StoredStates(target, args.work / name, taps))
+    learned = [text.ids[text.start :] for text in parts["learned"]]
+    tokens = frequent_tokens(learned, args.vocabulary, target.vocab_size)
+    head = fresh_head(
+        target, torch.Generator().manual_seed(0), form="eagle3", tokens=tokens, own_rows=False
+    )
+    first, second = args.work / "first", args.work / "second"
+    minutes = [60.0 * each for each in args.minutes]
+    settings = HeadTraining(ENDLESS, minutes[0], batch_size=4, length=LONGEST, noise=0.0)
+    stage(target, *stored, first, settings, head)
+    head = narrowed(open_head(first, target), args.neurons).to(target.device)
+    settings = HeadTraining(
+        ENDLESS, minutes[1], batch_size=4, length=LONGEST, noise=0.0, depth=args.depth
+    )
+    stage(target, *stored, second, settings, head)
+    save_head(open_head(second, target), args.out, torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -157,6 +157,7 @@ class HeadTrainer:
             lr=self.rate,
             betas=(0.9, 0.95),
             weight_decay=settings.weight_decay,
+            fused=True,
         )
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one
