@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from types import MappingProxyType
 from typing import Self
 
@@ -16,7 +17,7 @@ from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
 
 WIDTH = 4
@@ -54,18 +55,16 @@ class GrowthSettings:
         """
         if mode not in MODES:
             raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-        if (depth is not None and depth < 1) or (min_expected_gain or 0.0) < 0.0:
-            raise InputError(
-                f"got depth {depth} and min_expected_gain {min_expected_gain}; expected at least 1 "
-                "and at least 0. Use drafter=None for plain decoding."
-            )
+        depth = None if depth is None else checked_count(depth, "depth")
+        gain = 0.0 if min_expected_gain is None else min_expected_gain
+        if not isinstance(gain, Real) or not gain >= 0.0:
+            raise InputError(f"got min_expected_gain {gain!r}; expected a number of at least 0.")
         kind = MODES[mode]
         sampled = kind in SAMPLED_KINDS
-        if width is None:
-            widths: tuple[int, ...] = (1,) if sampled else (WIDTH,)
-        else:
-            widths = (width,) if isinstance(width, int) else tuple(width)
-        if not widths or min(widths) < 1 or (not sampled and len(widths) > 1):
+        one = (1 if sampled else WIDTH) if width is None else width
+        several = one if isinstance(one, (list, tuple)) else (one,)
+        widths = tuple(checked_count(each, "width") for each in several)
+        if not widths or (not sampled and len(widths) > 1):
             expected = "numbers" if sampled else "one number"
             raise InputError(
                 f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."

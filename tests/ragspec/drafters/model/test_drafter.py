@@ -296,9 +296,10 @@ def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
     [
         ({}, "no draft model"),
         ({"mode": "greedy"}, "'coupled', 'sampled'"),
-        ({"width": 0}, "width 0"),
+        *(({"width": width}, f"width is {width!r}; expected") for width in (0, 2.5, "4")),
+        ({"min_expected_gain": "0.3"}, "got min_expected_gain '0.3'; expected a number"),
         ({"width": (2, 2)}, "expected one number"),
-        ({"depth": 0}, "depth 0"),
+        *(({"depth": depth}, f"depth is {depth!r}; expected") for depth in (0, 2.5, "4")),
     ],
 )
 def test_wrong_settings_are_reported(arguments: dict[str, Any], message: str) -> None:
