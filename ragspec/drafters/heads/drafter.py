@@ -72,9 +72,11 @@ class HeadDrafter(Drafter):
                 f"got {'no head' if head is None else 'no target'}; expected both. Use "
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
+        self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
+        if width is None and tree is None and self.target.chains:
+            width = 1  # nothing beside a chain is verified
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
-        self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         self.vocabulary = self.head.vocabulary(self.target)
         self.taps = taps_of(self.head.config, self.target)
