@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.cli.store import SourcesArgument, counting, limit_of
+from ragspec.pipelines.cli.store import SourcesArgument, counting
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
@@ -37,7 +37,7 @@ class DatastoreBuildOptions:
     columns: TextColumns
     place: o.PlaceOptions
     model: o.ModelOption = "starter"
-    max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M"
+    max_tokens: Annotated[int, typer.Option(min=1, help="Keep so many tokens at most.")] = 10**6
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:
@@ -51,8 +51,6 @@ def build(options: DatastoreBuildOptions) -> None:
     from ragspec.retrievers.knn.datastore import Datastore
 
     terminal, place = Terminal(quiet=options.json), options.place
-    limit = limit_of(options.max_tokens)
-    assert limit is not None
     rows = read_texts(options.texts, options.columns, terminal.note_skipped)
     with terminal.working("loading the model"):
         engine = o.EngineOptions(
@@ -60,6 +58,7 @@ def build(options: DatastoreBuildOptions) -> None:
         ).load_engine()
     began = time.perf_counter()
     with counting(terminal, "reading") as on_progress:
+        limit = options.max_tokens
         store = Datastore.build(rows, engine, options.out, max_tokens=limit, progress=on_progress)
     _show(store.info(), terminal, options.json)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -42,10 +41,7 @@ SourcesArgument = Annotated[
         help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
     ),
 ]
-ReadOption = Annotated[
-    str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
-]
-
+ReadOption = Annotated[int | None, typer.Option(min=1, help="Read so many tokens at most.")]
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
 
@@ -69,7 +65,6 @@ class AnswerOptions:
 
 
 PREFIX = 12  # characters of a fingerprint to show
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
@@ -129,10 +124,10 @@ def build(options: StoreBuildOptions) -> None:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     terminal = Terminal(quiet=options.json)
-    limit, tokenizer = limit_of(options.max_tokens), load_tokenizer(options.model)
+    tokenizer = load_tokenizer(options.model)
     texts = read_texts(options.sources, options.columns, terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
-        rows = at_most(tokenized(texts, tokenizer, on_progress), limit)
+        rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as corpus:
             info = corpus.info()
     _show(info, terminal, options.json)
@@ -275,24 +270,6 @@ def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
             f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
             "files of rows or a data set hf:NAME with text."
         )
-
-
-def limit_of(text: str | None) -> int | None:
-    """Return the tokens of --max-tokens, such as 250000, 500k, 10M or 1.5G; None for all.
-
-    Raises:
-        InputError: The text is no number of this kind, or 0.
-    """
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
-    if match is None:
-        raise InputError(
-            f"--max-tokens is {text!r}; expected a number such as 250000, 500k or 10M."
-        )
-    if not (limit := int(float(match[1]) * UNITS[match[2]])):
-        raise InputError("--max-tokens is 0; expected at least 1.")
-    return limit
 
 
 def at_most(rows: Iterable[Any], limit: int | None) -> Iterator[Any]:

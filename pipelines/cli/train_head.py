@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError, pluralize
-from ragspec.pipelines.cli.store import ReadOption, at_most, counting, limit_of
+from ragspec.pipelines.cli.store import ReadOption, at_most, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
@@ -67,7 +67,6 @@ class HeadOptions:
         checks.check_model(self.model)
         _check_positive(self.minutes, "--minutes")
         _check_positive(self.rate, "rate")
-        limit_of(self.max_tokens)
 
     def training(self) -> HeadTraining:
         """Return the settings of the training."""
@@ -155,9 +154,8 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
     loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)
     texts = read_texts([str(data)], TextColumns(), terminal.note_skipped)
-    limit = limit_of(options.max_tokens)
     with counting(terminal, "reading") as on_progress:
-        rows = at_most(tokenized(texts, tokenizer, on_progress), limit)
+        rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         return target, [row[: target.max_length].tolist() for row in rows]
 
 

@@ -9,7 +9,6 @@ import pytest
 import typer
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError
 from ragspec.pipelines.cli import store as store_cli
 from ragspec.pipelines.cli.app import Commands
 from ragspec.retrievers.corpus.index import CorpusIndex
@@ -185,9 +184,9 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
         (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
         (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),
         (["build", "{rows}", "-o", "{out}", "-s", "split=test"], 2, "--split is 'test'"),
-        (["build", "{rows}", "-o", "{out}", "-s", "field=a", "--max-tokens", "0"], 2, "at least 1"),
+        (["build", "{rows}", "-o", "{out}", "-s", "field=a", "--max-tokens", "0"], 2, "equal to 1"),
         (["build", "{rows}", "-m", "./absent", "-o", "{out}"], 5, "./absent"),
-        (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "'many'"),
+        (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "valid integer"),
         (["from-answers", "absent.jsonl", "-o", "{out}"], 7, "missing"),
         (["from-answers", "{rows}", "-o", "{out}"], 2, "no column of a usual name"),
         (["info", "absent.store"], 8, "holds no store"),
@@ -208,16 +207,6 @@ def test_errors_are_one_message_and_a_code(
     assert run(*inputs) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "c.store").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("12", 12), ("500k", 500_000), ("1.5M", 1_500_000), ("2g", 2 * 10**9)]
-)
-def test_counts_have_units(text: str, number: int) -> None:
-    assert store_cli.limit_of(text) == number
-    for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
-        with pytest.raises(InputError, match="--max-tokens"):
-            store_cli.limit_of(wrong)
 
 
 def test_answers_are_on_disk_every_minute(
