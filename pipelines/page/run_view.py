@@ -92,7 +92,7 @@ class RunView:
 
 def run_view(trace: Trace) -> RunView:
     """Return the values of the page of a trace."""
-    report, header = trace.report, trace.header
+    report = trace.report
     colours = colours_of(trace.steps)
     _, accepted = count_sources(trace.steps)
     spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
@@ -101,7 +101,7 @@ def run_view(trace: Trace) -> RunView:
         spent["other"] = whole - sum(spent.values())
     return RunView(
         trace=trace,
-        title=str(header.extra.get("question") or header.extra.get("prompt") or "Generation"),
+        title=str(trace.extra.get("question") or trace.extra.get("prompt") or "Generation"),
         meaning=_meaning(trace),
         figures=_figures(trace),
         spans=list(_spans(trace, colours)),
@@ -119,7 +119,7 @@ def run_view(trace: Trace) -> RunView:
 def _meaning(trace: Trace) -> str:
     """Return the meaning of the label, and the divergence if the run was compared."""
     meaning = meaning_of(trace.report.label)
-    divergence = (trace.header.extra.get("compare") or {}).get("first_divergence")
+    divergence = (trace.extra.get("compare") or {}).get("first_divergence")
     if not divergence or not meaning:
         return meaning
     return f"{meaning}; here it parts from plain decoding at token {divergence['index']}"
@@ -135,15 +135,15 @@ def _figures(trace: Trace) -> list[tuple[str, str]]:
         ("seconds", f"{report.seconds:.2f}"),
         ("tokens / s, decoding", f"{report.tokens_per_second:.0f}"),
     ]
-    ratio = (trace.header.extra.get("compare") or {}).get("ratio")
+    ratio = (trace.extra.get("compare") or {}).get("ratio")
     return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    report, header = trace.report, trace.header
+    report = trace.report
     sizes = ", ".join(f"{size} × {n}" for size, n in sorted(report.budget_sizes.items()))
     facts = [
-        ("model", header.model or "not named"),
+        ("model", trace.model or "not named"),
         ("seed", "none" if report.seed is None else str(report.seed)),
         ("prompt", pluralize(report.prompt_tokens, "token")),
         ("ended by", report.finish_reason),
@@ -157,7 +157,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
     """Yield the runs of tokens that one source drafted in one step without a jump in a document."""
-    names = trace.header.documents
+    names = trace.documents
     first = first_number(trace.steps)
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
         sources, path = sources_of(step), accepted_of(step)
@@ -201,7 +201,7 @@ def _documents(trace: Trace) -> list[Share]:
     counts: Counter[int] = Counter()
     for step in trace.steps:
         counts.update(int(step.tree.origin[node][0]) for node in accepted_of(step))
-    names, tokens = trace.header.documents, max(trace.report.tokens, 1)
+    names, tokens = trace.documents, max(trace.report.tokens, 1)
     return [
         Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
         for i, n in counts.most_common()

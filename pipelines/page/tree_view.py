@@ -139,7 +139,7 @@ def _looks(
     for node, name in enumerate(sources_of(step)):
         accepted = node in path
         css.append(f"{colours[name]} kept" if accepted else colours[name])
-        origin = where(trace.header.documents, tree.origin[node].tolist())
+        origin = where(trace.documents, tree.origin[node].tolist())
         accept_prob = f"{tree.accept_prob[node]:.2g}"
         fate = "accepted" if accepted else "not accepted"
         tips.append(

@@ -29,26 +29,9 @@ from ragspec.trees.operations import check
 
 FORMAT = "ragspec-trace"
 VERSION = 1
+HEADER = ("format", "version", "model", "documents")
 # The errors that reading or showing a damaged trace may raise.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceHeader:
-    """The facts about the whole run.
-
-    Attributes:
-        documents: Names of the documents, in the order in which `origin` counts them.
-        extra: Further JSON values, such as the question, the citations or a comparison with plain
-            decoding.
-    """
-
-    model: str = ""
-    prompt_tokens: int = 0
-    label: str = ""
-    seed: int | None = None
-    documents: tuple[str, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +41,18 @@ class Trace:
     Attributes:
         texts: For each step, the texts of the tokens that it emitted.
         vocabulary: Texts of the drafted tokens by id; empty if the file lacks them.
+        documents: Names of the documents, in the order in which `origin` counts them.
+        extra: Further JSON values, such as the question, the citations or a comparison with plain
+            decoding.
     """
 
-    header: TraceHeader
     steps: tuple[Step, ...]
     texts: tuple[tuple[str, ...], ...]
     report: Report
     vocabulary: Mapping[int, str] = field(default_factory=dict)
+    model: str = ""
+    documents: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -120,7 +108,7 @@ def write_trace(
 
     Args:
         tokenizer: A tokenizer, or a function from token ids to text.
-        model, documents, extra: See `TraceHeader`.
+        model, documents, extra: See `Trace`.
 
     Raises:
         InputError: The file cannot be written.
@@ -130,10 +118,7 @@ def write_trace(
         "format": FORMAT,
         "version": VERSION,
         "model": model,
-        "prompt_tokens": len(generation.prompt_tokens),
-        "label": generation.label,
-        "seed": generation.report.seed,
-        "documents": [{"name": name} for name in documents],
+        "documents": list(documents),
     }
     texts = step_texts(generation, tokenizer)
     try:
@@ -199,15 +184,17 @@ def read_trace(path: Path | str) -> Trace:
             "`ragspec ask --trace FILE` wrote. Write it again with this version."
         )
     try:
-        header, body = _read_header(lines[0]), lines[1:-1]
+        header, body = lines[0], lines[1:-1]
         steps = tuple(_read_step(line) for line in body)
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
         vocabularies = [line.get("vocabulary", {}) for line in body]
         words = {int(token): str(text) for each in vocabularies for token, text in each.items()}
         report = Report.from_dict(lines[-1]["report"])
+        documents = tuple(map(str, header["documents"]))
+        extra = {name: value for name, value in header.items() if name not in HEADER}
+        return Trace(steps, texts, report, words, str(header["model"]), documents, extra)
     except DAMAGE as error:
         raise damaged(path, error) from error
-    return Trace(header, steps, texts, report, words)
 
 
 def damaged(path: Path | str, error: Exception) -> InputError:
@@ -239,18 +226,6 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         if not isinstance(line, dict):
             raise InputError(f"line {number} of {str(path)!r} is not a JSON object.")
         yield line
-
-
-def _read_header(line: Mapping[str, Any]) -> TraceHeader:
-    names = ("format", "version", "model", "prompt_tokens", "label", "seed", "documents")
-    return TraceHeader(
-        model=str(line["model"]),
-        prompt_tokens=int(line["prompt_tokens"]),
-        label=str(line["label"]),
-        seed=line["seed"],
-        documents=tuple(str(item["name"]) for item in line["documents"]),
-        extra={name: value for name, value in line.items() if name not in names},
-    )
 
 
 def _read_step(line: Mapping[str, Any]) -> Step:

@@ -140,7 +140,7 @@ def test_trace_names_the_passages_that_drafts_came_from(
     result = ask(capsys, index, model, "--trace", str(trace), "--compare", "--budget", "6")
     assert result["compare"]["equal"] is True and result["report"]["drafted"] > 0
     header = json.loads(trace.read_text(encoding="utf-8").splitlines()[0])
-    names = [item["name"] for item in header["documents"]]
+    names = header["documents"]
     assert names == [f"{p['document']}, passage {k}" for k, p in enumerate(result["passages"], 1)]
     assert header["question"] == "What does the walk follow?"
     assert header["compare"] == result["compare"]

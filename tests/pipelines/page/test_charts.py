@@ -17,7 +17,7 @@ from ragspec.pipelines.page.charts import (
 )
 from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
 from ragspec.reports.generation import accepted_of, report_of
-from ragspec.reports.trace import Trace, TraceHeader
+from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
 from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
@@ -130,7 +130,7 @@ def test_what_was_copied_from_no_document_has_its_colour(
     )
     report = report_of(steps, [1, 2, 3, 9, 9], 0.1, "stop")
     assert report.accepted_prediction_tokens == (2 if document == PREDICTION else 0)
-    view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report))
+    view = run_view(Trace(steps, (("a", "b", "c", "d"), ("e",)), report))
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
     assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")

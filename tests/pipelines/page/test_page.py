@@ -15,7 +15,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.page.run_view import run_view
 from ragspec.reports.generation import Generation, report_of
-from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace
+from ragspec.reports.trace import Trace, read_trace, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.ragspec.reports.test_trace import generation_of
@@ -132,7 +132,7 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
 def test_a_run_without_drafts_needs_no_script() -> None:
     step = Step(DraftTree.empty(), (), (0,), {"verify": 6.0})
     report = report_of([step], [0], 0.1, "stop")
-    trace = Trace(TraceHeader(), (step,), (("A ",),), report)
+    trace = Trace((step,), (("A ",),), report)
     page = trace_page(trace)
     assert "<script" not in page and 'class="draft"' not in page
     assert "script-src" not in page
@@ -148,7 +148,7 @@ def test_comparison_is_displayed(tmp_path: Path) -> None:
 
 def test_an_empty_trace_makes_a_page() -> None:
     report = report_of([], [], 0.0, "cancelled", label="approximate")
-    page = trace_page(Trace(TraceHeader(), (), (), report))
+    page = trace_page(Trace((), (), report))
     assert "cancelled" in page and "approximate" in page
 
 

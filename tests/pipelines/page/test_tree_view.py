@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragspec.pipelines.page.tree_view import LONGEST, DraftView, draft_views, printed, where
 from ragspec.reports.generation import report_of
-from ragspec.reports.trace import Trace, TraceHeader
+from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree
 from tests.pipelines.page.test_page import sample_trace
@@ -34,8 +34,8 @@ def branching() -> DraftTree:
 def trace_of(*steps: Step, vocabulary: dict[int, str] | None = None) -> Trace:
     texts = tuple(tuple(WORDS.get(token, "?") for token in step.tokens) for step in steps)
     report = report_of(steps, [token for step in steps for token in step.tokens], 0.1, "stop")
-    header = TraceHeader(documents=("a.md",))
-    return Trace(header, steps, texts, report, WORDS if vocabulary is None else vocabulary)
+    words = WORDS if vocabulary is None else vocabulary
+    return Trace(steps, texts, report, words, documents=("a.md",))
 
 
 def view_of(step: Step) -> DraftView:

@@ -54,10 +54,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     extra = {"question": "why?", "format": "no header field can be replaced"}
     write_trace(path, instance, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
     trace = read_trace(path)
-    assert trace.header.documents == ("a.md", "b.md")
-    assert (trace.header.model, trace.header.label, trace.header.seed) == ("tiny", "exact", 5)
-    assert trace.header.prompt_tokens == 3
-    assert trace.header.extra == {"question": "why?"}
+    assert trace.documents == ("a.md", "b.md")
+    assert (trace.model, trace.report.label, trace.report.seed) == ("tiny", "exact", 5)
+    assert trace.report.prompt_tokens == 3
+    assert trace.extra == {"question": "why?"}
     assert trace.report == instance.report
     assert trace.text == "Heélo"
     assert trace.texts == (("H",), ("e", ""), ("é", "l", "o"))
@@ -119,9 +119,9 @@ def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")  # as the file system gives it
     write_trace(path, run(), letters, model=name, documents=[name], extra={"question": name})
-    header = read_trace(path).header
-    assert (header.model, header.documents) == ("caf?.txt", ("caf?.txt",))
-    assert header.extra == {"question": "caf?.txt"}
+    trace = read_trace(path)
+    assert (trace.model, trace.documents) == ("caf?.txt", ("caf?.txt",))
+    assert trace.extra == {"question": "caf?.txt"}
 
 
 def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
