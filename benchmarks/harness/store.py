@@ -153,7 +153,7 @@ def measure_open(root: Path) -> dict[str, float]:
     corpus = CorpusIndex.open(root, verify="size")
     seconds = time.perf_counter() - start
     grown = resident_bytes() - before
-    tokens = corpus.info().tokens
+    tokens = corpus.info()["tokens"]
     corpus.close()
     return {"open_seconds": seconds, "open_resident_bytes": grown, "tokens": tokens}
 

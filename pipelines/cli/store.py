@@ -29,7 +29,7 @@ from ragspec.pipelines.console.texts import TextColumns, check_sources, read_pro
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
-    from ragspec.retrievers.corpus.catalogue import CorpusInfo, ProgressCallback
+    from ragspec.retrievers.corpus.catalogue import ProgressCallback
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
@@ -64,6 +64,7 @@ class AnswerOptions:
     )
 
 
+COLUMNS = ("name", "scope", "source")  # of the table of segments
 PREFIX = 12  # characters of a fingerprint to show
 FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
@@ -189,11 +190,11 @@ def _open_for(engine: Engine, out: Path) -> CorpusIndex:
     if (out / POINTER).exists():
         store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
         info = store.info()
-        if info.tokens and info.model is None:  # would count as outputs of this model
+        if info["tokens"] and info["model"] is None:  # would count as outputs of this model
             store.close()
             raise StoreError(
-                f"{out} holds documents ({info.tokens:,} tokens), no model's answers; name a new "
-                "folder for the answers with --out."
+                f"{out} holds documents ({info['tokens']:,} tokens), no model's answers; name a "
+                "new folder for the answers with --out."
             )
         return store
     return CorpusIndex.build([], engine.tokenizer, out, model=engine)
@@ -226,28 +227,30 @@ def info(path: StoreArgument, json: o.JsonOption = False) -> None:
         _show(corpus.info(), Terminal(quiet=json), json)
 
 
-def _show(info: CorpusInfo, terminal: Terminal, json: bool) -> None:
+def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
     """Show what a corpus holds."""
     if json:
-        terminal.json(info.as_dict())
+        terminal.json(info)
         return
-    terminal.line(f"{info.path} ({info.generation})")
-    each = f"{info.bytes / info.tokens:.2f} bytes a token" if info.tokens else "empty"
+    tokens, size, segments = info["tokens"], info["bytes"], info["segments"]
+    terminal.line(f"{info['path']} ({info['generation']})")
+    each = f"{size / tokens:.2f} bytes a token" if tokens else "empty"
     terminal.line(
-        f"{pluralize(info.tokens, 'token', ',')} in {pluralize(info.documents, 'document', ',')}, "
-        f"{pluralize(len(info.segments), 'segment')}, {info.bytes:,} bytes ({each})"
+        f"{pluralize(tokens, 'token', ',')} in {pluralize(info['documents'], 'document', ',')}, "
+        f"{pluralize(len(segments), 'segment')}, {size:,} bytes ({each})"
     )
-    terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {pluralize(info.depth, 'token')}")
-    model = info.model[:PREFIX] if info.model else "none (documents)"
-    tokenizer = info.tokenizer[:PREFIX] if info.tokenizer else "unknown"
+    depth = pluralize(info["depth"], "token")
+    terminal.line(f"vocabulary {info['vocab_size']:,}, sorted to {depth}")
+    model = info["model"][:PREFIX] if info["model"] else "none (documents)"
+    tokenizer = info["tokenizer"][:PREFIX] if info["tokenizer"] else "unknown"
     terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")
-    if info.segments:
+    if segments:
         terminal.table(
             "segments, oldest text first",
-            ["name", "scope", "source", ">tokens", ">documents"],
+            [*COLUMNS, ">tokens", ">documents"],
             [
-                [r.name, r.scope, r.source.value, f"{r.tokens:,}", f"{r.documents:,}"]
-                for r in info.segments
+                [*(r[key] for key in COLUMNS), f"{r['tokens']:,}", f"{r['documents']:,}"]
+                for r in segments
             ],
         )
 

@@ -91,44 +91,6 @@ class Catalogue:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusInfo:
-    """The contents of a corpus.
-
-    Attributes:
-        bytes: Size of the files on disk.
-        tokenizer, model: Fingerprints of what the corpus was made with.
-        segments: Oldest text first.
-        waiting: Appended tokens that are in memory only, plus one for each document.
-        dropped: The same, for text that was lost because it could not be written.
-    """
-
-    path: str
-    generation: str
-    tokens: int
-    documents: int
-    bytes: int
-    vocab_size: int
-    depth: int
-    tokenizer: str | None
-    model: str | None
-    segments: tuple[SegmentRecord, ...]
-    waiting: int = 0
-    dropped: int = 0
-
-    @property
-    def scopes(self) -> dict[str, int]:
-        """Tokens on disk by scope."""
-        counts: dict[str, int] = {}
-        for record in self.segments:
-            counts[record.scope] = counts.get(record.scope, 0) + record.tokens
-        return counts
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields and the scopes as JSON types."""
-        return asdict(self) | {"scopes": self.scopes}
-
-
 def read_catalogue(store: OpenStore) -> Catalogue:
     """Return the catalogue of a checked generation.
 

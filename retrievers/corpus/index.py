@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,6 @@ from ragspec.retrievers.corpus.catalogue import (
     MODEL,
     TOKENIZER,
     Catalogue,
-    CorpusInfo,
     ProgressCallback,
     SegmentSource,
     Texts,
@@ -316,24 +316,33 @@ class CorpusIndex:
             self._adopt()
             return True
 
-    def info(self) -> CorpusInfo:
-        """Return the contents of the corpus, with the text that waits in memory."""
+    def info(self) -> dict[str, Any]:
+        """Return the contents of the corpus as JSON types.
+
+        `segments` has the oldest text first, `tokens` and `documents` are those on disk. `waiting`
+        counts appended tokens that are in memory only, plus one for each document, and `dropped`
+        those of text that was lost because it could not be written.
+        """
         with self._lock:
             catalogue, store = self._view.catalogue, self._view.store
-            return CorpusInfo(
-                path=str(self.path),
-                generation=store.path.name,
-                tokens=catalogue.tokens,
-                documents=sum(record.documents for record in catalogue.segments),
-                bytes=sum(record.size for record in store.manifest.files.values()),
-                vocab_size=catalogue.vocab_size,
-                depth=catalogue.depth,
-                tokenizer=catalogue.tokenizer,
-                model=self._model,
-                segments=catalogue.segments,
-                waiting=self._buffer.tokens,
-                dropped=self._buffer.dropped,
-            )
+            scopes = Counter[str]()
+            for record in catalogue.segments:
+                scopes[record.scope] += record.tokens
+            return {
+                "path": str(self.path),
+                "generation": store.path.name,
+                "tokens": catalogue.tokens,
+                "documents": sum(record.documents for record in catalogue.segments),
+                "bytes": sum(record.size for record in store.manifest.files.values()),
+                "vocab_size": catalogue.vocab_size,
+                "depth": catalogue.depth,
+                "segments": catalogue.parameters["segments"],
+                "scopes": dict(scopes),
+                "tokenizer": catalogue.tokenizer,
+                "model": self._model,
+                "waiting": self._buffer.tokens,
+                "dropped": self._buffer.dropped,
+            }
 
     def close(self) -> None:
         """Stop recording, write the waiting text, and release the files.

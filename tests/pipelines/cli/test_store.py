@@ -117,7 +117,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     answers = engine.generate(["ab ab", "cat", "x"], max_new_tokens=6)
     decode = tiny.tokenizer().decode
     assert held(out) == [decode(each.prompt_tokens + each.tokens) for each in answers]
-    assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
+    assert CorpusIndex.open(out, model=tiny.model()).info()["model"] == first["model"]
     prompts.write_text('{"prompt": "dog"}\n')
     assert result(capsys, *arguments)["documents"] == 4
     other = tmp_path / "other"
