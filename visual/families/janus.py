@@ -90,9 +90,7 @@ class Janus(PromptFamily):
         return text_ids(self.text_tokenizer, text + begin, begin)
 
     def request(self, prompt: str) -> str:
-        """Insert a prompt into the template, by default the chat template."""
-        if self.prompt_template is not None:
-            return super().request(prompt)
+        """Return a prompt in the chat template."""
         chat = getattr(self.tokenizer, "chat_template", None)
         if chat is None:
             return TEMPLATE.replace("{prompt}", prompt)

@@ -133,22 +133,14 @@ class PromptFamily(Family):
         model, folder: See `Family`.
         tokenizer: The model's processor, or its text tokenizer.
         vq: The decoder of the codes, for models without one.
-        prompt_template: A text with {prompt} in it that replaces the model's template; it does not
-            apply to negative prompts.
     """
 
     target: ClassVar[type[MultimodalTarget]]
     batch_size = 4  # these models are large
-    options = frozenset({"vq", "prompt_template"})
+    options = frozenset({"vq"})
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        folder: ImageFolder | None = None,
-        *,
-        vq: Any = None,
-        prompt_template: str | None = None,
+        self, model: Any, tokenizer: Any, folder: ImageFolder | None = None, *, vq: Any = None
     ) -> None:
         super().__init__(model, tokenizer, folder)
         self.text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -157,11 +149,6 @@ class PromptFamily(Family):
                 f"got the tokenizer {tokenizer!r}; expected the model's processor, or its text "
                 "tokenizer."
             )
-        if prompt_template is not None and "{prompt}" not in str(prompt_template):
-            raise InputError(
-                f"got prompt_template {prompt_template!r}; expected a text with {{prompt}} in it."
-            )
-        self.prompt_template = prompt_template
         self.codec = self.decoder(vq)
         self.vq = None if vq is None else self.codec
         self.raster = self.usual_raster()
@@ -195,14 +182,9 @@ class PromptFamily(Family):
             self.vq.model.save_pretrained(root / "vq", safe_serialization=True)
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The further arguments of the constructor to save."""
-        return {"prompt_template": self.prompt_template}
-
-    @property
     def components(self) -> dict[str, Any]:
         """The parts that other pipelines may share."""
-        return {**super().components, **self.record, "vq": self.vq}
+        return {**super().components, "vq": self.vq}
 
     def decoder(self, vq: Any) -> Any:
         """Return the code-book and decoder of the model; raise InputError for a second decoder."""
@@ -220,9 +202,8 @@ class PromptFamily(Family):
         raise NotImplementedError
 
     def request(self, prompt: str) -> str:
-        """Insert a prompt into the template."""
-        template = self.prompt_template
-        return prompt if template is None else template.replace("{prompt}", prompt)
+        """Return a prompt in the model's template, if it has one."""
+        return prompt
 
     def ids(self, text: str, raster: Raster) -> list[int]:
         """Return the token ids of a text, up to the token that the first code follows."""

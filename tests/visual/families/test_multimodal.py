@@ -328,8 +328,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         opened("janus", "model")
     with pytest.raises(TokenizerMismatchError, match="type emu3"):
         opened("janus", tiny_prompted.model("emu3"))
-    with pytest.raises(InputError, match=r"\{prompt\}"):
-        opened("janus", prompt_template="nothing")
     with pytest.raises(InputError, match="processor"):
         ImagePipeline(janus, 3)
     with pytest.raises(InputError, match=r"do not end|without boi_token"):
@@ -406,18 +404,6 @@ def unpadded(read: Any) -> list[list[int]]:
     ]
 
 
-@KINDS
-def test_a_template_can_be_passed(kind: str) -> None:
-    record = {**sized(kind), "generator": dice()}
-    pipe, request = opened(kind), opened(kind, prompt_template="a red {prompt}")
-    whole = encoded(pipe, "a red cat", **sized(kind))[0]
-    if kind != "janus":
-        short = request("cat", **record)
-        assert torch.equal(short.codes, pipe("a red cat", **{**record, "generator": dice()}).codes)
-    else:
-        assert encoded(request, "cat")[0] != whole
-
-
 def test_a_callback_is_reported_codes_alone() -> None:
     pipe, known = opened("emu3"), []
 
@@ -434,12 +420,11 @@ def test_a_callback_is_reported_codes_alone() -> None:
 def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
     first = tiny_prompted.save(tmp_path / "model", kind)
     inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
-    template = {"prompt_template": "a {prompt} *"}
-    pipe = ImagePipeline.from_pretrained(first, "model", **inputs, **template, batch_size=2)
+    pipe = ImagePipeline.from_pretrained(first, "model", **inputs, batch_size=2)
     pipe.save_pretrained(tmp_path / "saved")
     again = ImagePipeline.from_pretrained(tmp_path / "saved")
     assert (again.rule_name, again.budget.nodes) == ("lantern", 5)
-    assert (again.batch_size, again.family.prompt_template) == (2, "a {prompt} *")
+    assert again.batch_size == 2
     outs = []
     for each in (pipe, again):
         outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
@@ -447,7 +432,7 @@ def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> No
     other = ImagePipeline.from_pretrained(
         tmp_path / "saved", "jacobi", "exact"
     )  # named: nothing is taken
-    assert (other.rule_name, other.batch_size, other.family.prompt_template) == ("exact", 4, None)
+    assert (other.rule_name, other.batch_size) == ("exact", 4)
     (tmp_path / "saved" / "ragspec.json").write_text("[", encoding="utf-8")
     with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
         ImagePipeline.from_pretrained(tmp_path / "saved")
