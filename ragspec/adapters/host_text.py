@@ -46,8 +46,6 @@ class HostOptions:
         store, history: Folders of stores: of text, and of the model's own answers.
         tenant: Tenant whose text in the stores is used, in addition to shared text.
         nodes: Nodes of each draft tree; None for the host's default.
-        stats: File that is rewritten after every step with the counts of drafted and accepted
-            tokens.
 
     Raises:
         InputError: A value is out of range.
@@ -58,7 +56,6 @@ class HostOptions:
     history: Path | None = None
     tenant: str = GLOBAL
     nodes: int | None = None
-    stats: Path | None = None
 
     def __post_init__(self) -> None:
         names = (self.drafter,) if isinstance(self.drafter, str) else self.drafter
@@ -92,7 +89,7 @@ def _read(name: str, value: Any) -> Any:
     """Return the value of an option with the type of its field."""
     if name == "drafter" and isinstance(value, list):
         return tuple(value)
-    if name in ("store", "history", "stats") and value is not None:
+    if name in ("store", "history") and value is not None:
         if not isinstance(value, str):
             raise InputError(f"got {name} {value!r}; expected a path.")
         return Path(value)
@@ -169,19 +166,13 @@ class HostText:
         """Record the part of the draft tree that the host verifies."""
         self._offered = tree
 
-    def refresh(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Append the tokens that the host wrote, and pass the outcome to the drafter.
-
-        Returns:
-            The numbers of drafted and accepted tokens, None without a draft.
-        """
+    def refresh(self, tokens: Sequence[int]) -> None:
+        """Append the tokens that the host wrote, and pass the outcome to the drafter."""
         offered, self._offered = self._offered, None
         self.tokens.extend(tokens)
-        if offered is None or not tokens:
-            return None
-        path = followed(offered, tokens[:-1])
-        self._session.observe(Step(offered, path, tuple(tokens)))
-        return (len(offered), len(path)) if len(offered) else None
+        if offered is not None and tokens:
+            path = followed(offered, tokens[:-1])
+            self._session.observe(Step(offered, path, tuple(tokens)))
 
 
 def followed(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -42,19 +42,17 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
     SGLang calls this in each of its processes.
 
     Args:
-        options: Options of `HostOptions`, without `nodes` and `stats`.
+        options: Options of `HostOptions`, without `nodes`.
 
     Raises:
         InputError: An option is unknown or out of range.
         HostError: SGLang's registry has another interface.
     """
     parsed = HostOptions.read(options)
-    for option in ("nodes", "stats"):
-        if option in options:
-            raise InputError(
-                f"got the option {option!r}; expected none. SGLang has its own: "
-                "--speculative-num-draft-tokens, and its metrics."
-            )
+    if "nodes" in options:
+        raise InputError(
+            "got the option nodes; expected none. SGLang has --speculative-num-draft-tokens."
+        )
     algorithms = _imported(ALGORITHMS, "SpeculativeAlgorithm")
     algorithm = algorithm_over(_imported(REGISTRY, "CustomSpecAlgo"))
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")

@@ -15,12 +15,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import json
-import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,11 +42,6 @@ class Proposer:
     Args:
         vllm_config: vLLM's config, whose `additional_config["ragspec"]` has the `HostOptions`.
 
-    Attributes:
-        steps: Number of verified drafts.
-        drafted, accepted: Their tokens.
-        calls: Calls of `propose`.
-
     Raises:
         HostError: vLLM is missing, or calls proposers with other arguments.
         InputError: An option is unknown or out of range.
@@ -66,7 +58,6 @@ class Proposer:
         self._longest: int = vllm_config.speculative_config.num_speculative_tokens
         self._nodes = options.nodes or WIDTH * self._longest
         self._limit: int = model.max_model_len
-        self._stats = options.stats
         vocab_size: int = model.get_vocab_size()
         stores = options.store or options.history
         drafter = host_drafter(options, _tokenizer(model) if stores else None, vocab_size)
@@ -74,7 +65,6 @@ class Proposer:
         self._texts = KnownTexts(
             lambda prompt: HostText(drafter, prompt.tolist(), vocab_size), rows
         )
-        self.steps = self.drafted = self.accepted = self.calls = 0
 
     def load_model(self, *args: Any, **options: Any) -> None:
         """Do nothing: drafts come from text."""
@@ -102,11 +92,7 @@ class Proposer:
                 continue
             before = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
             text = self._texts.take(before)
-            judged = text.refresh([int(token) for token in sampled])
-            if judged is not None:
-                self.steps += 1
-                self.drafted += judged[0]
-                self.accepted += judged[1]
+            text.refresh([int(token) for token in sampled])
             requests.append((row, text))
         for row, text in requests:
             tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)
@@ -114,21 +100,7 @@ class Proposer:
             text.offer(chain)
             drafts[row] = chain.tokens.tolist()
         self._texts.keep([text for _, text in requests])
-        self.calls += 1
-        if self._stats is not None:
-            _write(self._stats, self.stats())
         return drafts
-
-    def stats(self) -> dict[str, int]:
-        """Return the counts so far, with the texts that were opened and those in memory."""
-        return {
-            "calls": self.calls,
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "texts": self._texts.opened,
-            "remembered": len(self._texts),
-        }
 
 
 def check_host() -> None:
@@ -190,10 +162,6 @@ class KnownTexts:
         self._open = open_text
         self._idle = idle
         self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
-        self.opened = 0
-
-    def __len__(self) -> int:
-        return len(self._sessions)
 
     def take(self, tokens: NDArray[np.int64]) -> HostText:
         """Remove and return the session of exactly these tokens [T], or open one."""
@@ -202,7 +170,6 @@ class KnownTexts:
             if digest == key:
                 del self._sessions[number]
                 return text
-        self.opened += 1
         return self._open(tokens)
 
     def keep(self, texts: Sequence[HostText]) -> None:
@@ -222,10 +189,3 @@ def _tokenizer(model: Any) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model.tokenizer)
-
-
-def _write(path: Path, message: dict[str, int]) -> None:
-    """Write a file atomically, for readers at the same time."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(message), encoding="utf-8")
-    os.replace(part, path)

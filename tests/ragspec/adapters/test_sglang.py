@@ -198,8 +198,7 @@ def test_pages_are_fine_where_the_backend_takes_trees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [({"stats": "x"}, InputError), ({"nodes": 3}, InputError), ({"sotre": "x"}, InputError)],
+    ("options", "error"), [({"nodes": 3}, InputError), ({"sotre": "x"}, InputError)]
 )
 def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):

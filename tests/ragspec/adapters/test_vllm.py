@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ragspec.adapters.host_text import HostText
 from ragspec.adapters.vllm import RUNNER, Proposer, check_host
 from ragspec.errors import HostError, InputError, StoreError, UnknownNameError
 from ragspec.retrievers import CorpusIndex
+from ragspec.rules.base import Step
 from tests.support import vllm_driver
 from tests.support.vllm_driver import LIMIT, VOCAB, config, drive, requests
 
@@ -39,19 +39,47 @@ def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("drafter", ["auto", "context", "hierarchy", "suffix", "lookup"])
-def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(drafter: str) -> None:
+def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proposer, request = Proposer(config(drafter=drafter)), requests(6)
+    opened, steps = texts_of(proposer, monkeypatch), recorded(monkeypatch)
     drive(proposer, request)
-    message = proposer.stats()
-    assert message["texts"] == 6  # each was found again at every step
-    assert message["accepted"] == sum(80 - each.steps for each in request)
-    assert message["accepted"] / message["steps"] > {"lookup": 0.7}.get(drafter, 1.0)
+    assert len(opened) == 6  # each was found again at every step
+    accepted = sum(len(step.path) for step in steps)
+    assert accepted == sum(80 - each.steps for each in request)
+    assert accepted / sum(len(step.tree) > 0 for step in steps) > {"lookup": 0.7}.get(drafter, 1.0)
 
 
-def test_texts_that_stop_and_come_back_are_known_again() -> None:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """Return the steps that drafters observe from now on."""
+    steps = list[Step]()
+
+    def record(*parts: Any) -> Step:
+        steps.append(Step(*parts))
+        return steps[-1]
+
+    monkeypatch.setattr(host_text, "Step", record)
+    return steps
+
+
+def texts_of(proposer: Proposer, monkeypatch: pytest.MonkeyPatch) -> list[HostText]:
+    """Return the texts that a proposer opens from now on."""
+    opened, inner = list[HostText](), proposer._texts._open
+
+    def record(tokens: Any) -> HostText:
+        opened.append(inner(tokens))
+        return opened[-1]
+
+    monkeypatch.setattr(proposer._texts, "_open", record)
+    return opened
+
+
+def test_texts_that_stop_and_come_back_are_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, request = Proposer(config()), requests(8)
+    opened = texts_of(proposer, monkeypatch)
     drive(proposer, request, rows=4, preempt=0.4)
-    assert proposer.stats()["texts"] == 8
+    assert len(opened) == 8
 
 
 def test_neither_order_nor_company_moves_a_draft() -> None:
@@ -63,11 +91,12 @@ def test_neither_order_nor_company_moves_a_draft() -> None:
     assert [each.steps for each in together] == [each.steps for each in alone]
 
 
-def test_a_text_that_was_forgotten_is_read_again() -> None:
+def test_a_text_that_was_forgotten_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, request = Proposer(config(rows=1)), requests(6)
+    opened = texts_of(proposer, monkeypatch)
     drive(proposer, request, rows=2)
-    assert proposer.stats()["remembered"] <= 3
-    assert proposer.stats()["texts"] > 6
+    assert len(proposer._texts._sessions) <= 3
+    assert len(opened) > 6
     assert all(each.finished for each in request)
 
 
@@ -86,14 +115,6 @@ def test_drafts_are_chains_of_the_best_nodes() -> None:
     table[0, : len(text)] = text
     (draft,) = proposer.propose([[3]], np.array([len(text)]), table)
     assert draft in ([4, 5, 1], [9, 9, 1])
-
-
-def test_stats_are_written_after_every_call(tmp_path: Path) -> None:
-    stats = tmp_path / "stats.json"
-    proposer = Proposer(config(stats=str(stats)))
-    drive(proposer, requests(2))
-    assert json.loads(stats.read_text()) == proposer.stats()
-    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
 
 
 def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +217,14 @@ def test_no_vllm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         Proposer(config())
 
 
-def test_a_text_learns_from_what_the_host_took() -> None:
+def test_a_text_learns_from_what_the_host_took(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = host_text.host_drafter(host_text.HostOptions(drafter="context"))
     text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
     tree = text.draft(4, 50)
     assert tree.tokens.tolist()[0] == 3
-    assert text.refresh([3, 4, 8]) == (len(tree), 2)
-    assert text.refresh([9]) is None  # nothing had been drafted
+    steps = recorded(monkeypatch)
+    text.refresh([3, 4, 8])
+    assert [(step.tree is tree, len(step.path)) for step in steps] == [(True, 2)]
+    text.refresh([9])
+    assert len(steps) == 1  # nothing had been drafted
     assert text.ids.tolist() == text.tokens == [1, 2, 3, 4, 1, 2, 3, 4, 8, 9]
