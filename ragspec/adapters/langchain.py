@@ -9,7 +9,7 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,13 +19,11 @@ from ragspec.registry import for_extra
 from ragspec.reports.generation import Generation
 
 try:
-    from langchain_core.documents import Document
     from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
     from langchain_core.messages import (
         AIMessage,
         AIMessageChunk,
         BaseMessage,
-        ToolMessage,
         convert_to_openai_messages,
     )
     from langchain_core.messages.ai import UsageMetadata
@@ -40,10 +38,7 @@ BOOKKEEPING = frozenset({"stream", "stream_usage", "ls_structured_output_format"
 
 
 class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
-    """A chat model; for its settings see `HostModel`.
-
-    Documents in the artifact of a tool message are drafted from and cited too.
-    """
+    """A chat model; for its settings see `HostModel`."""
 
     @property
     def _llm_type(self) -> str:
@@ -62,9 +57,8 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
     ) -> Job:
         request = self.request(settings, BOOKKEEPING, stop)
-        documents = [*request.documents, *_artifacts(messages)]
         turns = convert_to_openai_messages(list(messages))
-        return self._writer.chat(turns, request, hits_of(documents))
+        return self._writer.chat(turns, request, hits_of(request.documents))
 
     def _generate(
         self,
@@ -113,11 +107,3 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
             input_token_details={"cache_read": text.report.cached_tokens},
         )
         return {"response_metadata": facts, "usage_metadata": tokens}
-
-
-def _artifacts(messages: Iterable[BaseMessage]) -> Iterator[Document]:
-    """Yield the documents in the artifacts of tool messages."""
-    for message in messages:
-        artifact = message.artifact if isinstance(message, ToolMessage) else None
-        if isinstance(artifact, list | tuple):
-            yield from (each for each in artifact if isinstance(each, Document))

@@ -14,7 +14,7 @@ from tests.support import chatting, tiny
 pytest.importorskip("langchain_core", reason="LangChain is not installed")
 from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 
 from ragspec.adapters.langchain import ChatRagspec
 from ragspec.engine.engine import Engine
@@ -99,7 +99,7 @@ def test_several_texts_of_one_prompt() -> None:
     assert [each.text for each in result.generations[0]] == [each.text for each in expected]
 
 
-def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
+def test_documents_are_drafted_from() -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8)
     llm = chat(engine=engine)
     plain = llm.invoke(REQUESTS, ignore_eos=True)
@@ -107,13 +107,6 @@ def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
     helped = llm.bind(documents=[said, "and a text"]).invoke(REQUESTS, ignore_eos=True)
     assert helped.content == plain.content
     assert helped.response_metadata["forwards"] < plain.response_metadata["forwards"]
-    call = {"name": "find", "args": {"query": "x"}, "id": "1"}
-    turns = [
-        HumanMessage(REQUESTS),
-        AIMessage("", tool_calls=[call]),
-        ToolMessage("result", tool_call_id="1", artifact=[said]),
-    ]
-    assert llm._job(turns, None, {}).prompt.hits[0].document.name == "notes"
 
 
 def test_a_cache_tells_models_and_settings_separately() -> None:
