@@ -8,7 +8,7 @@ verifying k drafted latents takes k + 1 masked prefixes in one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,6 @@ from ragspec.visual.progress import Progress
 
 ITERATIONS = 64  # the default in plain decoding; fewer if there are fewer latents
 STEPS = 100  # of denoising, as published
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskedConditions:
-    """The class of each image, i64 [R]."""
-
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 class Mar(LatentFamily):
@@ -188,19 +178,18 @@ class Mar(LatentFamily):
             "above 0, or rule='near'."
         )
 
-    def conditions(self, call: ImageCall, raster: Raster) -> MaskedConditions:
-        """Return the classes."""
+    def conditions(self, call: ImageCall, raster: Raster) -> Tensor:
+        """Return the class of each image, i64 [R]."""
         if call.class_labels is None:
             raise InputError("got nothing to draw; expected class_labels.")
-        labels = [self.label_of(label) for label in some(call.class_labels)]
-        return MaskedConditions(torch.tensor(labels))
+        return torch.tensor([self.label_of(label) for label in some(call.class_labels)])
 
-    def open(self, model: Any, conditions: MaskedConditions, config: ImageConfig) -> Any:
+    def open(self, model: Any, conditions: Tensor, config: ImageConfig) -> Any:
         """Return a `MaskedTarget` over all images of a call."""
         return MaskedTarget(
             model,
             self.schedule,
-            conditions.labels[list(config.rows)],
+            conditions[list(config.rows)],
             [NoiseStream(seed) for seed in config.seeds],
             config.guidance_scale,
             config.temperature,
@@ -242,7 +231,7 @@ class Mar(LatentFamily):
         return self._restored(latents_of(target, [each.long() for each in numbers])[row : row + 1])
 
     def plain_samples(
-        self, conditions: MaskedConditions, config: ImageConfig, progress: Progress
+        self, conditions: Tensor, config: ImageConfig, progress: Progress
     ) -> ImageSamples:
         """Generate a batch without drafts, in `iterations` forwards."""
         sampler = MaskedSampler(
@@ -258,7 +247,7 @@ class Mar(LatentFamily):
             progress.report(done, latents.clone())
             return not progress.interrupted
 
-        labels, places = conditions.labels[list(config.rows)], self.raster.codes
+        labels, places = conditions[list(config.rows)], self.raster.codes
         latents = sampler.draw(labels, noises, after)
         sizes = -np.diff(np.array([places, *sampler.left]))
         maps = np.tile(np.repeat(sizes, sizes), (count, 1))
