@@ -14,8 +14,8 @@ from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.options import HELP, PlaceOptions, drafters_of, silence_transformers
-from ragspec.pipelines.console.records import Setting, add_command, takes_records
+from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
+from ragspec.pipelines.console.records import Setting, add_command, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class TextBenchOptions:
         )
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """The names of the variants."""
-        return drafters_of(self.variants)
+        return split(self.variants)
 
     def facts(self, engine: Engine) -> dict[str, Any]:
         """Return the settings of the measurement as JSON types."""

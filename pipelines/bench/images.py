@@ -18,7 +18,8 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.options import PlaceOptions, drafters_of, number_or_name
+from ragspec.pipelines.console.options import PlaceOptions, number_or_name
+from ragspec.pipelines.console.records import split
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ class ImageBenchOptions:
                 checks.check_rule("variant", rule, ["fewer"])
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """The names of the variants; empty for a few usual ones."""
-        return drafters_of(self.variants)
+        return split(self.variants)
 
 
 class ImageVariant:

@@ -13,7 +13,7 @@ import typer
 
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.records import Setting
+from ragspec.pipelines.console.records import Setting, split
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -87,7 +87,7 @@ class EngineOptions(PlaceOptions):
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
-        checks.check_drafters(drafters_of(self.drafter or "auto"))
+        checks.check_drafters(split(self.drafter or "auto"))
         checks.check_adapter(self.adapter)
         checks.check_model(self.model)
         checks.check_model(self.draft_model)
@@ -363,14 +363,9 @@ def silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def drafters_of(text: str) -> list[str]:
-    """Return the names in a text, which are separated by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def parse_drafter(text: str) -> Any:
     """Return the `drafter` argument of an engine: None, a name, or a list of names."""
-    names = drafters_of(text)
+    names = list(split(text))
     if not names or names == ["none"]:
         return None
     return names[0] if len(names) == 1 else names
