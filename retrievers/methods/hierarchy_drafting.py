@@ -13,7 +13,6 @@ target's second choices (see `token_recycling`) replace Lookahead's n-grams of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
@@ -34,7 +33,6 @@ SURE = 0.1
 ANSWERS, TEXT = "answers", "statistics"  # names of the sources in reports
 
 Store = CorpusIndex | NGramPool | Drafter
-Database = Store | str | Path
 
 
 class Cascade(Combined):
@@ -147,9 +145,9 @@ class HierarchyDrafter(Cascade):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     Args:
-        model_store: The model's earlier answers, as a `CorpusIndex`, a drafter, an `NGramPool`, or
-            the folder of a saved store. None leaves the level out.
-        corpus: Other text, as a `CorpusIndex`, a drafter, or the folder of a saved store, or None.
+        model_store: The model's earlier answers, as a `CorpusIndex`, a drafter or an `NGramPool`.
+            None leaves the level out.
+        corpus: Other text, as a `CorpusIndex` or a drafter, or None.
         form: "trie" or "ngram".
         level, guess, most: In the n-gram form, tokens of an n-gram, n-grams after a token, and
             n-grams of the model's database.
@@ -158,7 +156,6 @@ class HierarchyDrafter(Cascade):
 
     Raises:
         InputError: The form or a database is of another kind.
-        StoreError: A folder holds no such store.
     """
 
     method = Method(
@@ -171,8 +168,8 @@ class HierarchyDrafter(Cascade):
 
     def __init__(
         self,
-        model_store: Database | None = None,
-        corpus: Database | None = None,
+        model_store: Store | None = None,
+        corpus: Store | None = None,
         *,
         form: Form = "trie",
         level: int = LEVEL,
@@ -184,8 +181,8 @@ class HierarchyDrafter(Cascade):
         if form not in ("trie", "ngram"):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
         self.form = form
-        answers, text = opened(model_store), opened(corpus)
-        self._stores = [store for store in (answers, text) if isinstance(store, CorpusIndex)]
+        answers, stores = model_store, (model_store, corpus)
+        self._stores = [store for store in stores if isinstance(store, CorpusIndex)]
         drafters: list[Drafter] = [ContextDrafter()]
         settings: dict[str, Any] = {}  # of the look-ups in the corpus
         if form == "ngram":
@@ -197,8 +194,8 @@ class HierarchyDrafter(Cascade):
                 answers = NGramPool.common(texts, level=level, guess=guess, most=most)
         if answers is not None:
             drafters.append(_drafter(answers, ANSWERS))
-        if text is not None:
-            drafters.append(_drafter(text, TEXT, **settings))
+        if corpus is not None:
+            drafters.append(_drafter(corpus, TEXT, **settings))
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
         super().__init__(drafters, name="hierarchy", **options)
@@ -211,28 +208,11 @@ class HierarchyDrafter(Cascade):
         super().fits(model, tokenizer)
 
 
-def opened(database: Database | None) -> Store | None:
-    """Return a database as it is, or open the store in the folder that it names.
-
-    Raises:
-        InputError: It is no database.
-        StoreError: The folder holds no such store.
-    """
-    if not isinstance(database, (str, Path)):
-        if database is not None and not isinstance(database, Store):
-            raise InputError(
-                f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
-                "a drafter, the folder of a saved store, or None."
-            )
-        return database
-    return CorpusIndex.open(database)
-
-
 def _drafter(store: Store, name: str, **options: Any) -> Drafter:
     """Return a drafter over a store, under the name of its level; a drafter has its own name."""
     if isinstance(store, NGramPool):
         return NGramDrafter(store, name=name)
-    return store if isinstance(store, Drafter) else store.drafter(name=name, **options)
+    return store.drafter(name=name, **options) if isinstance(store, CorpusIndex) else store
 
 
 def _over(sources: Sources) -> HierarchyDrafter:

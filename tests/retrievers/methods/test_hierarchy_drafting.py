@@ -147,7 +147,8 @@ def test_no_token_changes_with_a_store_beside_the_text(
     drafter: Drafter
     if method in FORMS:
         form: Any = method
-        drafter = HierarchyDrafter(folder / "m.store", str(folder / "c.store"), form=form)
+        stores = (CorpusIndex.open(folder / name) for name in ("m.store", "c.store"))
+        drafter = HierarchyDrafter(*stores, form=form)
     else:
         drafter = CorpusIndex.open(folder / "m.store").drafter()
         drafter = AutoDrafter(drafter) if method == "auto" else drafter
@@ -184,7 +185,8 @@ def test_a_full_context_starves_no_other_level() -> None:
 
 
 def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:
-    plain, paper = (HierarchyDrafter(None, folder / "c.store", form=form) for form in FORMS)
+    corpus = CorpusIndex.open(folder / "c.store")
+    plain, paper = (HierarchyDrafter(None, corpus, form=form) for form in FORMS)
     rest = paper.drafters[-1]
     assert isinstance(rest, RestDrafter)
     options = rest.options
@@ -195,11 +197,10 @@ def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:
 def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:
     with CorpusIndex.open(folder / "m.store") as store:
         text = expected("greedy", 4)[0]
-        for answers in (store, folder / "m.store"):
-            tree = drafted(HierarchyDrafter(answers, form="ngram"), [90, text[0]])
-            assert set(tree.sources) == {"answers"}
-            assert depths(tree.parents).max() == 4
-            assert text[1] in tree.tokens[tree.parents < 0]
+        tree = drafted(HierarchyDrafter(store, form="ngram"), [90, text[0]])
+    assert set(tree.sources) == {"answers"}
+    assert depths(tree.parents).max() == 4
+    assert text[1] in tree.tokens[tree.parents < 0]
 
 
 def test_levels_may_be_left_out() -> None:
@@ -225,18 +226,18 @@ def test_second_choices_stand_in_for_lookahead() -> None:
 def test_stores_of_another_model_or_tokenizer_are_refused(tmp_path: Path) -> None:
     right, wrong = tiny.model("llama"), tiny.model("llama", seed=7)
     texts = [[1, 2, 3, 4, 5, 6]]
-    CorpusIndex.build(texts, tiny.tokenizer(), tmp_path / "c.store", model=right).close()
-    drafter = HierarchyDrafter(tmp_path / "c.store")
+    store = CorpusIndex.build(texts, tiny.tokenizer(), tmp_path / "c.store", model=right)
+    drafter = HierarchyDrafter(store)
     drafter.fits(right, tiny.tokenizer())
     drafter.fits(None, tiny.tokenizer())
     with pytest.raises(StoreError, match="another model"):
         drafter.fits(wrong, tiny.tokenizer())
     with pytest.raises(StoreError, match="another tokenizer"):
-        HierarchyDrafter(tmp_path / "c.store").fits(right, tiny.bpe_tokenizer())
+        drafter.fits(right, tiny.bpe_tokenizer())
 
 
-def test_hierarchy_drafting_settings_are_checked(tmp_path: Path) -> None:
+def test_hierarchy_drafting_settings_are_checked() -> None:
     with pytest.raises(InputError, match="form"):
         HierarchyDrafter(form="tree")  # type: ignore[arg-type]
-    with pytest.raises(StoreError):
-        HierarchyDrafter(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"got str as a drafter.*expected.*store\.drafter\(\)"):
+        HierarchyDrafter("m.store")  # type: ignore[arg-type]
