@@ -88,7 +88,6 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         settings["max_length"] = most or limit
         self.engine, self.seed = model, seed
         self._texts = count()
-        self.counts = dict.fromkeys(("tokens", "forward_passes", "drafted", "accepted", "steps"), 0)
         super().__init__(model.model, tokenizer=model.tokenizer, batch_size=size, **settings)
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> str:
@@ -130,21 +129,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         texts = self.engine.generate(prompts, sampling, max_new_tokens=new, stop=stops)
         for row, text in zip(rows, texts, strict=True):
             row[context.shape[1] :][: len(text.tokens)] = torch.tensor(text.tokens)
-            for name in self.counts:
-                self.counts[name] += getattr(text.report, name)
         return rows
-
-    def get_model_info(self) -> dict[str, Any]:
-        """Return lm-eval's facts of the model, and the figures of speculation."""
-        drafter, counts = self.engine.drafter, self.counts
-        forwards, steps = counts["forward_passes"], counts["steps"]
-        figures = {
-            "drafter": None if drafter is None else drafter.name,
-            **counts,
-            "tokens_per_forward": counts["tokens"] / forwards if forwards else 0.0,
-            "mean_acceptance_length": 1 + counts["accepted"] / steps if steps else 0.0,
-        }
-        return {**super().get_model_info(), "ragspec": figures}
 
 
 def _device(name: str | None) -> str:

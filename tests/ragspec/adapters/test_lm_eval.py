@@ -88,7 +88,6 @@ def test_the_harness_makes_it_from_its_argument_string() -> None:
     )
     assert isinstance(instance, RagspecLM)
     assert instance.engine.drafter is not None
-    assert instance.get_model_info()["ragspec"]["drafter"] == instance.engine.drafter.name
     # The harness's command names this device by itself, on every machine.
     there = "cuda:0" if torch.cuda.is_available() else "cpu"
     plain = get_model("ragspec").create_from_arg_string("drafter=None", {"device": "cuda:0"})
