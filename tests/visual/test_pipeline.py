@@ -145,19 +145,6 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     assert (whole.label, part.label) == ("exact", "unfinished")
 
 
-@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
-def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
-    folder: Path, tmp_path: Path, drafter: Any
-) -> None:
-    opened(folder, drafter).save_pretrained(tmp_path / "copy")
-    for name in ("target", "tokenizer", "draft"):
-        assert (tmp_path / "copy" / name / "config.json").is_file()
-    current, copied = (opened(where, "model") for where in (folder, tmp_path / "copy"))
-    sample = [pipe(class_labels=[0, 1], generator=dice()) for pipe in (current, copied)]
-    assert torch.equal(sample[0].codes, sample[1].codes)
-    assert sample[0].stats.forwards == sample[1].stats.forwards
-
-
 def test_loaders_take_keywords_of_diffusers_or_refuse_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
