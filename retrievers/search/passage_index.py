@@ -258,9 +258,18 @@ class PassageIndex:
         """
         publish(Path(path), KIND, self.write)
 
-    def contents(self) -> Contents:
-        """Return the contents of the manifest of a saved index."""
-        dense = self.dense
+    def write(self, folder: Path) -> Contents:
+        """Write the files of the index into a folder, for `publish`; return its contents."""
+        write_lines(folder / "documents.jsonl", [asdict(document) for document in self.documents])
+        spans = [[p.document, p.start, p.end] for p in self.passages]
+        np.save(folder / "passages.npy", np.asarray(spans, np.int64), allow_pickle=False)
+        write_lines(folder / "titles.jsonl", [passage.title for passage in self.passages])
+        if (dense := self.dense) is not None:
+            np.save(folder / "vectors.npy", dense.vectors, allow_pickle=False)
+            if isinstance(dense.nearest, Approximate):
+                dense.nearest.save(folder / NEAREST)
+        if self.sparse is not None:
+            self.sparse.save(folder / "sparse")
         parameters = {
             "documents": len(self.documents),
             "passages": len(self.passages),
@@ -269,22 +278,7 @@ class PassageIndex:
             "sparse": self.sparse is not None,
             "origin": asdict(self.origin),
         }
-        fingerprints = {"embedder": dense.embedder.fingerprint} if dense else {}
-        return Contents(parameters, fingerprints)
-
-    def write(self, folder: Path) -> Contents:
-        """Write the files of the index into a folder, for `publish`; return its contents."""
-        write_lines(folder / "documents.jsonl", [asdict(document) for document in self.documents])
-        spans = [[p.document, p.start, p.end] for p in self.passages]
-        np.save(folder / "passages.npy", np.asarray(spans, np.int64), allow_pickle=False)
-        write_lines(folder / "titles.jsonl", [passage.title for passage in self.passages])
-        if self.dense is not None:
-            np.save(folder / "vectors.npy", self.dense.vectors, allow_pickle=False)
-            if isinstance(self.dense.nearest, Approximate):
-                self.dense.nearest.save(folder / NEAREST)
-        if self.sparse is not None:
-            self.sparse.save(folder / "sparse")
-        return self.contents()
+        return Contents(parameters, {"embedder": dense.embedder.fingerprint} if dense else {})
 
     @classmethod
     def open(
