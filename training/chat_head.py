@@ -136,7 +136,7 @@ def main() -> None:
     learned = [text.ids[text.start :] for text in parts["learned"]]
     tokens = frequent_tokens(learned, args.vocabulary, target.vocab_size)
     head = fresh_head(
-        target, torch.Generator().manual_seed(0), form="eagle3", tokens=tokens, own_rows=False
+        target, torch.Generator().manual_seed(0), form="eagle3", tokens=tokens, learns_rows=False
     )
     first, second = args.work / "first", args.work / "second"
     minutes = [60.0 * each for each in args.minutes]

@@ -71,9 +71,9 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     return joined if joined.kind in rule.accepts else drafter
 
 
-def with_own_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
+def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
     """Return "auto" with the draft head that comes with the model, if the rule can judge it."""
-    folder = target.own_head
+    folder = target.head_folder
     if drafter is None or drafter.name != "auto" or folder is None:
         return drafter
     from ragspec.drafters.heads.drafter import HeadDrafter

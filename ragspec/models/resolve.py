@@ -145,7 +145,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     )
 
 
-def own_head(name: str | Path) -> Path | None:
+def head_folder(name: str | Path) -> Path | None:
     """Return the folder of the draft head that comes with a published model, None without one."""
     folder = HEADS / str(name)
     whole = str(name) in PUBLISHED and folder.is_dir()

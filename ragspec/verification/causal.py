@@ -60,7 +60,7 @@ class CausalTarget:
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
         known_cost: The cost of forwards as it was measured before, None if it was not.
-        own_head: Folder of the draft head that comes with the model, None without one.
+        head_folder: Folder of the draft head that comes with the model, None without one.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.
@@ -75,7 +75,7 @@ class CausalTarget:
     probed: frozenset[tuple[type, type, torch.dtype]] | None = None
     selects_logits: bool = True
     known_cost: ForwardCost | None = None
-    own_head: Path | None = None
+    head_folder: Path | None = None
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
     detour: str = ""  # why forwards do not run on ONNX Runtime

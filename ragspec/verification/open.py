@@ -16,7 +16,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import load_model
 from ragspec.models.quantized import INT8, SESSIONS
-from ragspec.models.resolve import own_head
+from ragspec.models.resolve import head_folder
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -106,7 +106,7 @@ def load_target(
         if cached is not None and isinstance(target, OnnxTarget) and target.chains:
             cached.keep(target, tokenizer)
         opened = target, tokenizer
-    opened[0].own_head = None if adapter is not None else own_head(name)
+    opened[0].head_folder = None if adapter is not None else head_folder(name)
     return opened
 
 

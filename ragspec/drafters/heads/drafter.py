@@ -85,7 +85,7 @@ class HeadDrafter(Drafter):
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise UnsupportedModelError if the engine runs another model than the head's target."""
-        model = getattr(model, "loaded", model)
+        model = model.loaded if isinstance(model, CausalTarget) else model
         if model is not None and model is not self.target.loaded:
             raise UnsupportedModelError(
                 f"drafter {self.name!r} goes on from the hidden states of another model object "

@@ -25,7 +25,7 @@ def fresh_head(
     *,
     form: str = "eagle1",
     tokens: Sequence[int] | None = None,
-    own_rows: bool = True,
+    learns_rows: bool = True,
 ) -> DraftHead:
     """Return an untrained head for a target, in float32 on its device.
 
@@ -37,7 +37,7 @@ def fresh_head(
     Args:
         form: "eagle1" or "eagle3".
         tokens: Increasing ids of the tokens that it may draft; None for all.
-        own_rows: Whether a head of EAGLE-3 learns rows of logits, or has the target's.
+        learns_rows: Whether a head of EAGLE-3 learns rows of logits, or has the target's.
 
     Raises:
         InputError: There is no such form.
@@ -48,7 +48,7 @@ def fresh_head(
     copied = third and _is_copied(target)
     first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
-    wide |= {"has_output": own_rows, "taps": default_taps(target)}
+    wide |= {"has_output": learns_rows, "taps": default_taps(target)}
     head = DraftHead(
         HeadConfig(
             layers=_copied_settings(text) if copied else _settings(text, states_size(target)),

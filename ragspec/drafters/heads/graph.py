@@ -16,8 +16,7 @@ from ragspec.drafters.heads.head import HeadStates
 from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.runner import GraphRunner
-from ragspec.verification.onnx.target import POSITIONS, OnnxTarget
+from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget
 from ragspec.verification.tree_attention import TreeView
 
 if TYPE_CHECKING:

@@ -49,8 +49,11 @@ class Graph:
 
     def floating(self) -> dict[str, Tensor]:
         """Return the weights that a `Session` is handed."""
-        kept = {n: each for n, each in self.weights.items() if each.dtype != torch.int64}
-        return {name: weight.contiguous() for name, weight in kept.items()}
+        return {
+            name: weight.contiguous()
+            for name, weight in self.weights.items()
+            if weight.dtype != torch.int64
+        }
 
     def linear(self, name: str, x: str, module: nn.Linear | BlockLinear) -> str:
         """Add a linear layer, [.., K] -> [.., N]."""
@@ -184,15 +187,15 @@ def of_width(names: Mapping[str, int]) -> list[Any]:
 
 def declare(
     graph: Graph,
-    own: Sequence[Any],
-    results: Sequence[Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
     shape: tuple[int, int, int],
     places: Mapping[str, tuple[str, int, int]] = IN_MEMORY,
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
     Args:
-        own, results: Its inputs and outputs beside those of `GraphRunner`.
+        inputs, outputs: The graph's own, beside those of `GraphRunner`.
         shape: Layers, heads of keys, and width of a head.
         places: File, offset and length of each weight; without them a `Session` is handed the
             weights.
@@ -200,22 +203,22 @@ def declare(
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short = TensorProto.FLOAT, TensorProto.INT32
     caches, size = list(cache_names(layers)), [1, heads, "C", width]
-    inputs = [
-        *own,
+    every = [
+        *inputs,
         info("positions", TensorProto.INT64, [1, "S"]),
         *(info(name, short, [1]) for name in ("total", "last")),
         info("bias", real, [1, 1, "S", "T"]),
         *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines")),
         *(info(name, real, size) for name in caches),
     ]
-    outputs = [*(info(f"{name}.out", real, size) for name in caches), *results]
+    results = [*(info(f"{name}.out", real, size) for name in caches), *outputs]
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64
         else declared(name, weight, places.get(name))
         for name, weight in graph.weights.items()
     ]
-    return serialized(helper.make_graph(graph.nodes, "model", inputs, outputs, weights))
+    return serialized(helper.make_graph(graph.nodes, "model", every, results, weights))
 
 
 def _input_outputs(layers: int) -> list[str]:

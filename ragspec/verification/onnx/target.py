@@ -8,7 +8,7 @@ own modules, over the same caches.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_pac
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.runner import GraphRunner
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.tree_attention import TreeView
@@ -28,12 +27,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ragspec.verification.batch_cache import BatchCache
+    from ragspec.verification.sequence_cache import Buffers, SequenceCache
     from ragspec.verification.tree_attention import View
     from ragspec.verification.tree_session import TreeSession
 
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
+HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
+Tables = Callable[[int], dict[str, Tensor]]
 TRIED = 32  # tokens of the text whose bits are compared at opening
 
 
@@ -86,6 +88,81 @@ def _changes(head: nn.Module, states: Tensor) -> bool:
         key not in head._forward_pre_hooks_with_kwargs or hook(head, (states,), {}) is not None
         for key, hook in head._forward_pre_hooks.items()
     )
+
+
+class GraphRunner:
+    """Runs a graph whose attention is that of `Graph.attention`.
+
+    Args:
+        shape: Layers, heads of keys, and width of a head.
+        tables: The first rotary tables, `cosines` and `sines` [P, width / 2].
+        more: Returns tables of so many positions.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        shape: tuple[int, int, int],
+        tables: dict[str, Tensor],
+        more: Callable[[int], dict[str, Tensor]],
+    ) -> None:
+        self.session, self._shape, self._tables, self._more = session, shape, tables, more
+
+    def run(
+        self,
+        row: SequenceCache,
+        view: TreeView,
+        positions: Tensor,
+        inputs: Mapping[str, Tensor],
+        names: Sequence[str],
+    ) -> list[Tensor]:
+        """Return the outputs with these names of a forward over n positions i64 [1, n].
+
+        Args:
+            inputs: The graph's own.
+        """
+        if not row.tail.keys:
+            self._fill(row.tail)
+        count = positions.shape[1]
+        end = row.extent + count
+        if (most := int(positions.max()) + 1) > len(self._tables["cosines"]):
+            self._tables = self._more(2 * most)
+        shared = {
+            "positions": positions,
+            "total": torch.tensor([end], dtype=torch.int32),
+            "last": torch.tensor([end - 1], dtype=torch.int32),
+            "bias": _bias(view, count, end),
+        }
+        return self._outputs({**inputs, **shared, **self._tables}, row.tail, names)
+
+    def _outputs(
+        self, inputs: Mapping[str, Tensor], buffers: Buffers, names: Sequence[str]
+    ) -> list[Tensor]:
+        """Run the session, which extends the buffers; return the outputs with these names."""
+        value, binding = self.session.value, self.session.inner.io_binding()
+        values = {name: value(tensor.contiguous().numpy()) for name, tensor in inputs.items()}
+        caches = {
+            f"{kind}{layer}": value(tensor.numpy())
+            for kind, held in (("key", buffers.keys), ("value", buffers.values))
+            for layer, tensor in held.items()
+        }
+        for name, value in (values | caches).items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in caches.items():
+            binding.bind_ortvalue_output(f"{name}.out", value)
+        for name in names:
+            binding.bind_output(name, "cpu")
+        self.session.inner.run_with_iobinding(binding)
+        outputs = binding.get_outputs()[-len(names) :]
+        return [torch.from_numpy(output.numpy()) for output in outputs]
+
+    def _fill(self, buffers: Buffers) -> None:
+        """Make the buffers of all layers."""
+        layers, heads, width = self._shape
+        size = 1, heads, buffers.capacity, width
+        for layer in range(layers):
+            for states in (buffers.keys, buffers.values):
+                states[layer] = torch.empty(size, dtype=torch.float32)
 
 
 class OnnxTarget(CausalTarget):
@@ -232,3 +309,12 @@ class OnnxTarget(CausalTarget):
                 if not torch.equal(alone[0], together[row]):
                     return False
         return True
+
+
+def _bias(view: TreeView, n: int, slots: int) -> Tensor:
+    """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
+    bias = torch.zeros(1, 1, n, slots, dtype=torch.float32)
+    if view.related is not None:
+        recent = bias[..., slots - view.related.shape[2] :]
+        recent.masked_fill_(~view.related[:, None], HIDDEN)
+    return bias
