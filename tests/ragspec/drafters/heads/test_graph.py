@@ -60,6 +60,10 @@ def test_drafts_are_those_of_the_modules(
         )
         assert result.tokens == plain.tokens and not result.report.faults
         steps.append([step.tree for step in result.steps])
+        both = Engine(target, drafter=drafter, budget=6).generate(
+            [prompt, prompt[:7]], sampling, max_new_tokens=24
+        )
+        assert both[0].tokens == plain.tokens and not both[1].report.faults
     assert sum(map(len, steps[0])) > 12
     for ours, theirs in zip(*steps, strict=True):
         if weights is not None:  # inputs of 8 bits round apart
