@@ -85,16 +85,20 @@ class MultiStep(Descent):
     """Tries independently drawn children one after the other."""
 
     name = "multi-step"
+    distinct = False  # whether a rejected child is removed from q
 
-    @staticmethod
+    @classmethod
     def choose(
-        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
+        cls, tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
     ) -> Choice:
         """Accept each token with probability min(1, p / q); subtract q from p on a rejection."""
         for rank, token in enumerate(tokens):
             if uniform(rank) < ratio(p, q, token):
                 return rank, p
             p = normalised(p - q, p)
+            if cls.distinct:
+                q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
+                q = q / q.sum()
         return None, p
 
 
@@ -113,24 +117,12 @@ class ChainRejection(MultiStep):
         return super().judge(tree, target)
 
 
-class WithoutReplacement(Descent):
+class WithoutReplacement(MultiStep):
     """Tries distinct children one after the other and removes each rejected one from q."""
 
     name = "without-replacement"
     accepts = frozenset({DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
-
-    @staticmethod
-    def choose(
-        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
-    ) -> Choice:
-        """Accept each token as `MultiStep` does, and remove it from q after a rejection."""
-        for rank, token in enumerate(tokens):
-            if uniform(rank) < ratio(p, q, token):
-                return rank, p
-            p = normalised(p - q, p)
-            q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
-            q = q / q.sum()
-        return None, p
+    distinct = True
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
