@@ -124,8 +124,26 @@ class ImageCall:
         return scales
 
     def fixed(self, raster: Raster, codec: Any) -> Tensor | None:
-        """Return the fixed codes as the first tokens of an image, i64 [n]; None for none."""
-        return None if self.codes is None else checked_codes(self.codes, raster, codec.vocab_size)
+        """Return the fixed codes as the first tokens of an image, i64 [n]; None for none.
+
+        Raises:
+            InputError: The codes are of another dtype or shape, out of range or too many.
+        """
+        if (codes := self.codes) is None:
+            return None
+        size: int = codec.vocab_size
+        fits = isinstance(codes, Tensor) and codes.dtype == torch.int64
+        fits = fits and (codes.ndim == 1 or tuple(codes.shape) == raster.shape)
+        flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)
+        in_range = 0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size
+        if not in_range:
+            shape, kind = getattr(codes, "shape", None), type(codes).__name__
+            got = f"{codes!r}" if shape is None else f"as {kind} of {codes.dtype}, {list(shape)}"
+            raise InputError(
+                f"got codes {got}; expected a tensor of i64, {list(raster.shape)} or [n], at most "
+                f"{raster.codes}, from 0 to {size - 1}, and -1 where one is to be drawn."
+            )
+        return torch.tensor(raster.laid(flat.tolist()))
 
 
 def seeds_of(
@@ -204,27 +222,3 @@ def negatives_of(negative: Any, prompts: int) -> list[str]:
             "for all, or one each."
         )
     return texts * prompts if len(texts) == 1 else texts
-
-
-def checked_codes(codes: Any, raster: Raster, size: int) -> Tensor:
-    """Return the fixed codes of an image as its first tokens, i64 [n].
-
-    Args:
-        codes i64 [h, w] or [n]: From 0 to size - 1, and -1 for codes to generate.
-        raster: The grid of the image.
-
-    Raises:
-        InputError: The codes are of another dtype or shape, out of range or too many.
-    """
-    fits = isinstance(codes, Tensor) and codes.dtype == torch.int64
-    fits = fits and (codes.ndim == 1 or tuple(codes.shape) == raster.shape)
-    flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)
-    in_range = 0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size
-    if not in_range:
-        shape, kind = getattr(codes, "shape", None), type(codes).__name__
-        got = f"{codes!r}" if shape is None else f"as {kind} of {codes.dtype}, {list(shape)}"
-        raise InputError(
-            f"got codes {got}; expected a tensor of i64, {list(raster.shape)} or [n], at most "
-            f"{raster.codes}, from 0 to {size - 1}, and -1 where one is to be drawn."
-        )
-    return torch.tensor(raster.laid(flat.tolist()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,7 +111,7 @@ def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> Dra
     if isinstance(drafter, str | Path):
         drafter = _load(drafter, family)
     if isinstance(drafter, DraftHead):
-        return _head_source(drafter, settings)
+        return DraftSource(HEAD, partial(_head_drafter, drafter, settings), None, drafter)
     if family.check_draft(drafter):
         return DraftSource(
             MODEL,
@@ -155,16 +156,11 @@ def _load(drafter: str | Path, family: Family) -> Any:
     return open_head(path) if holds_head(path) else family.load_draft(path)
 
 
-def _head_source(head: DraftHead, settings: DraftSettings) -> DraftSource:
-    """Return a source that drafts with a draft head over the target's hidden states."""
+def _head_drafter(head: DraftHead, settings: DraftSettings, target: Any, _: Any) -> Drafter:
+    from ragspec.drafters.heads.drafter import HeadDrafter
 
-    def make(target: Any, conditions: Any) -> Drafter:
-        from ragspec.drafters.heads.drafter import HeadDrafter
-
-        gain = settings.min_expected_gain
-        return HeadDrafter(head, target, mode=settings.mode, min_expected_gain=gain)
-
-    return DraftSource(HEAD, make, None, head)
+    gain = settings.min_expected_gain
+    return HeadDrafter(head, target, mode=settings.mode, min_expected_gain=gain)
 
 
 def mode_for(rule: Rule) -> str:
