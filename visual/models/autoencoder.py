@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
-from ragspec.visual.models.published import Tensors, by_patterns
+from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns
 
 _GROUPS = 32
 LINEAR = r"\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight$"
@@ -50,11 +50,13 @@ class Autoencoder:
 
     Attributes:
         kind, example: The name of the model's class in diffusers, and that of a published file.
+        layout: The layout of published files.
         reduction: Pixels per latent along one side.
     """
 
     kind: ClassVar[str]
     example: ClassVar[str]
+    layout: ClassVar[WeightLayout]
     model: Any
 
     @classmethod
@@ -74,7 +76,7 @@ class Autoencoder:
 
         folder = Path(path)
         if folder.is_file():
-            return cls(cls.load_file(folder, dtype), **settings)
+            return cls(cls.layout.load(folder, cls.build, dtype), **settings)
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(
                 f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
@@ -96,8 +98,8 @@ class Autoencoder:
         self.reduction = int(2 ** (len(model.config.block_out_channels) - 1))
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
-        """Return the model of a published file, in eval mode on the CPU."""
+    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
+        """Return the model for published weights; see `WeightLayout.load`."""
         raise NotImplementedError
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:

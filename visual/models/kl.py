@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,6 +60,7 @@ class KLAutoencoder(Autoencoder):
 
     kind = "AutoencoderKL"
     example = "kl16.ckpt"
+    layout = _LAYOUT
 
     def __init__(self, model: Any) -> None:
         if not all(hasattr(model, part) for part in ("encode", "decode", "config")) or not hasattr(
@@ -72,9 +72,15 @@ class KLAutoencoder(Autoencoder):
         super().__init__(model)
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
-        """Return the model of a published file, in eval mode on the CPU."""
-        return _LAYOUT.load(path, _built, dtype)
+    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
+        """Return the model for published weights; see `WeightLayout.load`."""
+        from diffusers import AutoencoderKL
+
+        width = weights["decoder.conv_in.weight"].shape[1]
+        model: nn.Module = AutoencoderKL(
+            **convolution_sizes(weights), latent_channels=width, scaling_factor=FACTOR
+        )
+        return model
 
     @property
     def width(self) -> int:
@@ -96,13 +102,3 @@ class KLAutoencoder(Autoencoder):
     def _decode(self, latents: Tensor) -> Tensor:
         images: Tensor = self.model.decode(latents).sample
         return images
-
-
-def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
-    from diffusers import AutoencoderKL
-
-    width = weights["decoder.conv_in.weight"].shape[1]
-    model: nn.Module = AutoencoderKL(
-        **convolution_sizes(weights), latent_channels=width, scaling_factor=FACTOR
-    )
-    return model

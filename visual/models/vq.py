@@ -54,6 +54,7 @@ class VQTokenizer(Autoencoder):
 
     kind = "VQModel"
     example = "vq_ds16_c2i.pt"
+    layout = _LAYOUT
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
         config = getattr(model, "config", None)
@@ -68,9 +69,19 @@ class VQTokenizer(Autoencoder):
         self.normalised = normalised
 
     @staticmethod
-    def load_file(path: Path, dtype: torch.dtype) -> nn.Module:
-        """Return the model of a published file, in eval mode on the CPU."""
-        return _LAYOUT.load(path, _built, dtype)
+    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
+        """Return the model for published weights; see `WeightLayout.load`."""
+        from diffusers import VQModel
+
+        book, dim = weights["quantize.embedding.weight"].shape
+        model: nn.Module = VQModel(
+            **convolution_sizes(weights),
+            latent_channels=len(weights["encoder.conv_out.weight"]),
+            num_vq_embeddings=book,
+            vq_embed_dim=dim,
+            lookup_from_codebook=True,
+        )
+        return model
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
@@ -171,20 +182,6 @@ class VQTokenizer(Autoencoder):
                 "256, or codes laid out as [B, h, w]."
             )
         return codes.reshape(-1, side, side)
-
-
-def _built(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
-    from diffusers import VQModel
-
-    book, dim = weights["quantize.embedding.weight"].shape
-    model: nn.Module = VQModel(
-        **convolution_sizes(weights),
-        latent_channels=len(weights["encoder.conv_out.weight"]),
-        num_vq_embeddings=book,
-        vq_embed_dim=dim,
-        lookup_from_codebook=True,
-    )
-    return model
 
 
 class ModelVQ:
