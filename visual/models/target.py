@@ -153,8 +153,11 @@ class ImageTarget(CausalTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [copies * B, n, hidden] of ids i64 [B, n]."""
-        partners = [None, self._partners][: self.copies]
-        return torch.cat([self._embedded(tokens, each) for each in partners])
+        which = (tokens - self.vocab_size).clamp(min=0)
+        codes = self.code_embeddings(tokens.clamp(max=self.vocab_size - 1))
+        conditional = (tokens >= self.vocab_size)[..., None]
+        rows = [which, self._partners[which]][: self.copies]
+        return torch.cat([torch.where(conditional, self._conditions[r], codes) for r in rows])
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
@@ -249,14 +252,6 @@ class ImageTarget(CausalTarget):
         free = (required < 0) | (index < 0) | (index >= len(fixed))
         every = torch.arange(self.vocab_size, device=fixed.device)
         return free[..., None] | (every == required[..., None])
-
-    def _embedded(self, tokens: Tensor, partners: Tensor | None) -> Tensor:
-        """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""
-        which = (tokens - self.vocab_size).clamp(min=0)
-        if partners is not None:
-            which = partners[which]
-        codes = self.code_embeddings(tokens.clamp(max=self.vocab_size - 1))
-        return torch.where((tokens >= self.vocab_size)[..., None], self._conditions[which], codes)
 
     def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return u + s (c - u), [B, k, V], of logits [2 * B, k, V]; c where guidance is off."""
