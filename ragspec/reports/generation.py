@@ -67,13 +67,6 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
     return drafted, accepted
 
 
-def _reason(drafted: int) -> str:
-    """Return why speculation did not pay, given how many tokens were drafted in vain."""
-    if drafted:
-        return f"no drafted token of {drafted} was accepted"
-    return "nothing was drafted, so this was plain decoding"
-
-
 def report_of(
     steps: Sequence[Step],
     tokens: Sequence[int],
@@ -107,6 +100,8 @@ def report_of(
     accepted = tuple(len(accepted_of(step)) for step in steps)
     excess = [each for step in steps for each in step.excess]
     measured = bool(excess) or label.startswith("exact")
+    vain = f"no drafted token of {sum(drafted)} was accepted"
+    reason = reason or (vain if any(drafted) else "nothing was drafted, so this was plain decoding")
     defaults: dict[str, Any] = {"prompt_tokens": 0, "seed": None}
     return Report(
         **(defaults | facts),
@@ -126,7 +121,7 @@ def report_of(
         distinct_4=distinct_share(tokens, 4),
         loop_share=loop_share(tokens),
         budget_sizes=dict(Counter(drafted)),
-        reason=None if any(accepted) else reason or _reason(sum(drafted)),
+        reason=None if any(accepted) else reason,
         accepted_prediction_tokens=accepted_by["prediction"],
         rejected_prediction_tokens=drafted_by["prediction"] - accepted_by["prediction"],
         tv_excess=sum(excess) / max(1, len(tokens)) if measured else None,

@@ -21,16 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ROOT = -1
-
-
 NO_ORIGIN = (-1, -1)
-
-
 PREDICTION = -2  # the document of origins in a predicted output
-
-
 LAYOUT = -3  # the document of origins in the words that a prompt asks for around the answer
-
 
 Ints = NDArray[np.int64]
 

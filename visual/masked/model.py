@@ -155,9 +155,6 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     def __post_init__(self, **kwargs: Any) -> None:
         self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
         super().__post_init__(**kwargs)
-        self._check()
-
-    def _check(self) -> None:
         for name in _COUNTS:
             checked_count(getattr(self, name), name)
         if self.hidden_size % self.num_attention_heads:

@@ -112,9 +112,6 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         self.max_position_embeddings = self.condition_length + self.grid_size**2
         self.tie_word_embeddings = False
         super().__post_init__(**kwargs)
-        self._check()
-
-    def _check(self) -> None:
         width, rest = divmod(self.hidden_size, self.num_attention_heads)
         if rest or width % 4 or self.num_attention_heads % self.num_key_value_heads:
             raise InputError(

@@ -116,8 +116,7 @@ class DraftCache:
             self._visible[slot] = self._visible[parent]
             self._visible[slot, slot] = True
         related = self._visible[before : before + n, : before + n]
-        root = self._root()
-        positions = [root + depth for depth in self._depths]
+        positions = [len(self) - 1 + depth for depth in self._depths]
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
 
@@ -161,10 +160,6 @@ class DraftCache:
         self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
         return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
-
-    def _root(self) -> int:
-        """Return the logical position of the root."""
-        return len(self) - 1
 
     @property
     def drafted(self) -> int:
