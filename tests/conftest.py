@@ -5,8 +5,10 @@ The data directory is found by `--shared DIR`, else by RAGSPEC_SHARED, else besi
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
@@ -66,3 +68,12 @@ def shared(request: pytest.FixtureRequest) -> Path:
 def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the scripts of training/ be imported."""
     monkeypatch.syspath_prepend(str(ROOT / "training"))
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from running in a test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -301,7 +301,8 @@ def _tiny(config: Any) -> dict[str, Any]:
     record = {
         name: value
         for name, value in SIZES.items()
-        if (name in known or default[name] is not _MISSING) and not _derived(config, name)
+        if (name in known or default[name] is not _MISSING)
+        and not isinstance(getattr(type(config), name, None), property)  # it is derived
     }
     for name, part in default.items():
         if isinstance(part, PreTrainedConfig):
@@ -320,10 +321,6 @@ def _get(config: Any, name: str) -> Any:
         return getattr(config, name)
     except Exception:  # not there, or it differs from layer to layer
         return _MISSING
-
-
-def _derived(config: Any, name: str) -> bool:
-    return isinstance(getattr(type(config), name, None), property)
 
 
 def _layers(config: Any) -> dict[str, Any]:

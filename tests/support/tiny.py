@@ -77,19 +77,12 @@ def tokenizer(*, chat: bool = False) -> Any:
     characters are dropped. `chat` adds a chat template.
     """
     from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
 
     characters = [chr(code) for code in range(32, 127)] + ["\n"]
     vocabulary = {character: i for i, character in enumerate(characters)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = decoders.Fuse()
-    instance = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=EOS,
-        pad_token=EOS,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-    )
+    instance = _wrapped(backend)
     if chat:
         instance.chat_template = (
             "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n"
@@ -113,7 +106,6 @@ TEXT = (
 def bpe_tokenizer(vocab_size: int = 320) -> Any:
     """Return a byte-level BPE tokenizer trained on `TEXT`: tokens of several characters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -125,12 +117,16 @@ def bpe_tokenizer(vocab_size: int = 320) -> Any:
         show_progress=False,
     )
     backend.train_from_iterator([TEXT], trainer)
+    return _wrapped(backend)
+
+
+def _wrapped(backend: Any) -> Any:
+    """Return a tokenizer of the tokenizers package as one of transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    cleans, longest = {"clean_up_tokenization_spaces": False}, {"model_max_length": 512}
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=EOS,
-        pad_token=EOS,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
+        tokenizer_object=backend, eos_token=EOS, pad_token=EOS, **cleans, **longest
     )
 
 

@@ -15,6 +15,11 @@ SIDE = 3
 CLASSES = ("red", "green/leaf", "blue")
 
 
+def dice(seed: int = 1) -> torch.Generator:
+    """Return a generator of a call's seeds."""
+    return torch.Generator().manual_seed(seed)
+
+
 def model(condition: str = "class", *, layers: int = 2, codes: int = CODES, seed: int = 0) -> Any:
     """Return a tiny LlamaGen model with laws that are far from flat."""
     inputs: dict[str, Any] = {"num_classes": len(CLASSES), "id2label": dict(enumerate(CLASSES))}

@@ -20,11 +20,6 @@ from ragspec.visual.models.captions import CaptionEncoder
 from tests.support import tiny_images
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images") / "set")
-
-
 def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
     result = find_folder(folder)
     assert result.target == folder / "target" and result.draft == folder / "draft"

@@ -20,16 +20,13 @@ from ragspec.errors import (
 from ragspec.rules.walk import Walk
 from ragspec.visual import ImagePipeline
 from tests.support import image_models, tiny_images
+from tests.support.tiny_images import dice
 
 ALL = tiny_images.SIDE**2
 
 
 def opened(folder: Path, drafter: Any = "model", rule: Any = "exact", **more: Any) -> Any:
     return ImagePipeline.from_pretrained(folder, drafter, rule, **{"budget": 6, **more})
-
-
-def dice(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

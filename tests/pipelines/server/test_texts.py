@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,14 +60,6 @@ def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine)
         assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
     finally:
         serving.close(0.0)
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_no_text_waits_for_the_garbage_collector(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -183,15 +181,7 @@ def test_leaving_early_and_closing_twice(engine: Engine) -> None:
     assert stream.result.report.tokens == 1
 
 
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("steps", [0, 2, NEW])
 def test_a_stream_that_is_dropped_frees_its_cache_at_once(
     steps: int, engine: Engine, monkeypatch: pytest.MonkeyPatch

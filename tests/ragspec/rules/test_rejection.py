@@ -26,6 +26,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import select
 from tests.support import tiny
+from tests.support.codes import sampled as independent
 from tests.support.distributions import (
     Distributions,
     Grow,
@@ -45,10 +46,6 @@ EXACT = 1e-12
 def distinct(*widths: int) -> Grow:
     kind = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
     return partial(grow, widths=widths, draw=draw_distinct, kind=kind)
-
-
-def independent(*widths: int) -> Grow:
-    return partial(grow, widths=widths)
 
 
 def unfinished(nodes: int, *widths: int) -> Grow:
@@ -155,14 +152,10 @@ def test_chain_accepts_with_one_minus_total_variation() -> None:
 
 def test_distinct_candidates_beat_independent_ones() -> None:
     worlds = [Distributions(4, seed) for seed in range(4)]
-    one = np.mean(
-        [mean_length(ChainRejection(), distributions, independent(1)) for distributions in worlds]
-    )
-    repeated = np.mean(
-        [mean_length(MultiStep(), distributions, independent(3)) for distributions in worlds]
-    )
-    struck = np.mean(
-        [mean_length(WithoutReplacement(), distributions, distinct(3)) for distributions in worlds]
+    drafts = zip(RULES[:3], (independent(1), independent(3), distinct(3)), strict=True)
+    one, repeated, struck = (
+        np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
+        for rule, tree in drafts
     )
     assert one + 0.05 < repeated < struck - 0.01
 

@@ -14,7 +14,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline
 from tests.support import image_models, tiny_images
-from tests.support.tiny_images import CODES, SIDE
+from tests.support.tiny_images import CODES, SIDE, dice
 from tests.visual.models.test_llamagen_checkpoint import published as published_weights
 
 LENGTH, WIDTH = 4, 224
@@ -22,10 +22,6 @@ LENGTH, WIDTH = 4, 224
 
 def opened(model: Any, drafter: Any = "jacobi", **settings: Any) -> Any:
     return ImagePipeline(model, tiny_images.tokenizer(), drafter, budget=6, **settings)
-
-
-def dice(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def features(*sizes: int) -> list[torch.Tensor]:

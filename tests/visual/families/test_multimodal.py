@@ -23,6 +23,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.call import ImageCall
 from tests.support import tiny_images, tiny_prompted
+from tests.support.tiny_images import dice
 from tests.support.tiny_prompted import BOOK, FIRST, LINE, SIDE, Seeded
 
 FAMILIES = ("janus", "emu3", "chameleon")
@@ -51,17 +52,16 @@ def sized(kind: str, height: int = SIDE, width: int = SIDE) -> dict[str, int]:
     return {"height": 2 * height, "width": 2 * width} if kind == "emu3" else {}
 
 
-def dice(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def padded(pipe: Any) -> Any:
+    written = [f"User {text} *<boi>" for text in PROMPTS]
+    return pipe.family.text_tokenizer(written, padding=True, return_tensors="pt")
 
 
 def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
     """Return the codes [R, n] that the model's own generate draws, prompts padded by the tokenizer.
 
     Its noise is replaced by the project's, by a processor that comes last."""
-    read = pipe.family.text_tokenizer(
-        [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
-    )
+    read = padded(pipe)
     chosen = Seeded(sampling, seeds, list(range(BOOK)))
     instance = pipe.model
 
@@ -84,12 +84,8 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
 def test_janus_draws_what_its_generate_draws() -> None:
     pipe = opened("janus")
     out = pipe(PROMPTS, temperature=0.0, guidance_scale=SCALE, output_type="pt")
-    read = pipe.family.text_tokenizer(
-        [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
-    )
-    sample = pipe.model.generate(
-        **read, generation_mode="image", guidance_scale=SCALE, do_sample=False
-    )
+    settings = {"generation_mode": "image", "guidance_scale": SCALE, "do_sample": False}
+    sample = pipe.model.generate(**padded(pipe), **settings)
     assert torch.equal(out.codes.flatten(1), sample)
     assert len({tuple(row) for row in sample.tolist()}) == len(PROMPTS)
     pictures = pipe.model.decode_image_tokens(sample).permute(0, 3, 1, 2).float()

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule, StopState
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
@@ -75,12 +79,11 @@ def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
     schedule = LearnedSchedule(STEPS, FLOOR)
     target = MaskedTarget(instance, schedule, torch.tensor([1]), noises, SCALE, ahead=3)
     drafter = LatentDrafter(None, target, 3, 0.0)
+    empty, stop = DraftTree.empty(), StopState(StopRule(frozenset(), 9))
+    distribution = TokenDistribution(Sampling(temperature=1.0), noises[0], 1)
     with target.open(1, 0) as session:
-        states = session.verify([target.prompt(0)], [_empty()])
-        view = target.open_view(
-            states[0], _empty(), _distribution(noises[0]), _stop(), target.prompt(0)
-        )
-        target.draw([view])
+        states = session.verify([target.prompt(0)], [empty])
+        target.draw([target.open_view(states[0], empty, distribution, stop, target.prompt(0))])
     assert [target.guess(0, index) for index in range(5)] == [*range(1, 5), None]
     whole = target.read([0], [[]])[0]
     expected = target.at(whole, 0, [2])
@@ -88,25 +91,6 @@ def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
     again = target.add(expected, noise, [2])[0]
     assert torch.allclose(target.table.latents[again], target.table.latents[3], atol=1e-12)
     assert drafter.name == "jacobi"
-
-
-def _empty() -> Any:
-    from ragspec.trees.draft_tree import DraftTree
-
-    return DraftTree.empty()
-
-
-def _distribution(noise: NoiseStream) -> Any:
-    from ragspec.sampling.distribution import TokenDistribution
-    from ragspec.sampling.settings import Sampling
-
-    return TokenDistribution(Sampling(temperature=1.0), noise, 1)
-
-
-def _stop() -> Any:
-    from ragspec.sampling.stopping import StopRule, StopState
-
-    return StopState(StopRule(frozenset(), 9))
 
 
 def test_bad_input_is_refused() -> None:

@@ -18,12 +18,10 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.visual.rules import lantern
-from ragspec.visual.rules import tv_budget as variation
-from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
 from ragspec.visual.rules.tv_budget import TVBudget, position_excess
 from tests.ragspec.rules.test_walk import plain
-from tests.support.codes import broken, codebook, coupled, fixed, neighbours, sampled
+from tests.support.codes import broken, coupled, fixed, sampled
 from tests.support.distributions import (
     Distributions,
     DistributionTarget,
@@ -34,10 +32,7 @@ from tests.support.distributions import (
     grow,
 )
 from tests.support.enumeration import Tokens, enumerate_outcomes
-
-CODES = 8
-TABLE = neighbours(CODES, 6)
-PARTITION = CodePartition.build(codebook(CODES), 3)
+from tests.visual.rules.test_lantern import CODES, PARTITION, TABLE
 
 
 def draw_picture(
@@ -220,4 +215,3 @@ def test_position_excess_has_a_figure_for_each_token() -> None:
     assert position_excess(steps, "exact").tolist() == [0.0, 0.1, 0.2, 0.0]
     unknown = position_excess(steps, "approximate")
     assert np.isnan(unknown[0]) and unknown[1:].tolist() == [0.1, 0.2, 0.0]
-    assert variation.APPROXIMATE == "approximate"
