@@ -107,21 +107,17 @@ def test_a_mask_takes_the_padding_out_wherever_it_is() -> None:
     assert encoded(ids.numpy(), mask.numpy()) == ([[5, 6], [7, 8]], False)
 
 
-def type_name(value: Any) -> str:
-    """Name a case by its type: the texts of some objects differ from process to process."""
-    return type(value).__name__
-
-
 NO_PROMPT = [None, 5, 5.0, b"abc", {"a": 1}, {5, 6}, iter([5, 6]), object(), [], "", [[]], [None]]
 MIXED = [["a", ""], ["a", 5], [5, "a"], [5, 6.5], [5, None], [5.0, 6.0], [True, False]]
 MIXED += [[*CHAT, "b"], ["b", *CHAT], [[5, 6], 7], [5, [6, 7]], [["a", "b"]], [[[5, 6]]]]
 SHAPES = [torch.zeros(shape, dtype=torch.int64) for shape in ((), 0, (0, 4), (2, 0), (1, 1, 1))]
 ARRAYS = [np.array(["a", "b"]), np.array([1.5]), np.array([None]), torch.tensor([0.5])]
 ARRAYS += [torch.tensor([True]), [torch.tensor(5)], [torch.tensor([[5, 6], [7, 8]])]]
-OUTSIDE = [[97], [-1], [1 << 70]]
+RUBBISH = [*NO_PROMPT, *MIXED, *SHAPES, *ARRAYS, [97], [-1], [1 << 70]]
 
 
-@pytest.mark.parametrize("rubbish", [*NO_PROMPT, *MIXED, *SHAPES, *ARRAYS, *OUTSIDE], ids=type_name)
+# Cases are named by type: the texts of some objects differ from process to process.
+@pytest.mark.parametrize("rubbish", RUBBISH, ids=lambda each: type(each).__name__)
 def test_rubbish_is_refused(rubbish: Any) -> None:
     with pytest.raises(InputError, match=r"expected|give at least"):
         encoded(rubbish, chat=True)

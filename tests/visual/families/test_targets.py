@@ -66,10 +66,6 @@ def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]
     return [each.tokens for each in results]
 
 
-def rows_of(kind: str) -> list[int]:
-    return [0] if kind == "imagegpt" else [0, 1]
-
-
 def test_greedy_decoding_of_imagegpt_is_that_of_the_model() -> None:
     start = torch.tensor([[BOOK]])
     sample = model("imagegpt").generate(
@@ -83,7 +79,7 @@ def test_greedy_decoding_of_imagegpt_is_that_of_the_model() -> None:
 @KINDS
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, seed=2)])
 def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> None:
-    instance, rows = target(kind), rows_of(kind)
+    instance, rows = target(kind), [0] if kind == "imagegpt" else [0, 1]
     plain = draw(Engine(instance, None, drafter=None), rows, sampling)
     assert len({tuple(tokens) for tokens in plain}) == len(rows)  # the prompt matters
     assert all(len(set(tokens)) > 3 for tokens in plain)

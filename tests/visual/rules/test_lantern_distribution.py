@@ -81,13 +81,8 @@ def test_sampled_candidates_shift_the_distribution_by_the_mean_excess_at_most() 
             lambda noise, dists=distributions: excess_of(rule, dists, noise)  # type: ignore[misc]
         )
         mean = sum(weight * text[-1] for text, weight in outcomes.items())
-        assert (
-            variation(
-                first_distribution(rule, distributions, sampled(1)),
-                distribution_after(distributions),
-            )
-            <= mean + 1e-12
-        )
+        first = first_distribution(rule, distributions, sampled(1))
+        assert variation(first, distribution_after(distributions)) <= mean + 1e-12
 
 
 def excess_of(rule: Rule, distributions: Distributions, noise: NoiseStream) -> Any:
