@@ -306,6 +306,8 @@ class ImagePipeline:
         Raises:
             InputError, SamplingError, PromptTooLongError, ModelError: An argument is refused.
         """
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
         call = ImageCall.of({"prompt": prompt, "class_labels": class_labels, **settings})
         self.family.check(call)
         raster = self.family.sized(call.height, call.width)
@@ -313,15 +315,11 @@ class ImagePipeline:
         count = call.num_images_per_prompt
         rows = [row for row in range(len(conditions)) for _ in range(count)]
         seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
-        with closing(self._progress_bar(len(rows) * raster.tokens)) as bar, as_loaded(self.device):
+        progress_bar = tqdm(total=len(rows) * raster.tokens, **self._bar)
+        with closing(progress_bar) as bar, as_loaded(self.device):
             state = CallState(self, call, conditions, raster, bar)
             samples = state.generate(rows, seeds, scales)
             return self._output(samples, seeds, call, state.images)
-
-    def _progress_bar(self, total: int) -> Any:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-        return tqdm(total=total, **self._bar)
 
     def _output(
         self, samples: ImageSamples, seeds: Sequence[int], call: ImageCall, images: dict[int, Any]

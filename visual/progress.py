@@ -18,7 +18,7 @@ class Progress:
 
     Args:
         pipeline: Passed to the callback.
-        bar: Counts tokens by `update`.
+        bar: An attribute, too. Counts tokens by `update`.
         images: B.
         raster: The grid; the callback receives only the codes.
         side_by_side: Images in a batch.
@@ -42,7 +42,7 @@ class Progress:
         on_image: Callable[[int, list[int]], None] | None = None,
         tensor: tuple[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
-        self._pipeline, self._bar = pipeline, bar
+        self._pipeline, self.bar = pipeline, bar
         self._callback, self._on_image = callback, on_image
         self._side_by_side, self._raster = side_by_side, raster
         self._name, self._numbers = tensor or ("codes", torch.clone)
@@ -60,13 +60,9 @@ class Progress:
         start, new = self._counts[row], len(step.tokens)
         self._tokens[row, start : start + new] = torch.tensor(step.tokens)
         self._counts[row] = start + new
-        self.advance(new)
+        self.bar.update(new)
         if self._on_image is not None and start < start + new == self._raster.tokens:
             self._on_image(row, self._tokens[row].tolist())
-
-    def advance(self, tokens: int) -> None:
-        """Advance the bar."""
-        self._bar.update(tokens)
 
     def finish(self) -> None:
         """End a forward: call the callback and check the tensor that it returns."""

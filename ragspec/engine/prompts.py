@@ -89,7 +89,8 @@ def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> Encode
         return EncodedPrompts([_tokenize("a prompt", prompts, tokenizer)], True)
     if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
         return _from_list(prompts, tokenizer)
-    raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
+    kind = "an empty" if isinstance(prompts, Sequence) and not prompts else "an object of type"
+    raise InputError(f"got {kind} {type(prompts).__name__} as a prompt; {_FORMS}")
 
 
 def _numbered(number: int, of: int) -> str:
@@ -131,7 +132,10 @@ def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
 
 
 def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
-    ids = prompt if isinstance(prompt, Tensor) else _as_ids(prompt)
+    ids = prompt
+    if isinstance(prompt, np.ndarray):  # others than integers are refused below
+        whole = prompt.dtype.kind in "iu"
+        ids = torch.from_numpy(prompt.astype(np.int64)) if whole else torch.empty(0)
     if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
             f"got a tensor of {prompt.dtype} with shape {list(prompt.shape)} as a prompt; expected "
@@ -267,17 +271,6 @@ def _is_id(value: Any) -> bool:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
-
-
-def _as_ids(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return an array of integers as i64; any other becomes an empty float tensor."""
-    return torch.from_numpy(array.astype(np.int64)) if array.dtype.kind in "iu" else torch.empty(0)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Sequence) and len(value) == 0:
-        return f"an empty {type(value).__name__}"
-    return f"an object of type {type(value).__name__}"
 
 
 def well_formed(text: str) -> str:

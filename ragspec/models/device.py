@@ -165,16 +165,12 @@ def rounds(model: torch.nn.Module, device: torch.device) -> bool:
 
     They do below float32, in its fast modes, and in modules that quantise their inputs.
     """
-    if any(_is_narrow(each) for each in model.parameters()):
+    dtypes = {each.dtype for each in model.parameters()}
+    if any(not each.is_floating_point or torch.finfo(each).bits < 32 for each in dtypes):
         return True
     if any("quant" in type(each).__module__ for each in model.modules()):
         return True
     fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
     if device.type not in ("cpu", "meta"):
         fast = fast or bool(torch.backends.cuda.matmul.allow_tf32)
-    return fast and any(each.dtype is torch.float32 for each in model.parameters())
-
-
-def _is_narrow(weight: torch.Tensor) -> bool:
-    """Return whether a weight is quantised, or of a dtype below float32."""
-    return not weight.is_floating_point() or torch.finfo(weight.dtype).bits < 32
+    return fast and torch.float32 in dtypes

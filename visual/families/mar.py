@@ -242,7 +242,7 @@ class Mar(LatentFamily):
 
         def after(done: int, latents: Tensor) -> bool:
             nonlocal before
-            progress.advance(count * (done - before))
+            progress.bar.update(count * (done - before))
             before = done
             progress.report(done, latents.clone())
             return not progress.interrupted

@@ -56,7 +56,10 @@ class LearnedSchedule:
         self.steps = count
         stride = (TRAINED - 1) / (count - 1)
         self.times = [round(step * stride) for step in range(count)]
-        self.alphas_cumprod = (1.0 - _betas()).cumprod(0)[self.times]
+        times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
+        signal = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
+        added = (1.0 - signal[1:] / signal[:-1]).clamp(max=_MOST_BETA)  # the noise of each step
+        self.alphas_cumprod = (1.0 - added).cumprod(0)[self.times]
         before = torch.cat([self.alphas_cumprod.new_ones(1), self.alphas_cumprod[:-1]])
         betas = 1.0 - self.alphas_cumprod / before
         self.to_clean = betas * before.sqrt() / (1.0 - self.alphas_cumprod)
@@ -91,13 +94,6 @@ class LearnedSchedule:
 def _at(table: Tensor, step: Step, like: Tensor) -> Tensor:
     """Return the entry of a table f64 [T] for a step, or the entries [n, 1] for steps [n]."""
     return table[step - 1].to(like)[..., None]
-
-
-def _betas() -> Tensor:
-    """Return the share of noise that each of the 1,000 steps adds, f64 [1000]."""
-    times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
-    signal = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
-    return (1.0 - signal[1:] / signal[:-1]).clamp(max=_MOST_BETA)
 
 
 def masked_counts(places: int, iterations: int) -> list[int]:

@@ -39,11 +39,6 @@ def relaxed() -> dict[str, str]:
     return {name: setting for name, setting in every.items() if setting is not None}
 
 
-def settings_of(rule: Any) -> set[str]:
-    """Return the settings of a relaxed rule, without `k`: the table determines it."""
-    return set(signature(rule).parameters) - {"k"} if rule.relaxed_by is not None else set()
-
-
 def default_neighbours(codes: int, rule: str = "lantern") -> int:
     """Return k for a code-book of `codes` codes; at most 10 for LANTERN++."""
     k = max(1, min(codes - 1, round(codes / 25)))
@@ -99,7 +94,9 @@ def make_rule(
     if name != EXACT and name not in names("rule"):
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
     rule_class = resolve("rule", "walk" if name == EXACT else name)
-    allowed = settings_of(rule_class)
+    allowed = set[str]()
+    if rule_class.relaxed_by is not None:
+        allowed = set(signature(rule_class).parameters) - {"k"}  # which the table determines
     check_settings(name, inputs, allowed)
     if "neighbours" in allowed:
         k = default_neighbours(len(codebook), name) if neighbours is None else neighbours

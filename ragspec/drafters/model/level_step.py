@@ -93,10 +93,7 @@ class ReadPlaces:
         ]
 
 
-@lru_cache(maxsize=64)
-def read_places(tree: TreeShape, levels: int) -> ReadPlaces:
-    """Return the places that a step over the first levels of a tree reads."""
-    return ReadPlaces(tree, levels)
+read_places = lru_cache(maxsize=64)(ReadPlaces)
 
 
 class LevelStep(FixedStep):

@@ -7,7 +7,7 @@ weights as torch stores them. A tree is verified by a bias on its scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,9 @@ def in_onnx(
     config, info = model.config, helper.make_tensor_value_info
     layers, width = config.num_hidden_layers, model.model.layers[0].self_attn.head_dim
     ids = info("ids", TensorProto.INT64, [1, "S"]), info("rows", TensorProto.INT64, ["k"])
-    states = dict.fromkeys((*_input_outputs(layers), "states"), config.hidden_size)
+    # Each output costs time, so few inputs of layers are outputs.
+    taps = (f"layer{i}.before.sum" for i in sorted({*usual_taps(layers)} - {0}))
+    states = dict.fromkeys((*taps, "states"), config.hidden_size)
     outputs = *of_width(states), info("logits", TensorProto.FLOAT, [1, "k", config.vocab_size])
     return declare(graph, ids, outputs, (layers, config.num_key_value_heads, width), places)
 
@@ -202,7 +204,8 @@ def declare(
     """
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short = TensorProto.FLOAT, TensorProto.INT32
-    caches, size = list(cache_names(layers)), [1, heads, "C", width]
+    caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
+    size = [1, heads, "C", width]
     every = [
         *inputs,
         info("positions", TensorProto.INT64, [1, "S"]),
@@ -219,14 +222,3 @@ def declare(
         for name, weight in graph.weights.items()
     ]
     return serialized(helper.make_graph(graph.nodes, "model", every, results, weights))
-
-
-def _input_outputs(layers: int) -> list[str]:
-    """Return the names of the inputs of layers that are outputs: each output costs time."""
-    return [f"layer{i}.before.sum" for i in sorted({*usual_taps(layers)} - {0})]
-
-
-def cache_names(layers: int) -> Iterator[str]:
-    """Yield the names of the keys and values of each layer."""
-    for i in range(layers):
-        yield from (f"key{i}", f"value{i}")

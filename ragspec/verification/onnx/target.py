@@ -221,7 +221,8 @@ class OnnxTarget(CausalTarget):
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
         single = isinstance(view, TreeView) and view.hidden is None and not cache.packed
-        layers = self._tapped()
+        every = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
+        layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
         if not isinstance(view, TreeView) or not single or not self.runs_alone(layers):
             return super().forward(tokens, view, cache, keep)
         (row,), n = cache.rows, tokens.shape[1]
@@ -265,11 +266,6 @@ class OnnxTarget(CausalTarget):
         names = [output.name for output in self._runner.session.inner.get_outputs()]
         matches = [(re.fullmatch(r"layer(\d+)\.before\.sum", name), name) for name in names]
         return {int(match[1]): name for match, name in matches if match}
-
-    def _tapped(self) -> dict[int, nn.Module]:
-        """Return the layers whose inputs somebody reads, by number; see `Taps`."""
-        layers = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
-        return {i: layer for i, layer in layers if layer._forward_pre_hooks}
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""
