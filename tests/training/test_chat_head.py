@@ -68,8 +68,7 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     answers.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     work, out = tmp_path / "work", tmp_path / "head"
     template = f"--shared {shared} --answers {answers} --work {work} --out {out} --model {model}"
-    more = (
-    )
+    more = "--dtype float32 --passages 6 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
     monkeypatch.setattr("sys.argv", ["chat_head.py", *template.split(), *more.split()])
     scripts[1].main()
     written = capsys.readouterr().out.splitlines()
