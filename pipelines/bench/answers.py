@@ -92,19 +92,12 @@ def answers(options: AnswersBenchOptions) -> None:
 
     items = read_questions(options.questions)
     terminal = Terminal()
-    documents = options.documents
     with terminal.working("reading the documents"):
-        qa = documents.open(terminal)
+        qa = options.documents.open(terminal)
     assert qa is not None
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
-    answerer = DocQA(
-        qa.retriever,
-        engine=engine,
-        top_k=documents.top_passages,
-        prompt=documents.prompt,
-        system=documents.system,
-    )
+    answerer = DocQA(qa.retriever, engine=engine, **options.documents.settings)
     with progress(terminal, "answering") as show:
         rows = measure_answers(answerer, items, options.max_new_tokens, show)
     figures = summary(rows)

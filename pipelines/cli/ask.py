@@ -90,14 +90,7 @@ def ask(options: AskOptions) -> None:
     from ragspec.pipelines.answering.docqa import DocQA
 
     def over(qa: DocQA, engine: Engine, plain: bool) -> DocQA:
-        documents = options.documents
-        return DocQA(
-            qa.retriever,
-            engine=engine,
-            top_k=documents.top_passages,
-            prompt=documents.prompt,
-            system=documents.system,
-        )
+        return DocQA(qa.retriever, engine=engine, **options.documents.settings)
 
     answer(options, over)
 

@@ -57,18 +57,11 @@ def chat(options: ChatOptions) -> None:
     """Talk with a chat model, over documents or without; each turn is read once."""
     from ragspec.pipelines.answering.conversation import Conversation
 
-    documents = options.documents
     terminal = Terminal()
     with terminal.working("loading the model and reading the documents"):
-        qa = documents.open(terminal)
+        qa = options.documents.open(terminal)
         engine = options.engine.load_engine()
-        conversation = Conversation(
-            engine,
-            qa,
-            system=documents.system,
-            top_k=documents.top_passages,
-            prompt=documents.prompt,
-        )
+        conversation = Conversation(engine, qa, **options.documents.settings)
     sampling, limit = options.sampling.settings_for(engine), options.sampling.max_new_tokens
     session = ChatSession(conversation, sampling, limit or NEW_TOKENS, terminal)
     if options.question is not None:

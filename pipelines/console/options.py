@@ -17,7 +17,7 @@ from ragspec.pipelines.console.records import Setting, split
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
     from ragspec.pipelines.console.terminal import Terminal
     from ragspec.sampling.settings import Sampling
 
@@ -316,6 +316,11 @@ class DocumentOptions(SearchOptions):
             from ragspec.pipelines.answering.template import find_template
 
             find_template(self.prompt, self.system)
+
+    @property
+    def settings(self) -> PromptSettings:
+        """The arguments of an `Answerer`."""
+        return {"top_k": self.top_passages, "prompt": self.prompt, "system": self.system}
 
 
 @dataclass(frozen=True, slots=True)
