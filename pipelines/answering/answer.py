@@ -90,7 +90,9 @@ class Answer:
         texts = [each.text for each in sentences]
         ends = list(accumulate(len(text) + 1 for text in texts))
         citations = tuple(
-            Citation.of(each, end - 1 - len(text), number)
+            Citation.of(
+                each.hit.document, (each.start, each.end), (end - 1 - len(text), end - 1), number
+            )
             for number, (each, text, end) in enumerate(zip(sentences, texts, ends, strict=True), 1)
         )
         return cls(

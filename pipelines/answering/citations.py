@@ -15,8 +15,7 @@ from typing import Self
 
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import accepted_of
-from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.sentences import Sentence
+from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.text import Span, sentence_spans
 from ragspec.rules.base import Step
 
@@ -52,19 +51,17 @@ class Citation:
     page: int | None = None
 
     @classmethod
-    def of(cls, sentence: Sentence, answer_start: int, passage: int) -> Self:
-        """Return the citation of a whole sentence at a character of the answer."""
-        return cls(
-            document=sentence.hit.document.name,
-            start=sentence.start,
-            end=sentence.end,
-            answer_start=answer_start,
-            answer_end=answer_start + sentence.end - sentence.start,
-            passage=passage,
-            matched_by="match",
-            place=sentence.place,
-            page=sentence.hit.document.page_of(sentence.start),
-        )
+    def of(
+        cls,
+        document: Document,
+        characters: Span,
+        answer: Span,
+        passage: int,
+        matched_by: str = "match",
+    ) -> Self:
+        """Return the citation of characters of a document at those of the answer."""
+        place, page = document.place(*characters), document.page_of(characters[0])
+        return cls(document.name, *characters, *answer, passage, matched_by, place, page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +93,13 @@ def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
         for quote in without_overlaps(quotes(answer, texts))
     ]
     chosen.sort(key=lambda quote: quote.answer_start)
-    return [citation(quote, prompt.hits[quote.hit], prompt.first + quote.hit) for quote in chosen]
-
-
-def citation(quote: Quote, hit: Hit, number: int) -> Citation:
-    """Turn a quotation of a passage of this number into one of its document."""
-    start = hit.passage.start + quote.start
-    return Citation(
-        document=hit.document.name,
-        start=start,
-        end=hit.passage.start + quote.end,
-        answer_start=quote.answer_start,
-        answer_end=quote.answer_end,
-        passage=number,
-        matched_by=quote.matched_by,
-        place=hit.document.place(start, hit.passage.start + quote.end),
-        page=hit.document.page_of(start),
-    )
+    citations = []
+    for quote in chosen:
+        hit = prompt.hits[quote.hit]
+        characters = hit.passage.start + quote.start, hit.passage.start + quote.end
+        answered, number = (quote.answer_start, quote.answer_end), prompt.first + quote.hit
+        citations.append(Citation.of(hit.document, characters, answered, number, quote.matched_by))
+    return citations
 
 
 def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, int]]:
