@@ -59,6 +59,8 @@ def draw(
     ] = None,
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
+    from PIL.PngImagePlugin import PngInfo
+
     from ragspec.sampling.settings import fresh_seed
 
     terminal = Terminal()
@@ -71,10 +73,14 @@ def draw(
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
     seed = fresh_seed() if options.seed is None else options.seed
     described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
-    paths = free_paths(out, f"{_slug(', '.join(options.subjects))}-{seed}", len(described))
+    stem = f"{_slug(', '.join(options.subjects))}-{seed}"
+    every = (out / f"{stem}-{each}.png" for each in count())
+    paths = list(islice((path for path in every if not path.exists()), len(described)))
 
     def save(number: int, image: Any) -> None:
-        save_image(image, paths[number], described[number])
+        info = PngInfo()
+        info.add_text(KEY, json_text.dumps(described[number], sort_keys=True))
+        image.save(paths[number], pnginfo=info)
 
     output = pipe(**options.arguments(), seed=seed, on_image=save)
     figures = summarise_images(output)
@@ -149,21 +155,6 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
         {"subject": options.subjects[number // options.n], "seed": seed + number, **common}
         for number in range(total)
     ]
-
-
-def free_paths(out: Path, stem: str, number: int) -> list[Path]:
-    """Return paths of no file for some images: the stem and the next numbers."""
-    paths = (out / f"{stem}-{each}.png" for each in count())
-    return list(islice((path for path in paths if not path.exists()), number))
-
-
-def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
-    """Write a PNG with the description of its settings."""
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    info.add_text(KEY, json_text.dumps(description, sort_keys=True))
-    image.save(path, pnginfo=info)
 
 
 def _slug(text: str) -> str:
