@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.page.run_view import RunView, run_view
-from ragspec.pipelines.page.tree_view import DraftView, draft_views
+from ragspec.pipelines.page.run_view import run_view
+from ragspec.pipelines.page.tree_view import draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
 
 TEMPLATES = Path(__file__).parent
@@ -34,8 +33,14 @@ def write_page(trace: Path | str, out: Path | str) -> None:
 
 
 def trace_page(trace: Trace) -> str:
-    """Return the page of a trace as HTML."""
-    return render(run_view(trace), draft_views(trace))
+    """Return the page of a trace as HTML; without drafts it has no script.
+
+    The page opens at the step with the longest accepted path.
+    """
+    drafts = draft_views(trace)
+    chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
+    values = {"run": run_view(trace), "drafts": drafts, "chosen": chosen}
+    return render_template("page.html.j2", **values, script=_script() if drafts else None)
 
 
 def save(page: str, out: Path | str) -> None:
@@ -51,16 +56,6 @@ def save(page: str, out: Path | str) -> None:
             f"cannot write the page to {str(out)!r} ({error.strerror}): expected a file in an "
             "existing, writable folder. Choose another path with -o."
         ) from error
-
-
-def render(run: RunView, drafts: Sequence[DraftView] = ()) -> str:
-    """Return the page of one run as HTML; without `drafts` it has no script.
-
-    The page opens at the step with the longest accepted path.
-    """
-    chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
-    values = {"run": run, "drafts": drafts, "chosen": chosen}
-    return render_template("page.html.j2", **values, script=_script() if drafts else None)
 
 
 def _script() -> dict[str, str]:
