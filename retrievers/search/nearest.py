@@ -6,10 +6,9 @@ on the number of queries in a call nor on threads or kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +39,6 @@ class Exact:
     """
 
     kind = FLAT
-    parameters: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, vectors: Floats) -> None:
         self._vectors = vectors
@@ -141,9 +139,6 @@ class Approximate:
     """
 
     kind = HNSW
-    parameters: Mapping[str, int] = MappingProxyType(
-        {"links": HNSW_LINKS, "built": HNSW_BUILT, "searched": SEARCHED}
-    )
 
     def __init__(self, index: Any) -> None:
         self._index = index

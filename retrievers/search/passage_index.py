@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -107,6 +108,7 @@ class PassageIndex:
         dense: str = FLAT,
         sparse: bool = True,
         paths: Iterable[str | os.PathLike[str]] = (),
+        known: Mapping[str, Floats] = MappingProxyType({}),
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
@@ -116,6 +118,7 @@ class PassageIndex:
             dense: "exact", or "hnsw", an approximate index of faiss for many passages.
             sparse: Whether to index words for BM25.
             paths: Files and folders that were read, recorded for `upkeep.refresh`.
+            known: See `DenseIndex.build`.
             on_progress: Called with the stage, the passages done, and all passages.
 
         Raises:
@@ -130,7 +133,9 @@ class PassageIndex:
         by_meaning = None
         if embedder is not None:
             model = load_embedder(embedder)
-            by_meaning = DenseIndex.build(texts, model, kind=dense, on_progress=on_progress)
+            by_meaning = DenseIndex.build(
+                texts, model, kind=dense, known=known, on_progress=on_progress
+            )
         on_progress("indexing words", 0, len(texts))
         return cls(
             documents,
@@ -147,18 +152,15 @@ class PassageIndex:
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
         """Return an index of other documents; passages of this index are not embedded again."""
-        documents = tuple(documents)
-        passages = split_documents(documents, origin.words)
-        texts = [searched_text(documents[p.document], p) for p in passages]
-        dense = None
-        if self.dense is not None:
-            old = [searched_text(self.documents[p.document], p) for p in self.passages]
-            known = dict(zip(old, self.dense.vectors, strict=True))
-            model, kind = self.dense.embedder, self.dense.nearest.kind
-            dense = DenseIndex.build(texts, model, kind=kind, known=known, on_progress=on_progress)
-        on_progress("indexing words", 0, len(texts))
-        sparse = SparseIndex.build(texts) if self.sparse is not None and texts else None
-        return PassageIndex(documents, passages, dense=dense, sparse=sparse, origin=origin)
+        options: dict[str, Any] = {"embedder": None}
+        if (dense := self.dense) is not None:
+            texts = (searched_text(self.documents[p.document], p) for p in self.passages)
+            known = dict(zip(texts, dense.vectors, strict=True))
+            options = {"embedder": dense.embedder, "dense": dense.nearest.kind, "known": known}
+        options |= {"sparse": self.sparse is not None, "on_progress": on_progress}
+        index = PassageIndex.build(documents, words=origin.words, **options)
+        index.origin = origin
+        return index
 
     @property
     def mode(self) -> SearchMode:
@@ -274,7 +276,7 @@ class PassageIndex:
             "documents": len(self.documents),
             "passages": len(self.passages),
             "embedder": dense.embedder.name if dense else None,
-            "dense": {"kind": dense.nearest.kind, **dense.nearest.parameters} if dense else None,
+            "dense": {"kind": dense.nearest.kind} if dense else None,
             "sparse": self.sparse is not None,
             "origin": asdict(self.origin),
         }
