@@ -16,7 +16,7 @@ A further forward of the draft model over the other retrieved nodes was built an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -106,17 +106,34 @@ class RasdSession(FuseSession):
         looks = [each.drafter.kind is DraftKind.DETERMINISTIC for each in self._sources]
         place = looks[::-1].index(drafter.drafters[-1].kind is DraftKind.DETERMINISTIC)
         self._model: int | None = len(looks) - 1 - place
-        self._grace = _Grace(drafter.grace or 0.0)
+        self._ratio = Ratio()  # how often the target takes pruned tokens
+        # Claims of this step's pruned tokens, by (node of the draft tree, token).
+        self._watched: dict[tuple[int, int], float] = {}
+        self._place: dict[tuple[int, int], int] = {}
         self.pruned = 0
+
+    @property
+    def share(self) -> float:
+        """The share of its acceptance that a pruned branch keeps; 0 drops it."""
+        grace = self._drafter.grace
+        return 0.0 if grace is None else min(self._ratio.share(_PRIOR, grace), 1.0)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` likeliest nodes of the fused tree."""
-        self._grace.begin()
+        self._watched, self._place = {}, {}
         return super().propose(context, budget)
 
     def observe(self, step: Step) -> None:
-        """Pass the step to every source, and learn how pruned branches fared."""
-        self._grace.learn(step.tokens)
+        """Pass the step to every source, and count the pruned tokens on the accepted path."""
+        node: int | None = ROOT
+        for token in step.tokens if self._watched else ():
+            if node is None:
+                break
+            for (above, pruned), claim in self._watched.items():
+                if above == node:
+                    self._ratio.learn(claim, pruned == token, _DECAY)
+            node = self._place.get((node, token))
+        self._watched, self._place = {}, {}
         super().observe(step)
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
@@ -162,8 +179,7 @@ class RasdSession(FuseSession):
         Args:
             place: The draft tree's nodes by (parent, token); other nodes have no distribution.
         """
-        grace = self._grace
-        share = 0.0 if self._drafter.grace is None else grace.share
+        share = self.share
         at: list[int | None] = []  # the same node of the draft tree
         scale: list[float] = []
         claimed = tree.accept_prob.tolist()
@@ -173,52 +189,14 @@ class RasdSession(FuseSession):
             if above is not None and above in distributions and token not in distributions[above]:
                 self.pruned += 1
                 claim = claimed[node] / (1.0 if parent == ROOT else claimed[parent] or 1.0)
-                grace.watch(above, token, claim)
+                self._watched[above, token] = max(claim, self._watched.get((above, token), 0.0))
                 factor *= share
             scale.append(factor)
-        grace.place = place
+        self._place = place
         if min(scale) == 1.0:
             return tree
         scaled = replace(tree, accept_prob=tree.accept_prob * np.asarray(scale, dtype=np.float32))
         return scaled if share else select(scaled, [i for i, chosen in enumerate(scale) if chosen])
-
-
-@dataclass(slots=True)
-class _Grace:
-    """How often the target takes tokens that the draft model's distribution has pruned.
-
-    Attributes:
-        watched: Claims of this step's pruned tokens, by (node of the draft tree, token).
-    """
-
-    start: float
-    ratio: Ratio = field(default_factory=Ratio)
-    watched: dict[tuple[int, int], float] = field(default_factory=dict)
-    place: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    @property
-    def share(self) -> float:
-        """The share of its acceptance that a pruned branch keeps."""
-        return min(self.ratio.share(_PRIOR, self.start), 1.0)
-
-    def begin(self) -> None:
-        self.watched = {}
-        self.place = {}
-
-    def watch(self, node: int, token: int, claim: float) -> None:
-        self.watched[node, token] = max(claim, self.watched.get((node, token), 0.0))
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Count every pruned token below the nodes on the accepted path."""
-        node: int | None = ROOT
-        for token in tokens if self.watched else ():
-            if node is None:
-                break
-            for (above, pruned), claim in self.watched.items():
-                if above == node:
-                    self.ratio.learn(claim, pruned == token, _DECAY)
-            node = self.place.get((node, token))
-        self.begin()
 
 
 def _pairs(tree: DraftTree) -> list[tuple[int, int]]:

@@ -97,11 +97,11 @@ def test_a_pruned_branch_keeps_a_share_of_its_accept_prob() -> None:
 def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> None:
     draft = model([5, 6], [0.9, 0.6], distributions=DISTRIBUTIONS)
     session = opened(Rasd(draft, [result([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
-    before = session._grace.share
+    before = session.share
     for _ in range(10):
         tree = session.propose(DraftContext([1, 2], 2, 50), 8)
         session.observe(Step(tree, (), (5, token)))
-    assert (session._grace.share > before) is grows
+    assert (session.share > before) is grows
     assert session.pruned == 10
 
 
