@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -289,10 +290,8 @@ def _ratio(plain: float, seconds: float) -> float:
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Return the first index at which two sequences differ, None if they are equal."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
+    pairs = zip_longest(one, other)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:
