@@ -209,10 +209,8 @@ class KnnText:
     def result(self) -> Generation:
         """Return the final text so far, once the engine was called."""
         last, tokens = self.calls[-1], list(self.tokens)
-        report, schedule = self.report, self.schedule
-        report.strides = len(tokens)
-        report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
-        report.search_ms = schedule.search.to_dict()
+        report = self.report
+        self.schedule.report(report, len(tokens))
         seconds = time.perf_counter() - self._began
         whole = joined([call.report for call in self.calls], tokens, seconds)
         spent = dict(whole.milliseconds)

@@ -125,13 +125,13 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
                 self._notify(len(self.strides))
                 if ended:
                     break
-        self._settle()
+        self.schedule.report(self.report, len(self.strides))
         return self.strides
 
     def cut(self) -> bool:
         """Truncate the text to its final strides after an interrupt; return whether any is left."""
         del self.strides[self._notified :], self.answers[self._notified :]
-        self._settle()
+        self.schedule.report(self.report, len(self.strides))
         return bool(self.strides)
 
     def _round(
@@ -242,13 +242,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
             self.report.rollbacks += wrong
         self.report.rounds += 1
         self.report.gated += plan.strides == 1 and not plan.overlapped
-
-    def _settle(self) -> None:
-        """Fill in the report at the end of the text."""
-        report, schedule = self.report, self.schedule
-        report.strides = len(self.strides)
-        report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
-        report.search_ms = schedule.search.to_dict()
 
     def _take_back(self, end: int, ahead: tuple[StrideT, bool] | None) -> None:
         """Discard the strides that were written with a wrong guess."""

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Self
 
 from ragspec.errors import InputError
+from ragspec.reports.report import Retrieval
 from ragspec.sampling.settings import whole
 
 MOST = 16  # strides of a round
@@ -158,6 +159,11 @@ class StrideSchedule:
     def stride_ms(self) -> float:
         """Milliseconds of a stride, 0 before the first."""
         return median(self.strides) if self.strides else 0.0
+
+    def report(self, retrieval: Retrieval, strides: int) -> None:
+        """Record the strides of a text, and what was measured so far."""
+        retrieval.strides, retrieval.search_ms = strides, self.search.to_dict()
+        retrieval.stride_ms, retrieval.chance = self.stride_ms, self.chance
 
     def rate(self, plan: StridePlan) -> float:
         """Return the strides that a round is expected to keep per millisecond."""
