@@ -100,7 +100,6 @@ def open_sources(
     *,
     tokenizer: Any = None,
     model: Any = None,
-    draft_model: Any = None,
     scope: str = GLOBAL,
 ) -> Sources:
     """Open the stores of the folders `corpus` and `history`.
@@ -114,7 +113,7 @@ def open_sources(
         InputError: The scope is no valid name, or there is no store for it.
     """
     if corpus is None and history is None and scope == GLOBAL:
-        return Sources(None, None, draft_model, scope)  # saves the second that the import takes
+        return Sources(scope=scope)  # saves the second that the import takes
     from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
 
     if checked_scope(scope) != GLOBAL and corpus is None and history is None:
@@ -125,7 +124,7 @@ def open_sources(
     def opened(path: Path | None) -> CorpusIndex | None:
         return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
 
-    return Sources(opened(corpus), opened(history), draft_model, scope)
+    return Sources(opened(corpus), opened(history), scope=scope)
 
 
 def method_rows() -> list[tuple[str, ...]]:

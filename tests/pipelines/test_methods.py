@@ -80,10 +80,9 @@ def test_each_build_is_a_fresh_drafter(sources: Sources) -> None:
 def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
     assert open_sources(None) == Sources()
     assert sources.corpus is not None
-    opened = open_sources(sources.corpus.path, draft_model=3)
+    opened = open_sources(sources.corpus.path)
     assert opened.corpus is not None
     assert opened.history is None
-    assert opened.draft_model == 3
     assert len(opened.past()) == 1
     opened.corpus.close()
     with pytest.raises(StoreError):
