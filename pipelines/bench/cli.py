@@ -25,11 +25,6 @@ HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medi
 app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
 
 
-@app.callback()
-def bench() -> None:
-    """Measure variants in one batch in one run."""
-
-
 @dataclass(frozen=True, slots=True)
 class TextBenchOptions:
     """The variants of text decoding to compare, and their prompts."""

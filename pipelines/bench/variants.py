@@ -66,6 +66,9 @@ class TransformersVariant:
         end = config.eos_token_id
         ids = torch.tensor([item.prompt], device=self.model.device)
         calls: list[None] = []
+        # Its samples are another stream than ours.
+        sampled = {"temperature": item.temperature, "top_k": 0, "top_p": 1.0}
+        sampled = sampled if item.temperature else {}
         config.eos_token_id = None if item.fixed else end
         hook = self.model.register_forward_pre_hook(lambda *_: calls.append(None))
         start = time.perf_counter()
@@ -74,7 +77,8 @@ class TransformersVariant:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=limit,
-                **_sampling_arguments(item.temperature),
+                do_sample=bool(sampled),
+                **sampled,
                 **self.arguments,
             )
             seconds = time.perf_counter() - start
@@ -163,13 +167,6 @@ def make_peer(name: str, model: Any, draft_model: Any, **arguments: Any) -> Tran
             assistant.generation_config.num_assistant_tokens = int(tokens)
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
     return TransformersVariant(model, **arguments)
-
-
-def _sampling_arguments(temperature: float) -> dict[str, Any]:
-    """Return generate's arguments; transformers' samples are another stream than ours."""
-    if temperature == 0.0:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
 
 def _sources_of(name: str, field: str) -> set[str]:
