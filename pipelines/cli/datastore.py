@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.cli.store import SourcesArgument, counting
+from ragspec.pipelines.cli.store import PREFIX, SourcesArgument, counting
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
-
-MOST_LISTED = 12  # characters of a fingerprint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,8 +78,8 @@ def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
         f"{info['path']}: {pluralize(info['keys'], 'key', ',')} of {info['width']} numbers out of "
         f"{pluralize(info['documents'], 'document', ',')}, {info['bytes']:,} bytes"
     )
-    tokenizer = (info["tokenizer"] or "none")[:MOST_LISTED]
-    terminal.line(f"model {info['model'][:MOST_LISTED]}, tokenizer {tokenizer}")
+    tokenizer = (info["tokenizer"] or "none")[:PREFIX]
+    terminal.line(f"model {info['model'][:PREFIX]}, tokenizer {tokenizer}")
 
 
 add_command(app, build)

@@ -57,6 +57,7 @@ def serve(options: ServeOptions) -> None:
 
 def load(options: ServeOptions, terminal: Terminal) -> Serving:
     """Load the models, documents and stores."""
+    from ragspec import visual
     from ragspec.pipelines.server.serving import Serving
 
     engine = options.engine
@@ -65,18 +66,15 @@ def load(options: ServeOptions, terminal: Terminal) -> Serving:
         options.name or Path(engine.model).name,
         default=(o.parse_drafter(engine.drafter or "auto"), o.number_or_name(engine.budget)),
         documents=options.documents.open(terminal),
-        images={Path(name).name: _pipeline(name) for name in options.images or ()},
+        images={
+            Path(name).name: visual.ImagePipeline.from_pretrained(name)
+            for name in options.images or ()
+        },
         settings=options.settings,
     )
     for name, path in stores_of(options.store or ()).items():
         serving.add_store(name, str(path))
     return serving
-
-
-def _pipeline(name: str) -> object:
-    from ragspec.visual import ImagePipeline
-
-    return ImagePipeline.from_pretrained(name)
 
 
 def stores_of(pairs: Sequence[str]) -> dict[str, Path]:
