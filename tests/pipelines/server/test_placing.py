@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
-from tests.support.served import NAME, events, post, served, text_of
+from tests.support.served import NAME, events, post, text_of
 
 PROMPT = "A draft tree"
 OPTIONS: Any = {"max_new_tokens": 24, "ignore_eos": True, "logprobs": 1}
@@ -23,12 +22,6 @@ def instance() -> Engine:
     """Return an engine whose tokens are several characters, or parts of one."""
     tokenizer = tiny.bpe_tokenizer()
     return Engine(tiny.model("llama", vocab_size=len(tokenizer), seed=4), tokenizer, drafter=None)
-
-
-@pytest.fixture(scope="module")
-def client(instance: Engine) -> Iterator[httpx.Client]:
-    with served(instance) as (client, _):
-        yield client
 
 
 @pytest.mark.parametrize("stream", [False, True])

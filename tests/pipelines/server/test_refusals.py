@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,12 +13,6 @@ USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
 TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
 PREDICTED = {"type": "content", "content": "a"}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    with served() as (client, _):
-        yield client
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,17 +21,6 @@ PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
 GZIP = {"content-encoding": "gzip"}
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
-
-
-@pytest.fixture(scope="module")
-def pair(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(instance) as result:
-        yield result
-
-
-@pytest.fixture(scope="module")
-def client(pair: tuple[httpx.Client, Serving]) -> httpx.Client:
-    return pair[0]
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:

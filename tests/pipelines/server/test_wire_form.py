@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
 from tests.pipelines.server.test_refusals import CHAT, TEXT, USER
 from tests.support import tiny
-from tests.support.served import events, post, served, text_of
+from tests.support.served import events, post, text_of
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +26,6 @@ def instance() -> Engine:
     )
     model = tiny.model("llama", vocab_size=len(tokenizer), seed=4)
     return Engine(model, tokenizer, "context", budget=4)
-
-
-@pytest.fixture(scope="module")
-def client(instance: Engine) -> Iterator[httpx.Client]:
-    with served(instance) as (client, _):
-        yield client
 
 
 @pytest.mark.parametrize("usage", [False, True])
