@@ -20,6 +20,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support.toy_embedder import make_embedder
+
 ROOT = Path(__file__).resolve().parent.parent
 
 hypothesis.settings.register_profile(
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def root() -> Path:
     """Return the root of the repository."""
     return ROOT
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> Path:
+    """Return the folder of a tiny static embedder."""
+    return make_embedder(tmp_path / "embedder")
 
 
 @pytest.fixture(scope="session")

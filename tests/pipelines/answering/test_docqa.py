@@ -17,7 +17,6 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.answering.test_citations import check
 from tests.support import tiny
-from tests.support.toy_embedder import make_embedder
 from tests.support.toy_pdf import pdf_of
 
 SENTENCE = "The draft model proposes a tree of tokens for the target."
@@ -96,11 +95,6 @@ def folder(tmp_path: Path) -> Path:
     (instance / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
     (instance / "photo.png").write_bytes(b"x")
     return instance
-
-
-@pytest.fixture
-def embedder(tmp_path: Path) -> Path:
-    return make_embedder(tmp_path / "embedder")
 
 
 def ask(folder: Path, embedder: Path, script: str, **options: Any) -> Any:

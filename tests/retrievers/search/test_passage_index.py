@@ -37,11 +37,6 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def embedder(tmp_path: Path) -> Path:
-    return make_embedder(tmp_path / "embedder")
-
-
-@pytest.fixture
 def index(embedder: Path) -> PassageIndex:
     return PassageIndex.build(DOCUMENTS, embedder=embedder)
 

@@ -19,18 +19,13 @@ from ragspec.retrievers.search.nearest import Floats
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.upkeep import add, described, refresh, remove
 from tests.support.scripts import SERVER
-from tests.support.toy_embedder import WORDS, make_embedder
+from tests.support.toy_embedder import WORDS
 from tests.support.toy_pdf import pdf_of
 
 
 def text(seed: int, sentences: int = 30) -> str:
     words = random.Random(seed)
     return " ".join(f"The {' '.join(words.choices(WORDS, k=9))}." for _ in range(sentences))
-
-
-@pytest.fixture
-def embedder(tmp_path: Path) -> Path:
-    return make_embedder(tmp_path / "embedder")
 
 
 @pytest.fixture
