@@ -6,6 +6,7 @@ They are for tests of equality and law, never of speed: random models loop.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +90,13 @@ def tokenizer(*, chat: bool = False) -> Any:
             "{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
         )
     return instance
+
+
+def save(folder: Path, *, chat: bool = False, **settings: Any) -> str:
+    """Write a model of these settings and its tokenizer to a folder; return the folder."""
+    model(**settings).save_pretrained(folder)
+    tokenizer(chat=chat).save_pretrained(folder)
+    return str(folder)
 
 
 TEXT = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from tests.support import tiny, tiny_images, tiny_latents, tiny_masked
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     instance = tmp_path_factory.mktemp("tiny")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(instance)
-    tiny.tokenizer().save_pretrained(instance)
+    tiny.save(instance)
     rows = [{"id": i, "category": "qa", "prompt": f"ab ab {i}"} for i in range(3)]
     (instance / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return instance

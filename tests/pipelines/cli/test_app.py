@@ -221,8 +221,7 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     drafter: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     swapped, smaller = tmp_path / "swapped", tmp_path / "smaller"
-    tiny.model(num_hidden_layers=1).save_pretrained(swapped)
-    tiny.tokenizer().save_pretrained(swapped)
+    tiny.save(swapped, num_hidden_layers=1)
     tokens = json.loads((swapped / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokens["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
@@ -238,12 +237,11 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
 def test_the_line_break_that_ends_standard_input_is_not_read(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    run = ["generate", "-", "--model", model, "--max-new-tokens", "3", "--json"]
+    command = ["generate", "-", "--model", model, "--max-new-tokens", "3"]
     lengths = []
     for text in ("Hello.", "Hello.\n", "Hello.\n\n"):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        assert main(run) == 0
-        lengths.append(json.loads(capsys.readouterr().out)["report"]["prompt_tokens"])
+        lengths.append(run(capsys, *command)["report"]["prompt_tokens"])
     assert lengths == [6, 6, 7]
 
 

@@ -15,6 +15,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.verification import reading as target_reading
+from tests.pipelines.cli.test_app import run
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
@@ -29,10 +30,7 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model(max_position_embeddings=2048).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
+    return tiny.save(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +48,7 @@ def ask(
     capsys: Capture, index: str, model: str, *more: str, command: str = "ask"
 ) -> dict[str, Any]:
     arguments = [command, "What does the walk follow?", "--docs", index, "--model", model]
-    code = main([*arguments, "--max-new-tokens", "40", "--json", *more])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    result: dict[str, Any] = json.loads(out)
-    return result
+    return run(capsys, *arguments, "--max-new-tokens", "40", *more)
 
 
 def test_answer_is_one_object_with_the_promised_fields(
@@ -227,21 +221,18 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     assert out == "The documents do not speak of this.\n"
     assert "the model was not called: no sentence speaks of the question" in err
     assert "--no-refusal" in err and "1  trees.md" in err
-    assert main([*requests, "--json", "--compare"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = run(capsys, *requests, "--compare")
     assert "no sentence" in result["refused"] and result["support"] == "unsupported"
     assert result["report"]["forward_passes"] == 0 and "compare" not in result
-    assert main([*requests, "--no-refusal", "--max-new-tokens", "5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["refused"] is None
+    assert run(capsys, *requests, "--no-refusal", "--max-new-tokens", "5")["refused"] is None
     requests[1] = "Who was Hannibal?"
     assert main(requests) == 0
     assert "nearest" not in capsys.readouterr().err
 
 
 def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
-    tiny.model(max_position_embeddings=256).save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    requests = ["ask", "Does the walk follow a node?", "--docs", index, "--model", str(tmp_path)]
+    model = tiny.save(tmp_path, max_position_embeddings=256)
+    requests = ["ask", "Does the walk follow a node?", "--docs", index, "--model", model]
     assert main([*requests, "--max-new-tokens", "20"]) == 0
     assert "1 of 2 passages fit the model's context" in capsys.readouterr().err
 
@@ -284,11 +275,7 @@ def report(tmp_path: Path) -> str:
 
 def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
-    code = main(["ask-long", "What is kept?", *arguments, "--max-new-tokens", "20", "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    result: dict[str, Any] = json.loads(out)
-    return result
+    return run(capsys, "ask-long", "What is kept?", *arguments, "--max-new-tokens", "20")
 
 
 def test_a_document_is_read_preserved_and_not_read_again(
@@ -321,9 +308,7 @@ def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture
 
 def test_a_model_reads_the_chunks(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     other = tmp_path / "other"
-    tiny.model(seed=1).save_pretrained(other)
-    tiny.tokenizer().save_pretrained(other)
-    inputs = ["--doc", report, "--model", model, "--draft-model", str(other)]
+    inputs = ["--doc", report, "--model", model, "--draft-model", tiny.save(other, seed=1)]
     sampled = [*inputs, "--temperature", "1", "--seed", "3"]
     plain = said(capsys, *sampled, "--drafter", "rapid", "--compare")
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0

@@ -10,6 +10,7 @@ import pytest
 
 from ragspec.pipelines.answering.conversation import Conversation
 from ragspec.pipelines.cli.app import main
+from tests.pipelines.cli.test_app import run
 from tests.pipelines.cli.test_ask import watched
 from tests.support import tiny
 
@@ -18,10 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("chat")
-    tiny.model(max_position_embeddings=1024).save_pretrained(folder)
-    tiny.tokenizer(chat=True).save_pretrained(folder)
-    return str(folder)
+    return tiny.save(tmp_path_factory.mktemp("chat"), chat=True, max_position_embeddings=1024)
 
 
 @pytest.fixture
@@ -101,28 +99,23 @@ def test_an_interrupt_ends_the_answer_alone(
 
 
 def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> None:
-    run = ["generate", "Hello.", "--model", model, "--max-new-tokens", "5", "--json"]
+    command = ["generate", "Hello.", "--model", model, "--max-new-tokens", "5"]
     lengths = []
     for extra in ([], ["--chat"], ["--chat", "-s", "system=Be brief."], ["--chat", "--compare"]):
-        assert main([*run, *extra]) == 0
-        lengths.append(json.loads(capsys.readouterr().out)["report"]["prompt_tokens"])
+        lengths.append(run(capsys, *command, *extra)["report"]["prompt_tokens"])
     turn = len("<user> Hello.\n<assistant> ")
     assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
-    assert main([*run, "-s", "system=Be brief."]) == 2
+    assert main([*command, "-s", "system=Be brief."]) == 2
     assert "Expected --chat beside system" in capsys.readouterr().err
 
 
 def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys: Capture) -> None:
-    run = ["generate", "Hello.", "--max-new-tokens", "12", "--json", "--seed", "5"]
+    command = ["generate", "Hello.", "--max-new-tokens", "12", "--seed", "5"]
 
     def text(*more: str) -> str:
-        assert main([*run, *more]) == 0
-        result: str = json.loads(capsys.readouterr().out)["text"]
-        return result
+        return str(run(capsys, *command, *more)["text"])
 
-    template = tiny.model(max_position_embeddings=1024)
-    template.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
+    tiny.save(tmp_path, max_position_embeddings=1024)
     config = json.loads((tmp_path / "generation_config.json").read_text())
     chosen = config | {"do_sample": True, "temperature": 0.7, "top_k": 9}
     (tmp_path / "generation_config.json").write_text(json.dumps(chosen))

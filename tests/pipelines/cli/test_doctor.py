@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -15,17 +14,17 @@ import ragspec
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli import doctor
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.show import compare, first_difference, margin_at, plain_engine, same_seed
+from ragspec.pipelines.cli.show import compare, margin_at, plain_engine, same_seed
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
+from tests.pipelines.cli.test_app import run
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
 
 def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = run(capsys, "doctor")
     assert result["ragspec"] == ragspec.__version__
     assert result["packages"]["torch"] and not result["missing"]
     assert result["packages"].keys() >= {"transformers", "accelerate", "faiss-cpu"}
@@ -175,8 +174,7 @@ def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Captur
     text = capsys.readouterr().out
     assert "1 document in 1 passage of about 105 words" in text
     assert "meaning" in text and "words" in text and str(folder) in text
-    assert main(["index", "info", out, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = run(capsys, "index", "info", out)
     assert result["documents"][0]["name"] == "pets.txt" and result["embedder"] == embedder
     assert result["paths"] == [str(folder)] and result["bytes"] > 100
     assert main(["index", "info", str(folder)]) != 0
@@ -208,18 +206,10 @@ def test_an_approximate_index_is_named_and_refreshed_as_such(
     out, folder, embedder = instance
     again = ["index", "build", str(folder), "--out", out, "--embedder", embedder, "--replace"]
     assert main([*again, "--dense", "hnsw"]) == 0
-    assert main(["index", "info", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["dense"] == "hnsw"
+    assert run(capsys, "index", "info", out)["dense"] == "hnsw"
     (folder / "pets.txt").write_text("The cat sleeps.")
     assert main(["index", "refresh", out]) == 0
     dense = PassageIndex.open(out).dense
     assert dense is not None and dense.nearest.kind == "hnsw"
     assert main([*again, "--dense", "flat"]) == 2
     assert "expected exact or hnsw" in capsys.readouterr().err
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2], [1, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], []) is None

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli import store as store_cli
-from ragspec.pipelines.cli.app import Commands
+from ragspec.pipelines.cli.app import main
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
 
@@ -29,14 +28,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> int:
-    """Run `ragspec store` as the whole command line would; return the exit code."""
-    root = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
-    root.add_typer(store_cli.app, name="store")
-    try:
-        root(args=["store", *arguments], prog_name="ragspec")
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return main(["store", *arguments])
 
 
 def result(capsys: Capture, *arguments: str) -> dict[str, Any]:
@@ -121,9 +113,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     prompts.write_text('{"prompt": "dog"}\n')
     assert result(capsys, *arguments)["documents"] == 4
     other = tmp_path / "other"
-    tiny.model(seed=1).save_pretrained(other)
-    tiny.tokenizer().save_pretrained(other)
-    assert run("from-answers", str(prompts), "-m", str(other), "-o", str(out)) == 8
+    assert run("from-answers", str(prompts), "-m", tiny.save(other, seed=1), "-o", str(out)) == 8
     assert "another model" in capsys.readouterr().err
 
 

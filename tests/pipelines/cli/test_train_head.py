@@ -180,8 +180,7 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
 def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
     """And texts that the model could not read at once are cut to its context."""
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
-    tiny.model(max_position_embeddings=40).save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
+    tiny.save(model, max_position_embeddings=40)
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
@@ -240,11 +239,9 @@ def test_pictures_are_read_whole_whatever_the_length(
 
 @pytest.fixture
 def some(tmp_path: Path) -> tuple[str, Path]:
-    tiny.model().save_pretrained(tmp_path / "model")
-    tiny.tokenizer().save_pretrained(tmp_path / "model")
     rows = [json.dumps({"text": tiny.TEXT[i : i + 60]}) for i in range(0, 120, 3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    return str(tmp_path / "model"), tmp_path / "rows.jsonl"
+    return tiny.save(tmp_path / "model"), tmp_path / "rows.jsonl"
 
 
 WRITTEN = ["config.json", "model.safetensors"]

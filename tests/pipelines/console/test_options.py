@@ -106,8 +106,7 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
 
 def test_a_scope_is_drafted_from(tmp_path: Path) -> None:
     folder, store = tmp_path / "model", tmp_path / "c.store"
-    copy.deepcopy(tiny.model("llama")).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     CorpusIndex.build([], tiny.tokenizer(), store).close()
     options = EngineOptions("cpu", model=str(folder), drafter="rest", budget="8")
     drafter = options.load_engine(StoreOptions(store, tenant="tenant")).drafter
