@@ -18,8 +18,6 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.knn.knn_lm import KnnLM
-    from ragspec.retrievers.knn.datastore import Datastore
 
 WARM_UP_TOKENS = 8
 NEIGHBOURS, WEIGHT = 32, 0.25
@@ -54,25 +52,6 @@ class KnnOptions:
 
         checks.check_store(self.datastore)
         checks.check_guesses(self.speculate)
-
-    def open(self) -> Datastore | None:
-        """Open the datastore; return None without --datastore.
-
-        Raises:
-            StoreError: The datastore is missing or damaged.
-        """
-        if self.datastore is None:
-            return None
-        from ragspec.retrievers.knn.datastore import Datastore
-
-        return Datastore.open(self.datastore)
-
-    def model(self, engine: Engine, datastore: Datastore, *, plain: bool) -> KnnLM:
-        """Return the kNN language model; with `plain` it waits for every search."""
-        from ragspec.pipelines.knn.knn_lm import KnnLM
-
-        speculate = "off" if plain else o.number_or_name(self.speculate)
-        return KnnLM(engine, datastore, k=self.knn, weight=self.knn_weight, speculate=speculate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +98,12 @@ def generate(options: GenerateOptions) -> None:
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
     terminal = Terminal(quiet=text.output.json)
-    datastore = knn.open()  # before the model, whose loading takes seconds
+    datastore = None
+    if knn.datastore is not None:  # before the model, whose loading takes seconds
+        from ragspec.pipelines.knn.knn_lm import KnnLM
+        from ragspec.retrievers.knn.datastore import Datastore
+
+        datastore = Datastore.open(knn.datastore)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
         prompt = _one_turn(engine, content, options.system) if options.chat else content
@@ -133,7 +117,9 @@ def generate(options: GenerateOptions) -> None:
             generation = drain(engine.stream(prompt, sampling, **every), on_text)
         else:
             with terminal.working("opening the datastore"):
-                model = knn.model(engine, datastore, plain=plain)
+                speculate = "off" if plain else o.number_or_name(knn.speculate)
+                settings: dict[str, Any] = {"k": knn.knn, "weight": knn.knn_weight}
+                model = KnnLM(engine, datastore, speculate=speculate, **settings)
             generation = model.generate(prompt, sampling, stream=on_text, **every)
         fields = {"text": generation.text, "finish_reason": generation.finish_reason}
         return Result(generation, fields, extra={"prompt": content})
