@@ -38,7 +38,6 @@ CASES = [
     (f"{ASK} -s adapter=empty", 5, "no adapter in empty"),
     (f"{ASK} -s dtype=int3", 2, "should be 'auto', 'float32'"),
     (f"{ASK} -s static=graf", 2, "should be 'auto', 'off', 'eager'"),
-    (f"{ASK} -s dtype=int2", 2, "should be 'auto'"),
     (f"{ASK} -s prompt=bad.jinja", 2, "is no Jinja, line 1: unexpected end of template, "),
     (f"{ASK} -s prompt=anser", 2, "Did you mean 'answer'"),
     (f"{ASK} -t warm", 2, "got 'warm'"),

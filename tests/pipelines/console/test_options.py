@@ -11,7 +11,7 @@ import pytest
 
 from ragspec.drafters.fuse import within
 from ragspec.errors import InputError, ModelError, SamplingError
-from ragspec.pipelines.console.checks import checked_output, checked_text
+from ragspec.pipelines.console.checks import checked_text
 from ragspec.pipelines.console.options import (
     EngineOptions,
     OutputOptions,
@@ -38,13 +38,6 @@ def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
 def test_a_budget_is_a_number_or_a_name() -> None:
     assert number_or_name("12") == 12
     assert number_or_name("auto") == "auto"
-
-
-def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
-    assert checked_output(None) is None
-    assert checked_output(tmp_path / "new.jsonl") == tmp_path / "new.jsonl"
-    with pytest.raises(InputError, match="there is no folder"):
-        checked_output(tmp_path / "no" / "new.jsonl")
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
