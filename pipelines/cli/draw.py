@@ -83,7 +83,11 @@ def draw(
         image.save(paths[number], pnginfo=info)
 
     output = pipe(**options.arguments(), seed=seed, on_image=save)
-    figures = summarise_images(output)
+    stats = output.stats
+    names = ("forwards", "codes_per_forward", "tv_excess", "nll_gap", "distance_mean")
+    figures: dict[str, Any] = {"label": output.label, "seconds": float(stats.seconds)}
+    figures |= {name: getattr(stats, name, None) for name in names}
+    figures |= {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
     figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
     if json is not None:
         json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -112,17 +116,6 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
         names = [family.class_names[family.label_of(each)] for each in options.labels]
         options = replace(options, classes=names, model=options.source)
     return replace(options, rule=options.rule or pipe.rule_name)
-
-
-def summarise_images(output: Any) -> dict[str, Any]:
-    """Return the figures over all images."""
-    stats = output.stats
-    figures = {
-        name: getattr(stats, name, None)
-        for name in ("forwards", "codes_per_forward", "tv_excess", "nll_gap", "distance_mean")
-    }
-    more = {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
-    return {"label": output.label, "seconds": float(stats.seconds), **figures, **more}
 
 
 def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
