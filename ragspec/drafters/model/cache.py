@@ -116,7 +116,8 @@ class DraftCache:
             self._visible[slot] = self._visible[parent]
             self._visible[slot, slot] = True
         related = self._visible[before : before + n, : before + n]
-        positions = [len(self) - 1 + depth for depth in self._depths]
+        root = self._root()
+        positions = [root + depth for depth in self._depths]
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
 
@@ -160,6 +161,10 @@ class DraftCache:
         self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
         return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
+
+    def _root(self) -> int:
+        """Return the logical position of the root."""
+        return len(self) - 1
 
     @property
     def drafted(self) -> int:

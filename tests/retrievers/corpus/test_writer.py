@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,7 @@ def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> No
             revision.write(documents[3:], "global", SegmentSource.BUILT)
 
         store.change(change)
+        time.sleep(0.01)  # for readers on a busy machine
     done.set()
     for reader in readers:
         reader.join()
