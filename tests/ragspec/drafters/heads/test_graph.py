@@ -1,4 +1,4 @@
-"""Heads on ONNX Runtime: the drafts of their modules, and the head that comes with a model."""
+"""Heads on ONNX Runtime: the drafts of their modules, and a model's head in the cache."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ragspec.models import resolve
 from ragspec.models.quantized import quantized
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
+from ragspec.storage.filesystem import cache_directory
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.onnx import cached_graph
 from ragspec.verification.onnx import target as onnx_target
@@ -96,17 +97,17 @@ def published(
     """Return the name of a fetched model with a head of its own."""
     monkeypatch.setattr(onnx_target, "LEAST_WEIGHTS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(resolve, "HEADS", tmp_path / "heads")
     folder = resolve.fetched_folder("smollm2")
     copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, **SIZES)).save_pretrained(folder)
     tiny.bpe_tokenizer(V).save_pretrained(folder)
-    (tmp_path / "heads").mkdir()
-    write(tmp_path / "heads" / "smollm2", request.param)
+    heads = cache_directory() / "heads"
+    heads.mkdir()
+    write(heads / "smollm2", request.param)
     return "smollm2"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_auto_drafts_with_the_head_that_comes_with_a_model(published: str, dtype: str) -> None:
+def test_auto_drafts_with_the_head_in_the_cache(published: str, dtype: str) -> None:
     place = {"device": "cpu", "dtype": dtype}
     prompt = tiny.prompt(30, vocab_size=V)
     plain = Engine.from_pretrained(published, None, **place)
