@@ -49,7 +49,7 @@ class HFProcessor:
     """Any transformers LogitsProcessor, stateful or not.
 
     Args:
-        checked: Refuse scores that are NaN, as a caller's processor may return them.
+        checked: Refuse scores that are NaN or infinity, as a caller's processor may return them.
     """
 
     lazy = True
@@ -71,10 +71,10 @@ class HFProcessor:
                     f"the logits_processor {self.processor!r:.80} returned {got}; expected scores "
                     f"of shape {[1, logits.shape[1]]}, as it receives."
                 )
-            if self._checked and bool(scores.isnan().any()) and not bool(logits[row].isnan().any()):
+            if self._checked and not scores.max() < math.inf and logits[row].max() < math.inf:
                 raise SamplingError(
-                    f"the logits_processor {self.processor!r:.80} returned NaN after {ids.shape[1]}"
-                    " tokens; expected numbers, -inf for forbidden tokens."
+                    f"the logits_processor {self.processor!r:.80} returned {scores.max():g} after "
+                    f"{ids.shape[1]} tokens; expected numbers, -inf for forbidden tokens."
                 )
             rows.append(scores)
         return torch.cat(rows)

@@ -221,7 +221,8 @@ def test_logits_that_are_no_numbers_are_an_error(
     with pytest.raises(SamplingError, match="left no token at generated token 1;"):
         engine.generate(PROMPTS[1], replace(sampling, logit_bias=bias), max_new_tokens=6)
     for value, match in (
-        (number * 0.0, "returned NaN after 3 tokens"),
+        (number * 0.0, "returned nan after 3 tokens"),
+        (float("inf"), "returned inf after 3 tokens"),
         (None, "returned NoneType"),
     ):
         returns: Any = [lambda ids, scores, v=value: None if v is None else scores * v]
