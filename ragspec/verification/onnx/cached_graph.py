@@ -42,11 +42,12 @@ from ragspec.models.resolve import is_model, resolve_model
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.target import OnnxTarget
+from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
-VERSION = 1
+VERSION = 2
 RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
+BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 
 
@@ -182,9 +183,10 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
             start, end = header[stored[weight.data_ptr()]]["data_offsets"]
             places[name] = WEIGHTS, 8 + size + start, end - start
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
+    (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES), model, places))
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
-        "files": {name: sha256_file(folder / name) for name in (GRAPH, WEIGHTS)},
+        "files": {name: sha256_file(folder / name) for name in (GRAPH, BATCH, WEIGHTS)},
         "model_type": model.config.model_type,
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
@@ -275,11 +277,16 @@ class CachedTarget(OnnxTarget):
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
         self._width = 2 * tables["cosines"].shape[1]
-        self._runner = self._run_by(Session(str(folder / GRAPH)), tables)
+        self._folder = folder
+        self._runner = self._run_by(self._open_session(1), tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model; see `OnnxTarget`."""
         return OnnxTarget, (self.model,), {"probed": self.probed}
+
+    def _open_session(self, sequences: int) -> Session:
+        """Return a session over the mapped weights, of which it has a packed copy."""
+        return Session(str(self._folder / (GRAPH if sequences == 1 else BATCH)))
 
     @property
     def model(self) -> Any:

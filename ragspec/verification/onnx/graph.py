@@ -31,9 +31,11 @@ class Graph:
     """Nodes and weights of a graph.
 
     Attributes:
+        sequences: Most sequences of a forward; their tokens follow each other.
         weights: Tensors by name, the model's own and small constants.
     """
 
+    sequences: int = 1
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -108,27 +110,44 @@ class Graph:
     def attention(
         self, name: str, i: int, h: str, module: LlamaAttention, config: PretrainedConfig
     ) -> str:
-        """Add the attention of layer i."""
+        """Add the attention of layer i.
+
+        Each of several sequences attends by an operator of its own, as it does alone.
+        """
         q, k, v = (
             self.linear(f"{name}.{part}", h, getattr(module, f"{part}_proj")) for part in "qkv"
         )
         if hasattr(module, "q_norm"):  # Qwen 3
             q = self.head_norm(f"{name}.q.norm", q, module.q_norm, module.head_dim)
             k = self.head_norm(f"{name}.k.norm", k, module.k_norm, module.head_dim)
-        inputs = [q, k, v, f"key{i}", f"value{i}", "last", "total", "cosines", "sines"]
-        outputs = [f"{name}.attention", f"key{i}.out", f"value{i}.out"]
-        node = helper.make_node(
-            "GroupQueryAttention",
-            [*inputs, "positions", "bias"],
-            outputs,
-            domain=MICROSOFT,
-            num_heads=config.num_attention_heads,
-            kv_num_heads=config.num_key_value_heads,
-            scale=float(module.scaling),
-            do_rotary=1,
-        )
-        self.nodes.append(node)
-        return self.linear(f"{name}.o", outputs[0], module.o_proj)
+        parts = []
+        for at in suffixes(self.sequences):
+            rows, more = [q, k, v], ["bias"]
+            if at:
+                pairs, more = zip("qkv", rows, strict=True), []
+                rows = [
+                    self.add("Gather", [x, f"rows{at}"], f"{name}.{part}{at}", axis=1)
+                    for part, x in pairs
+                ]
+            caches = f"key{i}{at}", f"value{i}{at}"
+            places = f"last{at}", f"total{at}", "cosines", "sines", f"positions{at}"
+            parts.append(f"{name}.attention{at}")
+            node = helper.make_node(
+                "GroupQueryAttention",
+                [*rows, *caches, *places, *more],
+                [parts[-1], *(f"{cache}.out" for cache in caches)],
+                domain=MICROSOFT,
+                num_heads=config.num_attention_heads,
+                kv_num_heads=config.num_key_value_heads,
+                scale=float(module.scaling),
+                do_rotary=1,
+            )
+            self.nodes.append(node)
+        out = parts[0]
+        if self.sequences > 1:
+            every = self.add("Concat", parts, f"{name}.every", axis=1)
+            out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
+        return self.linear(f"{name}.o", out, module.o_proj)
 
     def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
         """Add a gated feed-forward layer with SiLU."""
@@ -140,7 +159,12 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def build_graph(model: PreTrainedModel) -> Graph:
+def suffixes(sequences: int) -> list[str]:
+    """Return the ends of the names of what belongs to one of several sequences."""
+    return [""] if sequences == 1 else [f".{i}" for i in range(sequences)]
+
+
+def build_graph(model: PreTrainedModel, sequences: int = 1) -> Graph:
     """Return the graph of a model.
 
     Inputs: ids and positions i64 [1, S]; rows i64 [k], whose logits are computed; total and last
@@ -148,8 +172,12 @@ def build_graph(model: PreTrainedModel) -> Graph:
     sines [P, width / 2]; key and value of each layer [1, heads, C, width]. Outputs: the extended
     keys and values, the inputs of the usual taps [1, S, H], states [1, S, H] and logits
     [1, k, V].
+
+    For several sequences, positions, total, last, key and value are those of one each, named by
+    `suffixes`. Their tokens are chains without a bias; rows.i i64 [n] are those of sequence i among
+    all, and back i64 [S] the places of all among these.
     """
-    graph, config, trunk = Graph(), model.config, model.model
+    graph, config, trunk = Graph(sequences), model.config, model.model
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     more = ""
     for i, layer in enumerate(trunk.layers):
@@ -205,16 +233,22 @@ def declare(
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short = TensorProto.FLOAT, TensorProto.INT32
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
-    size = [1, heads, "C", width]
-    every = [
-        *inputs,
-        info("positions", TensorProto.INT64, [1, "S"]),
-        *(info(name, short, [1]) for name in ("total", "last")),
-        info("bias", real, [1, 1, "S", "T"]),
-        *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines")),
-        *(info(name, real, size) for name in caches),
-    ]
-    results = [*(info(f"{name}.out", real, size) for name in caches), *outputs]
+    every = [*inputs, *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines"))]
+    results = list[Any]()
+    for at in suffixes(graph.sequences):  # the planner takes dimensions of one name for equal
+        size = [1, heads, f"C{at}", width]
+        every.append(info(f"positions{at}", TensorProto.INT64, [1, f"S{at}"]))
+        every += (info(f"{name}{at}", short, [1]) for name in ("total", "last"))
+        every += (info(f"{name}{at}", real, size) for name in caches)
+        every.append(
+            info(f"rows{at}", TensorProto.INT64, [f"S{at}"])
+            if at
+            else info("bias", real, [1, 1, "S", "T"])
+        )
+        results += (info(f"{name}{at}.out", real, size) for name in caches)
+    if graph.sequences > 1:
+        every.append(info("back", TensorProto.INT64, ["S"]))
+    results += outputs
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64

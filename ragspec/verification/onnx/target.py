@@ -1,8 +1,9 @@
 """A target whose forwards of one sequence run on ONNX Runtime.
 
 One position of SmolLM2-135M after 512 tokens takes .56 of the time of transformers, eight take .69
-(see `benchmarks/RESULTS.md`). Forwards of several sequences run through the model's
-own modules, over the same caches.
+(see `benchmarks/RESULTS.md`). In 8 bits up to `SEQUENCES` sequences share a forward, and each has
+the bits that it has alone. In float32 such forwards run through the model's own modules, over the
+same caches.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +23,13 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
-from ragspec.verification.tree_attention import TreeView
+from ragspec.verification.sequence_cache import Buffers, SequenceCache
+from ragspec.verification.tree_attention import PackedView, TreeView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ragspec.verification.batch_cache import BatchCache
-    from ragspec.verification.sequence_cache import Buffers, SequenceCache
     from ragspec.verification.tree_attention import View
     from ragspec.verification.tree_session import TreeSession
 
@@ -35,6 +37,8 @@ LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
+_FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
+SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
 TRIED = 32  # tokens of the text whose bits are compared at opening
 
@@ -106,7 +110,9 @@ class GraphRunner:
         tables: dict[str, Tensor],
         more: Callable[[int], dict[str, Tensor]],
     ) -> None:
-        self.session, self._shape, self._tables, self._more = session, shape, tables, more
+        self.session, self._shape, self.tables, self._more = session, shape, tables, more
+        self._idle = SequenceCache(2)  # of a sequence that is not there
+        self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
 
     def run(
         self,
@@ -121,40 +127,81 @@ class GraphRunner:
         Args:
             inputs: The graph's own.
         """
+        places = self._places(row, positions, "")
+        places["bias"] = _bias(view, positions.shape[1], int(places["total"]))
+        return self._outputs({**inputs, **places}, {"": row.tail}, names)
+
+    def run_several(
+        self,
+        rows: Sequence[SequenceCache],
+        views: Sequence[TreeView],
+        inputs: Mapping[str, Tensor],
+        names: Sequence[str],
+    ) -> list[Tensor]:
+        """Return the outputs with these names of a forward over chains of several sequences.
+
+        See `run`. A sequence of one token attends for it twice.
+        """
+        every, back, caches = dict(inputs), list[int](), dict[str, Buffers]()
+        first = start = 0  # of a sequence among the tokens, and among those that are attended for
+        for i in range(SEQUENCES):
+            there = i < len(rows)
+            row, positions = (rows[i], views[i].positions) if there else (self._idle, _FIRST)
+            count = positions.shape[1]
+            index = torch.arange(first, first + count) if there else _FIRST[0]
+            if count == 1:
+                positions, index = doubled(row, positions), index.expand(2)
+            every |= {**self._places(row, positions, f".{i}"), f"rows.{i}": index}
+            caches[f".{i}"] = row.tail
+            if there:
+                back += range(start, start + count)
+                first += count
+            start += len(index)
+        return self._outputs({**every, "back": torch.tensor(back)}, caches, names)
+
+    def _places(self, row: SequenceCache, positions: Tensor, at: str) -> dict[str, Tensor]:
+        """Return the inputs of a sequence of which n positions are next; `at` ends their names."""
         if not row.tail.keys:
             self._fill(row.tail)
-        count = positions.shape[1]
-        end = row.extent + count
-        if (most := int(positions.max()) + 1) > len(self._tables["cosines"]):
-            self._tables = self._more(2 * most)
-        shared = {
-            "positions": positions,
-            "total": torch.tensor([end], dtype=torch.int32),
-            "last": torch.tensor([end - 1], dtype=torch.int32),
-            "bias": _bias(view, count, end),
+        end = row.extent + positions.shape[1]
+        if (most := int(positions.max()) + 1) > len(self.tables["cosines"]):
+            self.tables = self._more(2 * most)
+        return {
+            f"positions{at}": positions,
+            f"total{at}": torch.tensor([end], dtype=torch.int32),
+            f"last{at}": torch.tensor([end - 1], dtype=torch.int32),
         }
-        return self._outputs({**inputs, **shared, **self._tables}, row.tail, names)
 
     def _outputs(
-        self, inputs: Mapping[str, Tensor], buffers: Buffers, names: Sequence[str]
+        self, inputs: Mapping[str, Tensor], caches: Mapping[str, Buffers], names: Sequence[str]
     ) -> list[Tensor]:
         """Run the session, which extends the buffers; return the outputs with these names."""
         value, binding = self.session.value, self.session.inner.io_binding()
-        values = {name: value(tensor.contiguous().numpy()) for name, tensor in inputs.items()}
-        caches = {
-            f"{kind}{layer}": value(tensor.numpy())
-            for kind, held in (("key", buffers.keys), ("value", buffers.values))
-            for layer, tensor in held.items()
-        }
-        for name, value in (values | caches).items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in caches.items():
-            binding.bind_ortvalue_output(f"{name}.out", value)
+        every = {**inputs, **self.tables}  # the binding does not hold the values
+        values = {name: value(tensor.contiguous().numpy()) for name, tensor in every.items()}
+        for name, each in values.items():
+            binding.bind_ortvalue_input(name, each)
+        for at, buffers in caches.items():
+            for name, bound in self._values(buffers).items():
+                binding.bind_ortvalue_input(f"{name}{at}", bound)
+                binding.bind_ortvalue_output(f"{name}{at}.out", bound)
         for name in names:
             binding.bind_output(name, "cpu")
         self.session.inner.run_with_iobinding(binding)
         outputs = binding.get_outputs()[-len(names) :]
         return [torch.from_numpy(output.numpy()) for output in outputs]
+
+    def _values(self, buffers: Buffers) -> dict[str, Any]:
+        """Return what the runtime reads and writes in the place of the buffers."""
+        bound = self._bound.get(buffers)
+        if bound is None:
+            kinds, value = (("key", buffers.keys), ("value", buffers.values)), self.session.value
+            bound = self._bound[buffers] = {
+                f"{kind}{layer}": value(each.numpy())
+                for kind, held in kinds
+                for layer, each in held.items()
+            }
+        return bound
 
     def _fill(self, buffers: Buffers) -> None:
         """Make the buffers of all layers."""
@@ -163,6 +210,12 @@ class GraphRunner:
         for layer in range(layers):
             for states in (buffers.keys, buffers.values):
                 states[layer] = torch.empty(size, dtype=torch.float32)
+
+
+def doubled(row: SequenceCache, positions: Tensor) -> Tensor:
+    """Return the position of a token i64 [1, 1] and the next, for which the row makes room."""
+    row.reserve(2)
+    return torch.cat((positions, positions + 1), 1)
 
 
 class OnnxTarget(CausalTarget):
@@ -174,7 +227,8 @@ class OnnxTarget(CausalTarget):
 
     Products with quantized weights round their inputs too, and would carry a difference of the last
     bit into the text. A chain has the same bits in every width from two positions on, so a forward
-    over one token takes a second one, drafts are chains, and no forward covers several sequences.
+    over one token takes a second one, drafts are chains, and each of several sequences attends by
+    itself: the other operators have the same bits in every width.
 
     Args:
         model: A model without a `hindrance`.
@@ -190,7 +244,7 @@ class OnnxTarget(CausalTarget):
         self._width: int = model.model.layers[0].self_attn.head_dim
         self._weights = self._look()
         self._unchanged = True
-        self._runner = self._run_by(self._open_session(), self.rotary(POSITIONS))
+        self._runner = self._run_by(self._open_session(1), self.rotary(POSITIONS))
         if any(isinstance(each, BlockLinear) for each in model.modules()):
             self.chains, self.packs = True, False
             self.same_bits = self._has_same_bits()
@@ -204,9 +258,10 @@ class OnnxTarget(CausalTarget):
         """What runs forwards of one sequence: "onnx", or "torch" if weights have changed."""
         return "onnx" if self.runs_alone() else "torch"
 
-    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
-        """Return whether a forward of one sequence needs no module; see `CausalTarget`."""
-        return self._unchanged and {LAST, 0, *self._outputs}.issuperset(taps)
+    def runs_alone(self, taps: Iterable[int] = (), sequences: int = 1) -> bool:
+        """Return whether a forward needs no module; see `CausalTarget`."""
+        takes = self._unchanged and (sequences == 1 or self.chains)
+        return takes and {LAST, 0, *self._outputs}.issuperset(taps)
 
     @property
     def rounds(self) -> bool:
@@ -220,24 +275,20 @@ class OnnxTarget(CausalTarget):
 
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
-        single = isinstance(view, TreeView) and view.hidden is None and not cache.packed
         every = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
         layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
-        if not isinstance(view, TreeView) or not single or not self.runs_alone(layers):
+        views = view.rows if isinstance(view, PackedView) else (view,)
+        other = bool(cache.shared) or any(each.hidden is not None for each in views)
+        if other or not self.runs_alone(layers, len(views)):
             return super().forward(tokens, view, cache, keep)
-        (row,), n = cache.rows, tokens.shape[1]
+        n = tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-        positions = view.positions
-        if self.chains and n == 1:
-            tokens = tokens.expand(1, 2)
-            positions = torch.cat((positions, positions + 1), 1)
-            row.reserve(2)
         head = self.loaded.get_output_embeddings()
         # Somebody reads its inputs, and may select few of the rows of a prompt.
         selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS
-        inputs = {"ids": tokens, "rows": rows[:0] if selects else rows}
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
-        *tapped, states, logits = self._runner.run(row, view, positions, inputs, names)
+        read = rows[:0] if selects else rows
+        *tapped, states, logits = self._run(cache.rows, views, tokens, read, names)
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens)
             for hook in layer._forward_pre_hooks.values():
@@ -248,17 +299,71 @@ class OnnxTarget(CausalTarget):
                 logits = head(states[:, rows])
         return logits
 
+    def _run(
+        self,
+        rows: Sequence[SequenceCache],
+        views: Sequence[TreeView],
+        tokens: Tensor,
+        read: Tensor,
+        names: Sequence[str],
+    ) -> list[Tensor]:
+        """Return the outputs with these names of a forward over some sequences.
+
+        Args:
+            tokens: Of all sequences, i64 [1, n].
+            read: Those whose logits are computed, ascending, i64 [k].
+        """
+        if len(rows) == 1:
+            positions = views[0].positions
+            if self.chains and tokens.shape[1] == 1:
+                tokens, positions = tokens.expand(1, 2), doubled(rows[0], positions)
+            inputs = {"ids": tokens, "rows": read}
+            return self._runner.run(rows[0], views[0], positions, inputs, names)
+        runner = self._together if all(map(_is_chain, views)) else None
+        size = 1 if runner is None else SEQUENCES
+        if runner is not None and len(rows) <= size:
+            return runner.run_several(rows, views, {"ids": tokens, "rows": read}, names)
+        outputs, first = [], 0
+        for start in range(0, len(rows), size):
+            some = slice(start, start + size)
+            end = first + sum(view.positions.shape[1] for view in views[some])
+            mine = read[(read >= first) & (read < end)] - first
+            outputs.append(self._run(rows[some], views[some], tokens[:, first:end], mine, names))
+            first = end
+        return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
+
     def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
         """Return what runs a session, whose first rotary tables are these."""
         shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
         return GraphRunner(session, shape, tables, self.rotary)
 
-    def _open_session(self) -> Session:
+    def _open_session(self, sequences: int) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-        graph = build_graph(self.model)
+        graph = build_graph(self.model, sequences)
         return Session(in_onnx(graph, self.model), graph.floating())
+
+    @cached_property
+    def _together(self) -> GraphRunner | None:
+        """What runs forwards of several sequences, opened by the first; None if bits differ."""
+        runner = self._run_by(self._open_session(SEQUENCES), self._runner.tables)
+        generator = torch.Generator().manual_seed(0)
+        texts = torch.randint(self.vocab_size, (2, TRIED), generator=generator)
+        alone, among = ([SequenceCache(TRIED + 2) for _ in texts] for _ in range(2))
+        for first, end in ((0, TRIED - 1), (TRIED - 1, TRIED)):
+            places, count = torch.arange(first, end)[None], end - first
+            view = TreeView(torch.tensor([first]), places, places, None, start=first)
+            some, names = texts[:, first:end], ("logits",)
+            inputs = {"ids": some.reshape(1, -1), "rows": torch.arange(some.numel())}
+            (together,) = runner.run_several(among, [view, view], inputs, names)
+            for i, row in enumerate(alone):
+                (logits,) = self._run([row], [view], some[i : i + 1], torch.arange(count), names)
+                if not torch.equal(logits[0], together[0, i * count :][:count]):
+                    return None
+            for row in (*alone, *among):
+                row.advance(count)
+        return runner
 
     @cached_property
     def _outputs(self) -> dict[int, str]:
@@ -305,6 +410,12 @@ class OnnxTarget(CausalTarget):
                 if not torch.equal(alone[0], together[row]):
                     return False
         return True
+
+
+def _is_chain(view: TreeView) -> bool:
+    """Return whether each query follows the one before."""
+    ends = view.positions[0, [0, -1]].tolist()
+    return view.related is None or ends[1] - ends[0] == view.positions.shape[1] - 1
 
 
 def _bias(view: TreeView, n: int, slots: int) -> Tensor:

@@ -230,6 +230,31 @@ def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: 
     ]
 
 
+def test_sequences_of_one_forward_have_the_bits_that_they_have_alone(model: Any) -> None:
+    """Eleven, in two groups; some end, widths differ, and hidden states come with the logits."""
+    target, text = open_target(small(model)), tiny.prompt(90)
+    rows, generator = 11, torch.Generator().manual_seed(2)
+    taps = LAST, 0
+    with target.open(1 + rows, 8) as session, torch.no_grad():
+        session.keep_hidden(taps)
+        session.select_rows([0])
+        (whole,) = session.verify([[text[0]]], [DraftTree.chain(text[1:], "test")])
+        (states,) = session.hidden
+        places = [0] * rows
+        while alive := [row for row in range(rows) if places[row] < len(text) - row]:
+            session.select_rows([1 + row for row in alive])
+            widths = torch.randint(1, 9, (len(alive),), generator=generator).tolist()
+            pieces = [text[places[row] :][:n] for row, n in zip(alive, widths, strict=True)]
+            chains = [DraftTree.chain(piece[1:], "test") for piece in pieces]
+            logits = session.verify([piece[:1] for piece in pieces], chains)
+            for row, piece, got, hidden in zip(alive, pieces, logits, session.hidden, strict=True):
+                part = slice(places[row], places[row] + len(piece))
+                assert torch.equal(got, whole[part])
+                assert torch.equal(hidden.of(taps), states.of(taps)[:, part])
+                places[row] += len(piece)
+            session.commit([range(len(piece) - 1) for piece in pieces])
+
+
 def test_a_longer_rotary_table_has_the_bits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = small(tiny.model()), tiny.prompt(70)
     expected = write(Engine(model, None, None), prompt).tokens
