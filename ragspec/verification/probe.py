@@ -314,10 +314,11 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     if unwrapped(target.model).training and trial.wavers():
         reason = "two equal forwards differ: the model is in training mode, call model.eval()"
         return ProbeVerdict("refused", reason)
-    attempt = trial.attempt(target.open, TREES)
+    stages = CHAINS if target.chains else TREES
+    attempt = trial.attempt(target.open, stages)
     if not attempt.passed and target.packs:
         target.packs = False  # one sequence a forward
-        attempt = trial.attempt(target.open, TREES)
+        attempt = trial.attempt(target.open, stages)
     if attempt.passed and scales_by_slot(target.model.config):
         why = "queries are scaled by slot in the cache, and a tree has more slots than positions"
         return _verdict(trial, "chain", attempt, why)

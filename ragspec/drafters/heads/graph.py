@@ -88,8 +88,8 @@ class HeadGraph:
     def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
         """Return the output after n tokens; see `DraftHead.read`."""
         assert isinstance(view, TreeView)
-        inputs, (row,) = {"embedded": embedded, "before": states}, cache.rows
-        outputs = self._runner.run(row, view, view.positions, inputs, self._names)
+        inputs = {"embedded": embedded, "before": states}
+        outputs = self._runner.run(cache.rows, [view], inputs, self._names)
         return HeadStates(outputs[0], outputs[-1])
 
     def _rotary(self, positions: int) -> dict[str, Tensor]:

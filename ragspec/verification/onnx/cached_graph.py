@@ -167,7 +167,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
 
     from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-    model, graph = target.model, build_graph(target.model)
+    model, graph = target.model, build_graph(target.model, 1, False)
     stored, weights = dict[int, str](), dict[str, Tensor]()
     for name, weight in graph.weights.items():
         if weight.dtype != torch.int64:  # an embedding may have the weights of the head
@@ -183,7 +183,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
             start, end = header[stored[weight.data_ptr()]]["data_offsets"]
             places[name] = WEIGHTS, 8 + size + start, end - start
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
-    (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES), model, places))
+    (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES, False), model, places))
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
         "files": {name: sha256_file(folder / name) for name in (GRAPH, BATCH, WEIGHTS)},

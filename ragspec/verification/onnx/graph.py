@@ -32,10 +32,12 @@ class Graph:
 
     Attributes:
         sequences: Most sequences of a forward; their tokens follow each other.
+        trees: Whether a bias is added to the scores of each sequence.
         weights: Tensors by name, the model's own and small constants.
     """
 
     sequences: int = 1
+    trees: bool = True
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -112,7 +114,7 @@ class Graph:
     ) -> str:
         """Add the attention of layer i.
 
-        Each of several sequences attends by an operator of its own, as it does alone.
+        Each sequence attends by an operator of its own, for the rows that it is told.
         """
         q, k, v = (
             self.linear(f"{name}.{part}", h, getattr(module, f"{part}_proj")) for part in "qkv"
@@ -121,20 +123,18 @@ class Graph:
             q = self.head_norm(f"{name}.q.norm", q, module.q_norm, module.head_dim)
             k = self.head_norm(f"{name}.k.norm", k, module.k_norm, module.head_dim)
         parts = []
-        for at in suffixes(self.sequences):
-            rows, more = [q, k, v], ["bias"]
-            if at:
-                pairs, more = zip("qkv", rows, strict=True), []
-                rows = [
-                    self.add("Gather", [x, f"rows{at}"], f"{name}.{part}{at}", axis=1)
-                    for part, x in pairs
-                ]
-            caches = f"key{i}{at}", f"value{i}{at}"
-            places = f"last{at}", f"total{at}", "cosines", "sines", f"positions{at}"
-            parts.append(f"{name}.attention{at}")
+        for at in range(self.sequences):
+            rows = [
+                self.add("Gather", [x, f"attend.{at}"], f"{name}.{part}.{at}", axis=1)
+                for part, x in zip("qkv", (q, k, v), strict=True)
+            ]
+            caches = f"key{i}.{at}", f"value{i}.{at}"
+            places = [f"last.{at}", f"total.{at}", "cosines", "sines", f"positions.{at}"]
+            places += [f"bias.{at}"] * self.trees
+            parts.append(f"{name}.attention.{at}")
             node = helper.make_node(
                 "GroupQueryAttention",
-                [*rows, *caches, *places, *more],
+                [*rows, *caches, *places],
                 [parts[-1], *(f"{cache}.out" for cache in caches)],
                 domain=MICROSOFT,
                 num_heads=config.num_attention_heads,
@@ -143,10 +143,8 @@ class Graph:
                 do_rotary=1,
             )
             self.nodes.append(node)
-        out = parts[0]
-        if self.sequences > 1:
-            every = self.add("Concat", parts, f"{name}.every", axis=1)
-            out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
+        every = self.add("Concat", parts, f"{name}.every", axis=1)
+        out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
     def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
@@ -159,25 +157,14 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def suffixes(sequences: int) -> list[str]:
-    """Return the ends of the names of what belongs to one of several sequences."""
-    return [""] if sequences == 1 else [f".{i}" for i in range(sequences)]
+def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
+    """Return the graph of a model; see `Graph`.
 
-
-def build_graph(model: PreTrainedModel, sequences: int = 1) -> Graph:
-    """Return the graph of a model.
-
-    Inputs: ids and positions i64 [1, S]; rows i64 [k], whose logits are computed; total and last
-    i32 [1], the slots in use and the last of them; bias [1, 1, S, T] of the scores; cosines and
-    sines [P, width / 2]; key and value of each layer [1, heads, C, width]. Outputs: the extended
-    keys and values, the inputs of the usual taps [1, S, H], states [1, S, H] and logits
-    [1, k, V].
-
-    For several sequences, positions, total, last, key and value are those of one each, named by
-    `suffixes`. Their tokens are chains without a bias; rows.i i64 [n] are those of sequence i among
-    all, and back i64 [S] the places of all among these.
+    Inputs: ids i64 [1, S] of all sequences; rows i64 [k], whose logits are computed; cosines and
+    sines [P, width / 2]; and see `declare`. Outputs: the extended keys and values, the inputs of
+    the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
-    graph, config, trunk = Graph(sequences), model.config, model.model
+    graph, config, trunk = Graph(sequences, trees), model.config, model.model
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     more = ""
     for i, layer in enumerate(trunk.layers):
@@ -224,6 +211,11 @@ def declare(
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
+    Inputs of sequence i end in `.i`: attend i64 [n], its rows among those of all; their positions
+    i64 [1, n]; total and last i32 [1], the slots in use and the last of them; any bias [1, 1, n, T]
+    of the scores; key and value of each layer [1, heads, C, width]. Back i64 [S] are the places of
+    all rows among those that are attended for.
+
     Args:
         inputs, outputs: The graph's own, beside those of `GraphRunner`.
         shape: Layers, heads of keys, and width of a head.
@@ -231,23 +223,18 @@ def declare(
             weights.
     """
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
-    real, short = TensorProto.FLOAT, TensorProto.INT32
+    real, short, whole = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
     every = [*inputs, *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines"))]
+    every.append(info("back", whole, ["S"]))
     results = list[Any]()
-    for at in suffixes(graph.sequences):  # the planner takes dimensions of one name for equal
-        size = [1, heads, f"C{at}", width]
-        every.append(info(f"positions{at}", TensorProto.INT64, [1, f"S{at}"]))
-        every += (info(f"{name}{at}", short, [1]) for name in ("total", "last"))
-        every += (info(f"{name}{at}", real, size) for name in caches)
-        every.append(
-            info(f"rows{at}", TensorProto.INT64, [f"S{at}"])
-            if at
-            else info("bias", real, [1, 1, "S", "T"])
-        )
-        results += (info(f"{name}{at}.out", real, size) for name in caches)
-    if graph.sequences > 1:
-        every.append(info("back", TensorProto.INT64, ["S"]))
+    for at in range(graph.sequences):  # the planner takes dimensions of one name for equal
+        n, size = f"n{at}", [1, heads, f"C{at}", width]
+        every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, n])
+        every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
+        every += [info(f"bias.{at}", real, [1, 1, n, f"T{at}"])] * graph.trees
+        every += (info(f"{name}.{at}", real, size) for name in caches)
+        results += (info(f"{name}.{at}.out", real, size) for name in caches)
     results += outputs
     weights = [
         numpy_helper.from_array(weight.numpy(), name)

@@ -101,6 +101,9 @@ class GraphRunner:
         shape: Layers, heads of keys, and width of a head.
         tables: The first rotary tables, `cosines` and `sines` [P, width / 2].
         more: Returns tables of so many positions.
+
+    Attributes:
+        sequences: Most sequences of a forward.
     """
 
     def __init__(
@@ -111,69 +114,60 @@ class GraphRunner:
         more: Callable[[int], dict[str, Tensor]],
     ) -> None:
         self.session, self._shape, self.tables, self._more = session, shape, tables, more
+        names = [each.name for each in session.inner.get_inputs()]
+        self.sequences, self._trees = sum("attend." in name for name in names), "bias.0" in names
         self._idle = SequenceCache(2)  # of a sequence that is not there
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
 
     def run(
-        self,
-        row: SequenceCache,
-        view: TreeView,
-        positions: Tensor,
-        inputs: Mapping[str, Tensor],
-        names: Sequence[str],
-    ) -> list[Tensor]:
-        """Return the outputs with these names of a forward over n positions i64 [1, n].
-
-        Args:
-            inputs: The graph's own.
-        """
-        places = self._places(row, positions, "")
-        places["bias"] = _bias(view, positions.shape[1], int(places["total"]))
-        return self._outputs({**inputs, **places}, {"": row.tail}, names)
-
-    def run_several(
         self,
         rows: Sequence[SequenceCache],
         views: Sequence[TreeView],
         inputs: Mapping[str, Tensor],
         names: Sequence[str],
     ) -> list[Tensor]:
-        """Return the outputs with these names of a forward over chains of several sequences.
+        """Return the outputs with these names of a forward over the next positions of sequences.
 
-        See `run`. A sequence of one token attends for it twice.
+        Args:
+            inputs: The graph's own.
         """
-        every, back, caches = dict(inputs), list[int](), dict[str, Buffers]()
-        first = start = 0  # of a sequence among the tokens, and among those that are attended for
-        for i in range(SEQUENCES):
-            there = i < len(rows)
-            row, positions = (rows[i], views[i].positions) if there else (self._idle, _FIRST)
+        every, back, caches = dict(inputs), list[int](), list[Buffers]()
+        first = start = 0  # of a sequence among all rows, and among those that are attended for
+        for at in range(self.sequences):
+            there = at < len(rows)
+            row, positions = (rows[at], views[at].positions) if there else (self._idle, _FIRST)
             count = positions.shape[1]
-            index = torch.arange(first, first + count) if there else _FIRST[0]
-            if count == 1:
-                positions, index = doubled(row, positions), index.expand(2)
-            every |= {**self._places(row, positions, f".{i}"), f"rows.{i}": index}
-            caches[f".{i}"] = row.tail
+            attend = torch.arange(first, first + count) if there else _FIRST[0]
+            if count == 1 and not self._trees:  # as wide as chains of the same bits
+                attend, positions = attend.expand(2), torch.cat((positions, positions + 1), 1)
+                row.reserve(2)
+            places = self._places(row, positions) | {"attend": attend}
+            if self._trees:
+                related = views[at].related if there else None
+                places["bias"] = _bias(related, count, int(places["total"]))
+            every |= {f"{name}.{at}": each for name, each in places.items()}
+            caches.append(row.tail)
             if there:
                 back += range(start, start + count)
                 first += count
-            start += len(index)
+            start += len(attend)
         return self._outputs({**every, "back": torch.tensor(back)}, caches, names)
 
-    def _places(self, row: SequenceCache, positions: Tensor, at: str) -> dict[str, Tensor]:
-        """Return the inputs of a sequence of which n positions are next; `at` ends their names."""
+    def _places(self, row: SequenceCache, positions: Tensor) -> dict[str, Tensor]:
+        """Return the inputs of a sequence of which n positions are next."""
         if not row.tail.keys:
             self._fill(row.tail)
         end = row.extent + positions.shape[1]
         if (most := int(positions.max()) + 1) > len(self.tables["cosines"]):
             self.tables = self._more(2 * most)
         return {
-            f"positions{at}": positions,
-            f"total{at}": torch.tensor([end], dtype=torch.int32),
-            f"last{at}": torch.tensor([end - 1], dtype=torch.int32),
+            "positions": positions,
+            "total": torch.tensor([end], dtype=torch.int32),
+            "last": torch.tensor([end - 1], dtype=torch.int32),
         }
 
     def _outputs(
-        self, inputs: Mapping[str, Tensor], caches: Mapping[str, Buffers], names: Sequence[str]
+        self, inputs: Mapping[str, Tensor], caches: Sequence[Buffers], names: Sequence[str]
     ) -> list[Tensor]:
         """Run the session, which extends the buffers; return the outputs with these names."""
         value, binding = self.session.value, self.session.inner.io_binding()
@@ -181,10 +175,10 @@ class GraphRunner:
         values = {name: value(tensor.contiguous().numpy()) for name, tensor in every.items()}
         for name, each in values.items():
             binding.bind_ortvalue_input(name, each)
-        for at, buffers in caches.items():
+        for at, buffers in enumerate(caches):
             for name, bound in self._values(buffers).items():
-                binding.bind_ortvalue_input(f"{name}{at}", bound)
-                binding.bind_ortvalue_output(f"{name}{at}.out", bound)
+                binding.bind_ortvalue_input(f"{name}.{at}", bound)
+                binding.bind_ortvalue_output(f"{name}.{at}.out", bound)
         for name in names:
             binding.bind_output(name, "cpu")
         self.session.inner.run_with_iobinding(binding)
@@ -210,12 +204,6 @@ class GraphRunner:
         for layer in range(layers):
             for states in (buffers.keys, buffers.values):
                 states[layer] = torch.empty(size, dtype=torch.float32)
-
-
-def doubled(row: SequenceCache, positions: Tensor) -> Tensor:
-    """Return the position of a token i64 [1, 1] and the next, for which the row makes room."""
-    row.reserve(2)
-    return torch.cat((positions, positions + 1), 1)
 
 
 class OnnxTarget(CausalTarget):
@@ -244,9 +232,10 @@ class OnnxTarget(CausalTarget):
         self._width: int = model.model.layers[0].self_attn.head_dim
         self._weights = self._look()
         self._unchanged = True
+        self.chains = any(isinstance(each, BlockLinear) for each in model.modules())
         self._runner = self._run_by(self._open_session(1), self.rotary(POSITIONS))
-        if any(isinstance(each, BlockLinear) for each in model.modules()):
-            self.chains, self.packs = True, False
+        if self.chains:
+            self.packs = False
             self.same_bits = self._has_same_bits()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -279,6 +268,7 @@ class OnnxTarget(CausalTarget):
         layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
         views = view.rows if isinstance(view, PackedView) else (view,)
         other = bool(cache.shared) or any(each.hidden is not None for each in views)
+        other = other or (self.chains and not all(map(_is_chain, views)))
         if other or not self.runs_alone(layers, len(views)):
             return super().forward(tokens, view, cache, keep)
         n = tokens.shape[1]
@@ -292,7 +282,7 @@ class OnnxTarget(CausalTarget):
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens)
             for hook in layer._forward_pre_hooks.values():
-                hook(layer, (each[:, :n],), {})
+                hook(layer, (each,), {})
         cache.advance(n)
         if _changes(head, states[:, rows]) or selects:
             with torch.no_grad():
@@ -313,16 +303,10 @@ class OnnxTarget(CausalTarget):
             tokens: Of all sequences, i64 [1, n].
             read: Those whose logits are computed, ascending, i64 [k].
         """
-        if len(rows) == 1:
-            positions = views[0].positions
-            if self.chains and tokens.shape[1] == 1:
-                tokens, positions = tokens.expand(1, 2), doubled(rows[0], positions)
-            inputs = {"ids": tokens, "rows": read}
-            return self._runner.run(rows[0], views[0], positions, inputs, names)
-        runner = self._together if all(map(_is_chain, views)) else None
-        size = 1 if runner is None else SEQUENCES
+        runner: GraphRunner | None = self._runner if len(rows) == 1 else self._together
+        size = 1 if runner is None else runner.sequences
         if runner is not None and len(rows) <= size:
-            return runner.run_several(rows, views, {"ids": tokens, "rows": read}, names)
+            return runner.run(rows, views, {"ids": tokens, "rows": read}, names)
         outputs, first = [], 0
         for start in range(0, len(rows), size):
             some = slice(start, start + size)
@@ -341,7 +325,7 @@ class OnnxTarget(CausalTarget):
         """Return a session over the model's weights, of which it has a packed copy."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-        graph = build_graph(self.model, sequences)
+        graph = build_graph(self.model, sequences, not self.chains)
         return Session(in_onnx(graph, self.model), graph.floating())
 
     @cached_property
@@ -356,7 +340,7 @@ class OnnxTarget(CausalTarget):
             view = TreeView(torch.tensor([first]), places, places, None, start=first)
             some, names = texts[:, first:end], ("logits",)
             inputs = {"ids": some.reshape(1, -1), "rows": torch.arange(some.numel())}
-            (together,) = runner.run_several(among, [view, view], inputs, names)
+            (together,) = runner.run(among, [view, view], inputs, names)
             for i, row in enumerate(alone):
                 (logits,) = self._run([row], [view], some[i : i + 1], torch.arange(count), names)
                 if not torch.equal(logits[0], together[0, i * count :][:count]):
@@ -418,10 +402,10 @@ def _is_chain(view: TreeView) -> bool:
     return view.related is None or ends[1] - ends[0] == view.positions.shape[1] - 1
 
 
-def _bias(view: TreeView, n: int, slots: int) -> Tensor:
+def _bias(related: Tensor | None, n: int, slots: int) -> Tensor:
     """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
     bias = torch.zeros(1, 1, n, slots, dtype=torch.float32)
-    if view.related is not None:
-        recent = bias[..., slots - view.related.shape[2] :]
-        recent.masked_fill_(~view.related[:, None], HIDDEN)
+    if related is not None:
+        recent = bias[..., slots - related.shape[2] :]
+        recent.masked_fill_(~related[:, None], HIDDEN)
     return bias
