@@ -4,7 +4,8 @@
 
 Processor milliseconds, medians. A forward verifies a chain after `context` tokens; a text has 64
 tokens, and its time is that of a token, the prompt cached. Texts that part from those of the same
-weights without drafts, in torch for float32, are counted.
+weights without drafts, in torch for float32, are counted. At last 1 to 8 chats are written at once,
+their prompts cached.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from budget import items_of
+from budget import CHAT, SUBJECTS, items_of
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
@@ -31,6 +32,7 @@ from ragspec.verification.open import open_target
 POSITIONS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 9
 GROUPS = ("documents", "chat", "free")
+CLIENTS = (1, 2, 4, 8)
 
 
 def spent(act: Callable[[], object]) -> float:
@@ -94,6 +96,29 @@ def texts(engines: dict[str, Engine], prompts: int) -> tuple[dict[str, dict[str,
     return table, parted
 
 
+def clients(engines: dict[str, Engine], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a token by the number of chats that are written at once."""
+    table: dict[str, dict[str, float]] = {name: {} for name in engines}
+    prompts = [CHAT.format(subject) for subject in SUBJECTS]
+    for count in CLIENTS:
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(1 + rounds):  # the first opens sessions and caches the prompts
+            for name, engine in engines.items():
+
+                def write(engine: Engine = engine, count: int = count) -> None:
+                    some = prompts[:count]
+                    handles = [
+                        engine.submit(each, max_new_tokens=64, ignore_eos=True) for each in some
+                    ]
+                    for handle in handles:
+                        handle.result()
+
+                times[name].append(spent(write) / (64 * count))
+        for name, each in times.items():
+            table[name][f"{count}"] = median(each[1:])
+    return table
+
+
 def show(table: dict[str, dict[str, float]]) -> None:
     """Print a table in Markdown."""
     columns = list(next(iter(table.values())))
@@ -128,6 +153,8 @@ def main() -> None:
         tables["texts"], parted = texts(engines, options.prompts)
         show(tables["texts"])
         print(f"{parted} texts part from others of the same weights")
+        tables["clients"] = clients(engines, 3)
+        show(tables["clients"])
     if options.json:
         options.json.write_text(json.dumps(tables, indent=1), encoding="utf-8")
 

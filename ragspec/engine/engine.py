@@ -56,8 +56,8 @@ class Engine:
         static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
             tests), "off", or "auto", which is "graph" on CUDA. A model that does not support them
             is verified without, and its reports say why.
-        runtime: What runs forwards of one sequence: "torch", "onnx" (ONNX Runtime, faster on a
-            CPU), or "auto", which is "onnx" for models that it can run.
+        runtime: What runs forwards: "torch", "onnx" (ONNX Runtime, faster on a CPU), or "auto",
+            which is "onnx" for models that it can run.
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.

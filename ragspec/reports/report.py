@@ -123,7 +123,7 @@ class Report:
         drift: Mean total variation per token between the target's own distribution and the one of
             a transform; None if it is not measured.
         static: Mode of the steps of fixed shape, or "off", or "off: " and the reason.
-        runtime: What ran forwards of one sequence: "torch" or "onnx".
+        runtime: What ran forwards: "torch" or "onnx".
         weights: What the model's weights are stored in, such as "float32" or "int8". Labels speak
             of the model as it is stored.
         kv_bytes: Size of keys and values after the answer of a long document, else None.

@@ -132,8 +132,8 @@ class CausalTarget:
         """Whether forwards of several widths round visibly, as the model is at present."""
         return rounds(self.loaded, self.device)
 
-    def runs_alone(self, taps: Iterable[int] = (), sequences: int = 1) -> bool:
-        """Return whether a forward of so many sequences needs no module of the model.
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward needs no module of the model.
 
         Args:
             taps: The hidden states that it also tells, see `Needs.hidden_states`.
@@ -182,7 +182,7 @@ class CausalTarget:
 
     @property
     def runtime(self) -> str:
-        """What runs forwards of one sequence: "torch" or "onnx"."""
+        """What runs forwards: "torch" or "onnx"."""
         return "torch"
 
     @property

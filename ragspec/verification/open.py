@@ -38,8 +38,8 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
 
     Args:
         static: See `open_static`.
-        runtime: What runs forwards of one sequence: "torch"; "onnx", ONNX Runtime, which is faster
-            on a CPU; or "auto", ONNX Runtime for models that it can run.
+        runtime: What runs forwards: "torch"; "onnx", ONNX Runtime, which is faster on a CPU; or
+            "auto", ONNX Runtime for models that it can run.
 
     Raises:
         UnsupportedModelError: The model is outside the scope, or ONNX Runtime was asked for and

@@ -59,8 +59,8 @@ class Model(Protocol):
     def divisible(self) -> bool:
         """Whether prompts may be read in chunks and their prefixes reused."""
 
-    def runs_alone(self, taps: Iterable[int] = (), sequences: int = 1) -> bool:
-        """Return whether a forward of so many sequences needs no module of the model."""
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward needs no module of the model."""
 
     @property
     def output_head(self) -> nn.Module:
@@ -295,7 +295,7 @@ class TreeSession(TargetSession):
             (row.cache.length, head, tree)
             for row, (head, tree) in zip(rows, self._inputs, strict=True)
         ]
-        if len(rows) > 1 and not (self.target.packs or self._runs_alone(len(rows))):
+        if len(rows) > 1 and not (self.target.packs or self._runs_alone):
             logits, states = list[Tensor](), list[HiddenStates]()
             for i, row in enumerate(rows):
                 one = slice(i, i + 1)
@@ -358,15 +358,16 @@ class TreeSession(TargetSession):
 
     def _packed(self, rows: Sequence[SequenceCache]) -> AbstractContextManager[None]:
         """Prepare a forward over some rows; return the context that it runs in."""
-        if not self._runs_alone(len(rows)):
+        if not self._runs_alone:
             return self._through_modules()
         for row in rows:
             row.unshare()
         return nullcontext()
 
-    def _runs_alone(self, sequences: int) -> bool:
-        """Return whether a forward of so many sequences needs no module of the model."""
-        return self.target.runs_alone(() if self._taps is None else self._taps.modules, sequences)
+    @property
+    def _runs_alone(self) -> bool:
+        """Whether a forward needs no module of the model."""
+        return self.target.runs_alone(() if self._taps is None else self._taps.modules)
 
     @contextmanager
     def _through_modules(self) -> Iterator[None]:

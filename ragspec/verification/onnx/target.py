@@ -1,9 +1,8 @@
-"""A target whose forwards of one sequence run on ONNX Runtime.
+"""A target whose forwards run on ONNX Runtime.
 
 One position of SmolLM2-135M after 512 tokens takes .56 of the time of transformers, eight take .69
-(see `benchmarks/RESULTS.md`). In 8 bits up to `SEQUENCES` sequences share a forward, and each has
-the bits that it has alone. In float32 such forwards run through the model's own modules, over the
-same caches.
+(see `benchmarks/RESULTS.md`). Up to `SEQUENCES` sequences share a forward; in 8 bits each has the
+bits that it has alone.
 """
 
 from __future__ import annotations
@@ -207,16 +206,16 @@ class GraphRunner:
 
 
 class OnnxTarget(CausalTarget):
-    """A `CausalTarget` that runs forwards of one sequence on ONNX Runtime.
+    """A `CausalTarget` that runs forwards on ONNX Runtime.
 
     The runtime extends the buffers of a `SequenceCache` in place. It has the weights as they were
     when it was opened. Whenever a session begins and they have changed, or a module has a hook,
     the forwards of this session run through the modules.
 
     Products with quantized weights round their inputs too, and would carry a difference of the last
-    bit into the text. A chain has the same bits in every width from two positions on, so a forward
-    over one token takes a second one, drafts are chains, and each of several sequences attends by
-    itself: the other operators have the same bits in every width.
+    bit into the text. A chain has the same bits in every width from two positions on, so a single
+    token attends with a second one, and drafts are chains. Each of several sequences attends by
+    itself. The other operators have the same bits in every width.
 
     Args:
         model: A model without a `hindrance`.
@@ -244,13 +243,12 @@ class OnnxTarget(CausalTarget):
 
     @property
     def runtime(self) -> str:
-        """What runs forwards of one sequence: "onnx", or "torch" if weights have changed."""
+        """What runs forwards: "onnx", or "torch" if weights have changed."""
         return "onnx" if self.runs_alone() else "torch"
 
-    def runs_alone(self, taps: Iterable[int] = (), sequences: int = 1) -> bool:
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
         """Return whether a forward needs no module; see `CausalTarget`."""
-        takes = self._unchanged and (sequences == 1 or self.chains)
-        return takes and {LAST, 0, *self._outputs}.issuperset(taps)
+        return self._unchanged and {LAST, 0, *self._outputs}.issuperset(taps)
 
     @property
     def rounds(self) -> bool:
@@ -267,10 +265,10 @@ class OnnxTarget(CausalTarget):
         every = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
         layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
         views = view.rows if isinstance(view, PackedView) else (view,)
-        other = bool(cache.shared) or any(each.hidden is not None for each in views)
-        other = other or (self.chains and not all(map(_is_chain, views)))
-        if other or not self.runs_alone(layers, len(views)):
+        padded = any(each.hidden is not None for each in views)
+        if padded or cache.shared or not self.runs_alone(layers):
             return super().forward(tokens, view, cache, keep)
+        assert not self.chains or all(map(_is_chain, views))
         n = tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
         head = self.loaded.get_output_embeddings()
@@ -330,7 +328,7 @@ class OnnxTarget(CausalTarget):
 
     @cached_property
     def _together(self) -> GraphRunner | None:
-        """What runs forwards of several sequences, opened by the first; None if bits differ."""
+        """What runs forwards of several sequences, opened by the first; None if it changes bits."""
         runner = self._run_by(self._open_session(SEQUENCES), self._runner.tables)
         generator = torch.Generator().manual_seed(0)
         texts = torch.randint(self.vocab_size, (2, TRIED), generator=generator)
@@ -343,7 +341,7 @@ class OnnxTarget(CausalTarget):
             (together,) = runner.run(among, [view, view], inputs, names)
             for i, row in enumerate(alone):
                 (logits,) = self._run([row], [view], some[i : i + 1], torch.arange(count), names)
-                if not torch.equal(logits[0], together[0, i * count :][:count]):
+                if self.chains and not torch.equal(logits[0], together[0, i * count :][:count]):
                     return None
             for row in (*alone, *among):
                 row.advance(count)
