@@ -158,14 +158,16 @@ def test_generation_arguments_that_are_unknown_are_refused() -> None:
         model().generate_until(request, disable_tqdm=True)
 
 
-def test_our_server_scores_for_the_harness_over_http(tmp_path: Path) -> None:
+def test_our_server_scores_and_writes_for_the_harness_over_http(tmp_path: Path) -> None:
     tiny.tokenizer(chat=True).save_pretrained(tmp_path)
     request = requests("loglikelihood", *((text, " and the Po") for text in CONTEXTS))
+    prompts = requests("generate_until", *((text, GREEDY) for text in CONTEXTS))
     with served(Engine(tiny.model(), tiny.tokenizer(chat=True), "context")) as (client, _):
         url, options = f"{client.base_url}/v1/completions", {"max_length": 512, "batch_size": 2}
         remote = LocalCompletionsAPI(
             url, "huggingface", model=NAME, tokenizer=str(tmp_path), **options
         )
-        scores = remote.loglikelihood(request)
+        scores, texts = remote.loglikelihood(request), remote.generate_until(prompts)
+    assert texts == theirs().generate_until(prompts, disable_tqdm=True)
     for ours, other in zip(scores, theirs().loglikelihood(request), strict=True):
         assert ours == (pytest.approx(other[0], abs=1e-4), other[1])
