@@ -133,8 +133,8 @@ class RequestLimits:
 
 async def _read_body(headers: Headers, receive: Receive) -> Message:
     """Return the message with the whole body, or the one that the client has disconnected."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip"):
+    encoding = headers.get("content-encoding", "").strip().lower().removeprefix("x-")
+    if encoding not in ("", "identity", "gzip"):
         expected = "Expected a plain body or Content-Encoding: gzip"
         raise ApiError(415, f"{expected}, got {encoding!r}.", "unsupported_encoding")
     body, declared = b"", headers.get("content-length", "")

@@ -33,7 +33,6 @@ AROUND = re.compile(
 )
 MESSAGES = MappingProxyType(
     {
-        400: "Expected JSON in UTF-8 as the body, got other bytes.",  # of FastAPI, on no UTF-8
         404: "Expected one of the paths that /openapi.json lists, got another one.",
         405: "Expected a method that /openapi.json lists for this path, got another one.",
     }
@@ -81,6 +80,8 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         code, status = CODES.get(error.status_code), error.status_code
         message = MESSAGES.get(status, f"{error.detail}.")
+        if status == 400:  # of FastAPI, on JSON that Python cannot read
+            message = f"Expected JSON in UTF-8 as the body, got something else ({error.__cause__})."
         return ApiError(status, message, code, headers=error.headers)
     for kind, status, code in STATUSES:
         if isinstance(error, kind):

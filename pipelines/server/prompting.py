@@ -85,7 +85,7 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     Raises:
         InputError, ApiError: The request contradicts itself, or has empty documents.
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
     turns = [text_of(turn.content) for turn in body.messages]
     question, tokenizer = turns[-1], engine.tokenizer

@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from ragspec.pipelines.server.errors import ApiError
@@ -37,22 +38,20 @@ REFUSED = MappingProxyType(
             *("audio", "web_search_options", "use_beam_search", "bad_words", "allowed_token_ids"),
             *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "image"),
             *("continue_final_message", "chat_template", "truncate_prompt_tokens", "echo"),
+            *("instructions", "system", "template", "images", "negative_prompt", "lora_path"),
+            *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "watermark"),
+            *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "ebnf"),
+            *("min_length", "max_length", "max_output_tokens", "stop_sequences", "stop_strings"),
+            *("stop_regex", "regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
         ),
         NOTHING,
     )
-    | {
-        "tool_choice": (*NOTHING, "none", "auto"),
-        "function_call": (*NOTHING, "none", "auto"),
-        "response_format": (None, {"type": "text"}),
-        "modalities": (*NOTHING, ["text"]),
-        "best_of": (None, 1),
-        "length_penalty": (None, 1),
-        "typical_p": (None, 1),
-        "skip_special_tokens": (None, True),
-        "add_generation_prompt": (None, True),
-        "output_format": (None, "png"),
-        "background": (None, "auto", "opaque"),
-    }
+    | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
+    | dict.fromkeys(("best_of", "length_penalty", "num_beams", "typical_p", "tfs_z"), (None, 1))
+    | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
+    | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
+    | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
+    | {"output_format": (None, "png"), "background": (None, "auto", "opaque")}
 )
 
 
@@ -75,6 +74,7 @@ Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST)]
 SEVERAL = Field(min_length=1, max_length=MOST_PROMPTS)
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
+NoneIfFalse = BeforeValidator(lambda value: None if value is False else value)
 Limit = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(_counts_tokens)]
 TopK = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))]
 Token = Annotated[str, Field(pattern=r"^[0-9]{1,11}$"), AfterValidator(int)]
@@ -95,7 +95,7 @@ class Part(Body):
     text: Text
 
 
-Content = Text | Annotated[list[Part], Field(min_length=1, max_length=1000)]
+Content = Text | Annotated[list[Part], Field(max_length=1000)]
 
 
 def text_of(content: str | list[Part] | None) -> str:
@@ -108,6 +108,12 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_silent(cls, turn: Any) -> Any:
+        silent = isinstance(turn, dict) and turn.get("role") == "assistant"
+        return {"content": None, **turn} if silent else turn
 
     @field_validator("content")
     @classmethod
@@ -195,7 +201,7 @@ class CompletionRequest(TextRequest):
     """A request for the continuation of prompts, as texts or token ids."""
 
     prompt: Text | Tokens | Annotated[list[Text], SEVERAL] | Annotated[list[Tokens], SEVERAL]
-    logprobs: Alternatives | None = None
+    logprobs: Annotated[Alternatives | None, NoneIfFalse] = None
     echo: bool | None = None
 
     @property

@@ -76,10 +76,12 @@ def test_the_bytes_of_tokens_make_up_the_text(client: httpx.Client, stream: bool
 def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
     reply: Any = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
     reply |= {"tool_calls": [], "type": "message", "id": "m\n1", "reasoning_content": "so"}
+    silent: Any = [{"role": "assistant"}, {"role": "assistant", "content": []}]
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
-    body = {**CHAT, "messages": [USER, reply, {**USER, "content": [part]}], "store": True}
+    body = {**CHAT, "messages": [USER, reply, *silent, {**USER, "content": [part]}]}
     body |= {"prompt_cache_key": "k", "tools": [], "tool_choice": "none", "user_id": "x\n"}
     body |= {"response_format": {"type": "text"}, "max_tokens": 8.0, "n": 1.0, "seed": 3.0}
+    body |= {"store": True, "top_logprobs": 0, "mirostat": 0, "do_sample": True, "n_predict": -1}
     result = post(client, body)
     assert result.status_code == 200, result.text
     ignored = result.headers["x-ignored-fields"].split(", ")
@@ -88,7 +90,8 @@ def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
         *("messages.content.cache_control", "prompt_cache_key", "user_id"),
     }
     assert "x-ignored-fields" not in post(client, CHAT).headers
-    streamed = post(client, {**TEXT, "metadata": {"a": "b"}, "best_of": 1, "": 1, "stream": True})
+    more = {"metadata": {"a": "b"}, "best_of": 1, "logprobs": False, "": 1, "stream": True}
+    streamed = post(client, TEXT | more)
     assert streamed.headers["x-ignored-fields"] == "metadata, ''"
 
 
