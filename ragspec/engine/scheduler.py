@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class Scheduler:
         self._forward = SharedForward()
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
-        # The queues of each priority and tenant; of a priority, the first queue has the next turn.
+        # The queues of each priority and tenant; of equal ones, the first has the next turn.
         self._waiting: dict[tuple[int, str], list[RequestHandle]] = {}
         self._owners: Counter[object | None] = Counter()  # of requests that have not ended
         self._closed = False
@@ -125,7 +124,7 @@ class Scheduler:
     def add(self, handle: RequestHandle) -> None:
         """Add a request; its owner's thread, or that of the scheduler, takes its steps.
 
-        Tenants take turns among the waiting requests of one priority.
+        Of one priority, the tenant with the fewest texts in the batch is next; others take turns.
 
         Raises:
             QueueFullError: Too many submitted requests wait.
@@ -301,8 +300,10 @@ class Scheduler:
         """Let waiting requests join while there is room; return those that ended at once."""
         ended = []
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
+            texts = Counter(handle.request.tenant for handle in self._live.values())
             with self._changed:
-                key = min(self._waiting, key=itemgetter(0), default=None)
+                # The first of these minima, as the tenants take turns.
+                key = min(self._waiting, key=lambda each: (each[0], texts[each[1]]), default=None)
                 if key is None or not self._fits(self._waiting[key][0].sequence):
                     break
                 handle, *others = self._waiting.pop(key)

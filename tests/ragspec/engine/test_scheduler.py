@@ -182,6 +182,17 @@ def test_higher_priorities_start_first_and_tenants_of_one_take_turns(plain: Engi
     assert [number for _, number in started] == [0, 12, 1, 5, 8, 4, 6, 14, 9, 15, 10, 16, 11, 13]
 
 
+def test_a_place_goes_to_the_tenant_with_the_fewest_texts_in_the_batch(plain: Engine) -> None:
+    gate, call = threading.Event(), {"ignore_eos": True}
+    tenants = ("a", 40), ("a", 1), ("b", 1), ("b", 1), ("c", 1)
+    with serving(plain, max_batch_size=2) as pool:
+        first = pool.submit([1, 2], max_new_tokens=1, on_step=lambda *_: wait(gate), **call)
+        until(lambda: first.joined > 0)
+        handles = [pool.submit([1, 2], tenant=t, max_new_tokens=n, **call) for t, n in tenants]
+        gate.set()
+    assert sorted(range(5), key=lambda number: handles[number].joined) == [0, 2, 4, 3, 1]
+
+
 def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     sampling = Sampling(temperature=1.0, seed=4, n=3)
     whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
