@@ -94,9 +94,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to stop, or stop sooner."""
-        self._signals += 1
-        self._stop(self._drain if self._signals == 1 else 0.0)
-        if self._signals != 2:
+        number = self._signals = self._signals + 1  # another signal may interrupt this one
+        self._stop(self._drain if number == 1 else 0.0)
+        if number != 2:
             super().handle_exit(sig, frame)
 
 

@@ -383,6 +383,7 @@ class Scheduler:
         with self._changed:
             self._owners[handle.owner] -= 1
             self._owners = +self._owners
+            self._changed.notify_all()  # `close` may wait for the last one
         return handle
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -344,6 +345,21 @@ def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) 
         app.state.routes.stop(settings.drain)
         result = cut.result()
     assert result.status_code == 503 and result.json()["error"]["code"] == "stopping"
+
+
+def test_a_signal_in_the_handler_of_another_one_stops_the_server(instance: Engine) -> None:
+    app, drains = build_app(Serving(instance, NAME), ServerSettings()), list[float]()
+    server: run.Server
+
+    def stop(seconds: float) -> None:
+        drains.append(seconds)
+        if len(drains) == 1:
+            server.handle_exit(signal.SIGINT, None)
+
+    app.state.routes.stop = stop
+    server = run.Server(app, ServerSettings())
+    server.handle_exit(signal.SIGINT, None)
+    assert drains == [20.0, 0.0] and server.should_exit
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -468,6 +468,25 @@ def wait(event: threading.Event) -> None:
     assert event.wait(20)
 
 
+def test_the_end_of_a_text_that_is_closed_wakes_those_that_wait_for_it(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, open_requests = threading.Event(), list[int]()
+    with serving(plain) as pool:
+        handle = pool.submit([1], max_new_tokens=9, on_step=lambda *_: wait(gate), ignore_eos=True)
+        until(lambda: handle.first > 0)  # its step is over, and delivered
+        changed = pool.scheduler._changed
+
+        def notify_all(notify: Callable[[], None] = changed.notify_all) -> None:
+            open_requests.append(pool.scheduler.open_requests)
+            notify()
+
+        monkeypatch.setattr(changed, "notify_all", notify_all)
+        handle.close()
+        assert open_requests[-1] == 0
+        gate.set()
+
+
 def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
     pool, go = held
     waiting = pool.submit([4, 5, 6], max_new_tokens=2)
