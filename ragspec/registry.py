@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -134,6 +133,8 @@ def names(kind: str) -> Mapping[str, str]:
 @lru_cache(maxsize=8)
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return the entry points of a group. The search path is only a key of the cache."""
+    from importlib.metadata import entry_points  # slow: most of the time of `import ragspec`
+
     return tuple((point.name, point.value) for point in entry_points(group=group))
 
 
