@@ -102,7 +102,7 @@ class ServerSettings:
         lead to this machine (DNS rebinding).
         """
         names = self.hosts or (() if self.keys else (*LOCAL, self.host))
-        return not names or "*" in names or host in names
+        return not names or "*" in names or host in map(str.lower, names)
 
     @property
     def local(self) -> bool:
