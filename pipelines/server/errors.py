@@ -131,8 +131,8 @@ def add_error_handlers(app: FastAPI) -> None:
 def _invalid(error: RequestValidationError) -> ApiError:
     """Return the error of a request that got furthest, with its field.
 
-    A value that may be of several types has an error for each; one inside a value, or of a value of
-    the right type, got further than one that expected another type.
+    A value that may be of several types has an error for each; one of a value of the right type, or
+    else inside a value, got further than one that expected another type.
     """
     errors = list(error.errors())
     kind = errors[0]["type"]
@@ -143,7 +143,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, "Expected Content-Type: application/json, got another type.")
     paths = [_field(each["loc"], error.body, each["type"] == "missing") for each in errors]
     first = [each for each in range(len(errors)) if paths[each][:1] == paths[0][:1]]
-    best = max(first, key=lambda each: (len(paths[each]), not _expects_type(errors[each])))
+    best = max(first, key=lambda each: (not _expects_type(errors[each]), len(paths[each])))
     alike = [each for each in first if paths[each] == paths[best]]
     if _expects_type(errors[best]):
         expected = " or ".join(dict.fromkeys(_expected(errors[each]) for each in alike))
