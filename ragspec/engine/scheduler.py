@@ -31,7 +31,7 @@ from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
-from ragspec.models.device import as_loaded
+from ragspec.models.device import as_loaded, release_memory
 from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import checked_count
 from ragspec.verification.base import TargetSession
@@ -40,6 +40,7 @@ from ragspec.verification.open import probe_again
 from ragspec.verification.prefix_cache import PrefixCache
 
 CHUNK = 256  # tokens of prompts that are read between two steps of running texts
+LONG = 1024  # tokens of a text whose memory is returned to the system, which takes some 50 ms
 
 
 class Scheduler:
@@ -81,7 +82,7 @@ class Scheduler:
         self._live: dict[Sequence, RequestHandle] = {}
         self._stack = ExitStack()
         self._loop: Loop | None = None
-        self._holds = 0
+        self._holds = self._longest = 0  # tokens since memory was returned
         self._stepping = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -347,6 +348,9 @@ class Scheduler:
         if not self._live and not self._holds and self._loop is not None:
             self._loop = None
             self._stack.close()
+            if self._longest > LONG:
+                release_memory()
+            self._longest = 0
 
     def _end_all(self, error: BaseException | None) -> list[RequestHandle]:
         """End the requests of the batch, or else those that wait; the session is left.
@@ -379,6 +383,7 @@ class Scheduler:
             except Exception as failed:  # for example of the tokenizer: it ends this request alone
                 outcome = failed
         self._live.pop(handle.sequence, None)
+        self._longest = max(self._longest, len(handle.sequence.context.tokens))
         handle.put(outcome)
         with self._changed:
             self._owners[handle.owner] -= 1

@@ -15,6 +15,7 @@ import torch
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
+from ragspec.engine import scheduler
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
@@ -191,6 +192,17 @@ def test_a_place_goes_to_the_tenant_with_the_fewest_texts_in_the_batch(plain: En
         handles = [pool.submit([1, 2], tenant=t, max_new_tokens=n, **call) for t, n in tenants]
         gate.set()
     assert sorted(range(5), key=lambda number: handles[number].joined) == [0, 2, 4, 3, 1]
+
+
+def test_the_memory_of_long_texts_is_returned_to_the_system(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = list[int]()
+    monkeypatch.setattr(scheduler, "LONG", 30)
+    monkeypatch.setattr(scheduler, "release_memory", lambda: lengths.append(length))
+    for length in (20, 40, 20):
+        plain.generate([1] * length, max_new_tokens=2, ignore_eos=True)
+    assert lengths == [40]
 
 
 def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
