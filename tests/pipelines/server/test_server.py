@@ -20,7 +20,8 @@ from tests.support.served import NAME, events, post, served, text_of
 PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
 GZIP = {"content-encoding": "gzip"}
-SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
+SETTINGS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
+LIMITS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:
@@ -38,11 +39,8 @@ def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
 def test_texts_are_those_of_the_engine(
     client: httpx.Client, instance: Engine, stream: bool, drafter: Any
 ) -> None:
-    settings = {"temperature": 0.8, "top_p": 0.9, "seed": 11, "max_tokens": 24}
-    selection = instance.with_drafter(None).generate(
-        PROMPT, SAMPLED, max_new_tokens=24, ignore_eos=True
-    )
-    result = complete(client, **settings, stream=stream, drafter=drafter)
+    selection = instance.with_drafter(None).generate(PROMPT, Sampling(**SETTINGS), **LIMITS)
+    result = complete(client, **SETTINGS, max_tokens=24, stream=stream, drafter=drafter)
     assert result.status_code == 200
     if stream:
         assert text_of(events(result)) == selection.text
@@ -56,22 +54,15 @@ def test_texts_are_those_of_the_engine(
 def test_samples_are_those_of_the_engine_and_count_their_prompt_once(
     client: httpx.Client, instance: Engine
 ) -> None:
-    body = {"temperature": 0.8, "top_p": 0.9, "seed": 11, "max_tokens": 12, "n": 3}
-    selection = instance.generate(
-        PROMPT,
-        Sampling(temperature=0.8, top_p=0.9, seed=11, n=3),
-        max_new_tokens=12,
-        ignore_eos=True,
-    )
+    body = {**SETTINGS, "max_tokens": 24, "n": 3}
+    selection = instance.generate(PROMPT, Sampling(**SETTINGS, n=3), **LIMITS)
     result = complete(client, **body).json()
     assert [choice["text"] for choice in result["choices"]] == [each.text for each in selection]
     assert result["usage"]["prompt_tokens"] == len(PROMPT)
     message = events(complete(client, **body, stream=True, stream_options={"include_usage": True}))
     assert [text_of(message, i) for i in range(3)] == [each.text for each in selection]
-    assert message[-1]["usage"] == {
-        **result["usage"],
-        "prompt_tokens_details": message[-1]["usage"]["prompt_tokens_details"],
-    }
+    details = {"prompt_tokens_details": message[-1]["usage"]["prompt_tokens_details"]}
+    assert message[-1]["usage"] == result["usage"] | details
     assert [each for each in message if "usage" in each] == message[-1:]
 
 
@@ -87,21 +78,10 @@ def test_several_prompts_and_token_ids(client: httpx.Client, instance: Engine) -
 
 
 def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine) -> None:
-    messages = [
-        {"role": "system", "content": "Be short."},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "Where does "},
-                {"type": "text", "text": "it come from?"},
-            ],
-        },
-    ]
-    plain = [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": "Where does it come from?"},
-    ]
-    selection = instance.generate(plain, max_new_tokens=20)
+    system, user = {"role": "system", "content": "Be short."}, "Where does it come from?"
+    parts = [{"type": "text", "text": text} for text in (user[:11], user[11:])]
+    messages = [system, {"role": "user", "content": parts}]
+    selection = instance.generate([system, {"role": "user", "content": user}], max_new_tokens=20)
     body = {"model": NAME, "messages": messages, "temperature": 0, "max_completion_tokens": 20}
     result = post(client, body).json()
     message = result["choices"][0]["message"]
@@ -129,62 +109,45 @@ def test_stops_bias_and_penalties_count(client: httpx.Client, instance: Engine) 
     token = instance.tokenizer("Z")["input_ids"][0]
     forced = complete(client, temperature=0, max_tokens=4, logit_bias={str(token): 100}).json()
     assert forced["choices"][0]["text"] == "ZZZZ"
-    selection = instance.generate(
-        PROMPT,
-        Sampling(frequency_penalty=1.5, presence_penalty=0.5),
-        max_new_tokens=24,
-        ignore_eos=True,
-    )
-    request = complete(
-        client, temperature=0, frequency_penalty=1.5, presence_penalty=0.5, max_tokens=24
-    )
+    penalties = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
+    selection = instance.generate(PROMPT, Sampling(**penalties), **LIMITS)
+    request = complete(client, temperature=0, **penalties, max_tokens=24)
     assert request.json()["choices"][0]["text"] == selection.text != whole
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_a_chat(client: httpx.Client, instance: Engine, stream: bool) -> None:
-    selection = instance.generate(
-        [{"role": "user", "content": "Hello"}], max_new_tokens=10, logprobs=3
-    )
-    request = chat(
-        client, "Hello", temperature=0, max_tokens=10, logprobs=True, top_logprobs=3, stream=stream
-    )
+    hello = [{"role": "user", "content": "Hello"}]
+    selection = instance.generate(hello, max_new_tokens=10, logprobs=3)
+    body = {"temperature": 0, "max_tokens": 10, "logprobs": True, "top_logprobs": 3}
+    request = chat(client, "Hello", **body, stream=stream)
     if stream:
-        choices = [choice for each in events(request) for choice in each["choices"]]
-        message = [
-            one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]
-        ]
+        choices = [choice["logprobs"] for each in events(request) for choice in each["choices"]]
+        message = [one for logprobs in choices if logprobs for one in logprobs["content"]]
     else:
         message = request.json()["choices"][0]["logprobs"]["content"]
-    assert [each["logprob"] for each in message] == pytest.approx(
-        [each.logprob for each in selection.logprobs]
-    )
+    expected = pytest.approx([each.logprob for each in selection.logprobs])
+    assert [each["logprob"] for each in message] == expected
     assert all(len(each["top_logprobs"]) == 3 for each in message)
     assert "".join(each["token"] for each in message) == selection.text
 
 
 def test_the_right_prediction_pays(client: httpx.Client) -> None:
+    def predicted(text: str) -> Any:
+        prediction = {"type": "content", "content": text}
+        body = {"drafter": "context", "budget": 8, "prediction": prediction}
+        return complete(client, temperature=0, max_tokens=48, **body).json()
+
     plain = complete(client, temperature=0, max_tokens=48, drafter="none").json()
     text = plain["choices"][0]["text"]
-    request = {
-        "prediction": {"type": "content", "content": text},
-        "drafter": "context",
-        "budget": 8,
-    }
-    result = complete(client, temperature=0, max_tokens=48, **request).json()
+    result = predicted(text)
     assert result["choices"][0]["text"] == text
     details = result["usage"]["completion_tokens_details"]
     message = result["metrics"]["speculative_decoding"]
     assert details["accepted_prediction_tokens"] > 24
     assert len(text) / message["num_forwards"] >= 3
     assert message["num_accepted_tokens_per_pos"][0] <= message["num_drafts"]
-    wrong = complete(
-        client,
-        temperature=0,
-        max_tokens=48,
-        **{**request, "prediction": {"type": "content", "content": "QQQQQQQQ"}},
-    )
-    assert wrong.json()["choices"][0]["text"] == text
+    assert predicted("QQQQQQQQ")["choices"][0]["text"] == text
 
 
 def test_documents_of_the_server_are_searched(instance: Engine) -> None:
@@ -217,11 +180,8 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
     def value(page: str, name: str) -> float:
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
-    assert value(after, "ragspec_tokens_total") == value(before, "ragspec_tokens_total") + 7
-    assert (
-        value(after, "ragspec_first_token_seconds_count")
-        == value(before, "ragspec_first_token_seconds_count") + 1
-    )
+    for name, more in ("ragspec_tokens_total", 7), ("ragspec_first_token_seconds_count", 1):
+        assert value(after, name) == value(before, name) + more
     assert value(after, "ragspec_max_batch_size ") == 8
     assert value(after, "process_resident_memory_bytes ") > 10**7
 
@@ -271,14 +231,12 @@ def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
 def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     with served(instance) as (client, _):
-        body = {
-            "documents": [{"title": "Rules", "text": passage}],
-            "temperature": 0,
-            "max_tokens": 20,
-        }
-        with_it = chat(client, "What is the same?", **body).json()
-        without = chat(client, "What is the same?", temperature=0, max_tokens=20).json()
+        body, documents = (
+            {"temperature": 0, "max_tokens": 20},
+            [{"title": "Rules", "text": passage}],
+        )
+        with_it = chat(client, "What is the same?", **body, documents=documents).json()
+        without = chat(client, "What is the same?", **body).json()
     assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
-    assert (
-        with_it["choices"][0]["message"]["annotations"] == []
-    )  # an untrained model quotes nothing
+    # An untrained model quotes nothing.
+    assert with_it["choices"][0]["message"]["annotations"] == []
