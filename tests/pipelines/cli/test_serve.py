@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -49,21 +50,16 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
     (tmp_path / "rules.txt").write_text("A draft is a guess at the next tokens of a text.")
     server, address = start("--docs", str(tmp_path), "--key", "alpha")
     results: list[httpx.Response] = []
+    send = partial(httpx.post, headers={"Authorization": "Bearer alpha"}, timeout=60)
     try:
-        headers = {"Authorization": "Bearer alpha"}
         messages = [{"role": "user", "content": "What is a draft of tokens?"}]
         chat = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 40}
-        message = httpx.post(
-            f"{address}/v1/chat/completions", json=chat, headers=headers, timeout=60
-        ).json()
+        message = send(f"{address}/v1/chat/completions", json=chat).json()
         assert "guess at the next tokens" in message["choices"][0]["message"]["content"]
         quoted = message["choices"][0]["message"]["annotations"][0]
         assert quoted["document"] == "rules.txt"
-        thread = threading.Thread(
-            target=lambda: results.append(
-                httpx.post(f"{address}/v1/completions", json=REQUESTS, headers=headers, timeout=60)
-            )
-        )
+        completed = partial(send, f"{address}/v1/completions", json=REQUESTS)
+        thread = threading.Thread(target=lambda: results.append(completed()))
         thread.start()
         while not httpx.get(f"{address}/health").json()["live"]:
             time.sleep(0.005)

@@ -18,13 +18,8 @@ from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.served import NAME, engine, post, served
 
-REQUESTS = {
-    "model": NAME,
-    "prompt": "A draft",
-    "temperature": 0,
-    "max_tokens": 12,
-    "ignore_eos": True,
-}
+LIMITS: Any = {"ignore_eos": True}
+REQUESTS = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 12, **LIMITS}
 
 
 def folders(tmp_path: Path) -> tuple[Path, Path]:
@@ -43,9 +38,8 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
     result = load(ServeOptions(SearchOptions(), chosen, ServerSettings(), name=NAME), Terminal())
-    selection = result.engine.with_drafter(None).generate(
-        "A draft", max_new_tokens=12, ignore_eos=True
-    )
+    plain = result.engine.with_drafter(None)
+    selection = plain.generate("A draft", max_new_tokens=12, **LIMITS)
     with served(result.engine, default=result.default) as (client, _):
         message = post(client, REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text

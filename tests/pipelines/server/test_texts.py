@@ -27,15 +27,9 @@ LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400,
 
 def request(body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Return an ASGI request of a caller that leaves as soon as it has asked."""
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "query_string": b""}
+    scope |= {"path": "/v1/completions", "raw_path": b"/v1/completions"}
+    scope |= {"headers": [(b"content-type", b"application/json")]}
     query = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
     messages = iter([query])
 
@@ -91,12 +85,8 @@ def test_what_documents_do_not_speak_of_is_said_of_each_sample(
     instance: Engine, stream: bool
 ) -> None:
     index = PassageIndex.build([Document("a.txt", "A", "Drafts are verified.")], embedder=None)
-    body = {
-        "model": NAME,
-        "messages": [{"role": "user", "content": "Who won the cup in Uruguay?"}],
-        "n": 3,
-        "stream": stream,
-    }
+    messages = [{"role": "user", "content": "Who won the cup in Uruguay?"}]
+    body = {"model": NAME, "messages": messages, "n": 3, "stream": stream}
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         result = post(client, body)
     if stream:

@@ -352,16 +352,12 @@ def third(ids: torch.Tensor, scores: torch.Tensor) -> Any:
     return failing() if ids.shape[1] >= 7 else scores if scores.numel() else False
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"on_step": failing},
-        {"stopping_criteria": [failing]},
-        {"stopping_criteria": [third]},
-        {"logits_processor": [failing]},
-        {"logits_processor": [third]},
-    ],
-)
+FAILING: list[dict[str, Any]] = [{"on_step": failing}]
+FAILING += [{"stopping_criteria": [each]} for each in (failing, third)]
+FAILING += [{"logits_processor": [each]} for each in (failing, third)]
+
+
+@pytest.mark.parametrize("options", FAILING)
 @pytest.mark.parametrize("name", ["plain", "context"])
 def test_a_request_that_fails_ends_alone(
     options: dict[str, Any],
@@ -481,22 +477,18 @@ def wait(event: threading.Event) -> None:
 
 
 def test_the_end_of_a_text_that_is_closed_wakes_those_that_wait_for_it(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
+    held: tuple[Engine, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, open_requests = threading.Event(), list[int]()
-    with serving(plain) as pool:
-        handle = pool.submit([1], max_new_tokens=9, on_step=lambda *_: wait(gate), ignore_eos=True)
-        until(lambda: handle.first > 0)  # its step is over, and delivered
-        changed = pool.scheduler._changed
+    scheduler, open_requests = held[0].scheduler, list[int]()
+    until(lambda: any(each.first for each in scheduler._live.values()))  # its step is over
 
-        def notify_all(notify: Callable[[], None] = changed.notify_all) -> None:
-            open_requests.append(pool.scheduler.open_requests)
-            notify()
+    def notify_all(notify: Callable[[], None] = scheduler._changed.notify_all) -> None:
+        open_requests.append(scheduler.open_requests)
+        notify()
 
-        monkeypatch.setattr(changed, "notify_all", notify_all)
-        handle.close()
-        assert open_requests[-1] == 0
-        gate.set()
+    monkeypatch.setattr(scheduler._changed, "notify_all", notify_all)
+    next(iter(scheduler._live.values())).close()
+    assert open_requests[-1] == 0
 
 
 def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
