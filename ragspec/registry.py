@@ -18,37 +18,24 @@ import lazy_loader
 
 from ragspec.errors import MissingExtraError, UnknownNameError
 
+# The packages of each extra.
+_PACKAGES = {
+    "rag": ("sentence_transformers", "bm25s", "lxml", "pypdfium2", "charset_normalizer", "faiss"),
+    "office": ("docx", "pptx", "openpyxl"),
+    "images": ("diffusers", "PIL"),
+    "data": ("datasets", "pyarrow"),
+    "gguf": ("gguf",),
+    "adapters": ("peft",),
+    "onnx": ("onnx", "onnxruntime"),
+    "serve": ("fastapi", "uvicorn", "h11", "prometheus_client"),
+    "ray": ("ray",),
+    "langchain": ("langchain_core",),
+    "llamaindex": ("llama_index",),
+    "haystack": ("haystack",),
+    "lm-eval": ("lm_eval",),
+}
 # Optional package -> the extra that installs it.
-EXTRAS = MappingProxyType(
-    {
-        "sentence_transformers": "rag",
-        "bm25s": "rag",
-        "lxml": "rag",
-        "pypdfium2": "rag",
-        "charset_normalizer": "rag",
-        "faiss": "rag",
-        "docx": "office",
-        "pptx": "office",
-        "openpyxl": "office",
-        "diffusers": "images",
-        "PIL": "images",
-        "datasets": "data",
-        "pyarrow": "data",
-        "gguf": "gguf",
-        "peft": "adapters",
-        "onnx": "onnx",
-        "onnxruntime": "onnx",
-        "fastapi": "serve",
-        "uvicorn": "serve",
-        "h11": "serve",
-        "prometheus_client": "serve",
-        "ray": "ray",
-        "langchain_core": "langchain",
-        "llama_index": "llamaindex",
-        "haystack": "haystack",
-        "lm_eval": "lm-eval",
-    }
-)
+EXTRAS = MappingProxyType({each: extra for extra, names in _PACKAGES.items() for each in names})
 
 NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {

@@ -32,7 +32,8 @@ AROUND = re.compile(
     r"^\w+ should (be |have |match )(a valid )?|^Value error, (expected )?| after validation.*"
 )
 MESSAGES = MappingProxyType(
-    {
+    {  # the first is of FastAPI, on JSON that Python cannot read
+        400: "Expected JSON in UTF-8 as the body, got something else (CAUSE).",
         404: "Expected one of the paths that /openapi.json lists, got another one.",
         405: "Expected a method that /openapi.json lists for this path, got another one.",
     }
@@ -79,9 +80,7 @@ def as_api_error(error: Exception) -> ApiError:
         return _invalid(error)
     if isinstance(error, HTTPException):
         code, status = CODES.get(error.status_code), error.status_code
-        message = MESSAGES.get(status, f"{error.detail}.")
-        if status == 400:  # of FastAPI, on JSON that Python cannot read
-            message = f"Expected JSON in UTF-8 as the body, got something else ({error.__cause__})."
+        message = MESSAGES.get(status, f"{error.detail}.").replace("CAUSE", str(error.__cause__))
         return ApiError(status, message, code, headers=error.headers)
     for kind, status, code in STATUSES:
         if isinstance(error, kind):

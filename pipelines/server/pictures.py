@@ -33,11 +33,10 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
         options["guidance_scale"] = body.guidance_scale
     if body.seed is not None:
         options["seed"] = body.seed
-    count = 1 if body.n is None else body.n
     subject = pipe.family.condition
     if subject is not None:
         options[subject] = body.prompt
-    out = pipe(num_images_per_prompt=count, **options)
+    out = pipe(num_images_per_prompt=body.n or 1, **options)
     data = [{"b64_json": _png(image)} for image in out.images]
     return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
 
@@ -61,11 +60,6 @@ def _png(image: Any) -> str:
 
 def _metrics(out: Any) -> dict[str, Any]:
     stats = out.stats
-    return {
-        "speculative_decoding": {
-            "num_forwards": stats.forwards,
-            "num_tokens": sum(report.tokens for report in stats.reports) or stats.excess.size,
-            "label": out.label,
-            "seeds": list(stats.seeds),
-        }
-    }
+    tokens = sum(report.tokens for report in stats.reports) or stats.excess.size
+    record = {"num_forwards": stats.forwards, "num_tokens": tokens, "label": out.label}
+    return {"speculative_decoding": {**record, "seeds": list(stats.seeds)}}

@@ -71,13 +71,8 @@ class Doors:
         pieces: list[str] = []
         tokens: list[int] = []
         for stop_after in (3, None):
-            stream = self.engine.stream(
-                case.prompt,
-                case.sampling,
-                **case.options,
-                resume_from=tokens,
-                stop_after=stop_after,
-            )
+            options = {**case.options, "resume_from": tokens, "stop_after": stop_after}
+            stream = self.engine.stream(case.prompt, case.sampling, **options)
             pieces += stream
             tokens = stream.result.tokens
             if stream.result.finish_reason != "paused":
@@ -149,12 +144,8 @@ def draw(rng: random.Random, plain: Engine) -> Case:
 @pytest.fixture(scope="module", params=["context", "auto"])
 def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
     tokens = tiny.bpe_tokenizer()
-    changes: dict[str, Any] = {
-        "vocab_size": len(tokens),
-        "dtype": torch.float64,
-        "num_hidden_layers": 1,
-    }
-    model, other = (tiny.model("llama", seed=4, **changes) for _ in range(2))
+    changes: dict[str, Any] = {"vocab_size": len(tokens), "dtype": torch.float64}
+    model, other = (tiny.model("llama", seed=4, num_hidden_layers=1, **changes) for _ in range(2))
     engine = Engine(model, tokens, request.param, max_batch_size=3, chunk=4)
     with served(engine) as (client, _):
         yield Doors(engine, client, other, request.param)

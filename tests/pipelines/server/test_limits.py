@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import math
 import signal
 import socket
 import time
@@ -320,7 +319,7 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
 
 def test_settings_that_cannot_be() -> None:
     bad: dict[str, Any] = {"host": "0.0.0.0", "port": 70000, "max_batch_size": 0, "keys": [" "]}
-    bad |= {"admin_key": "", "max_queue_size": -1, "max_connections": 1, "keep_alive": math.nan}
+    bad |= {"admin_key": "", "max_queue_size": -1, "max_connections": 1, "keep_alive": float("nan")}
     for name, value in bad.items():
         with pytest.raises(InputError):
             ServerSettings(**{name: value})

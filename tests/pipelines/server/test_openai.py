@@ -1,9 +1,13 @@
-"""OpenAI's own client, and the schema's corners."""
+"""OpenAI's own client, others if installed (those of node in NODE_PATH), and the schema."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +91,24 @@ def test_langchain_goes_on_with_a_reply(client: OpenAI) -> None:
     model = openai.ChatOpenAI(base_url=str(client.base_url), **options)
     turns = [("user", "Hello"), model.invoke("Hello"), ("user", "Go on")]
     assert "".join(each.content for each in model.stream(turns)) == model.invoke(turns).content
+
+
+@pytest.mark.parametrize("package", ["openai", "@ai-sdk/openai-compatible", "@ai-sdk/openai"])
+def test_a_client_of_node_goes_on_with_a_reply(
+    client: OpenAI, instance: Engine, package: str
+) -> None:
+    node = shutil.which("node") or pytest.skip("node is not installed")
+    script = str(Path(__file__).with_name("clients.cjs"))
+    command = [node, script, package, str(client.base_url), NAME]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if process.returncode == 77:
+        pytest.skip(f"{package} is not installed for node")
+    assert process.returncode == 0, process.stderr
+    first = instance.generate(MESSAGES, max_new_tokens=6).text
+    turns = [*MESSAGES, {"role": "assistant", "content": first}, *MESSAGES]
+    second = instance.generate(turns, max_new_tokens=6).text
+    texts = {"first": first, "second": second, "streamed": second}
+    assert json.loads(process.stdout) == texts | {"code": "context_length_exceeded"}
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])

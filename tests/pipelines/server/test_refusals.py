@@ -42,7 +42,6 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"mirostat": 2}, "mirostat"),
         ({"do_sample": False}, "do_sample"),
         ({"stop_sequences": ["e"]}, "stop_sequences"),
-        ({"messages": [USER], "max_output_tokens": 3}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
         ({"max_new_tokens": 3}, "max_new_tokens"),
         ({"messages": []}, "messages"),
@@ -97,11 +96,7 @@ def test_an_error_names_the_field_of_the_request(
         ({**TEXT, "prompt": ["x"] * 65}, 400, "prompt: expected at most 64 items, got ["),
         ({**TEXT, "stop": 7}, 400, "expected string or list, got 7."),
         ({**TEXT, "budget": "x"}, 400, "expected 'auto' or integer, got 'x'."),
-        (
-            {**TEXT, "prompt": [1, -2]},
-            400,
-            "prompt.1: expected greater than or equal to 0, got -2.",
-        ),
+        (TEXT | {"prompt": [1, -2]}, 400, "prompt.1: expected greater than or equal to 0, got -2."),
     ],
 )
 def test_an_error_says_what_is_wrong(

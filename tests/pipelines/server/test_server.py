@@ -109,7 +109,7 @@ def test_stops_bias_and_penalties_count(client: httpx.Client, instance: Engine) 
     token = instance.tokenizer("Z")["input_ids"][0]
     forced = complete(client, temperature=0, max_tokens=4, logit_bias={str(token): 100}).json()
     assert forced["choices"][0]["text"] == "ZZZZ"
-    penalties = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
+    penalties: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
     selection = instance.generate(PROMPT, Sampling(**penalties), **LIMITS)
     request = complete(client, temperature=0, **penalties, max_tokens=24)
     assert request.json()["choices"][0]["text"] == selection.text != whole
