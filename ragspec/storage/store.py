@@ -83,6 +83,7 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
     root = Path(root)
     new = not root.exists()
     check_writable(root)
+    check_kind(root, kind)
     with writer_lock(root, wait):
         remove_leftovers(root)
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
@@ -124,6 +125,16 @@ def check_writable(root: Path) -> None:
             f"{root} holds other files ({', '.join(sorted(foreign)[:3])}) and no store; "
             "name a new or empty folder."
         )
+
+
+def check_kind(root: Path, kind: str) -> None:
+    """Raise StoreError if a folder holds a store of another kind; a damaged one may be replaced."""
+    if (root / POINTER).is_file():
+        try:
+            read_current(root)
+        except StoreError:
+            return
+        read_current(root, kind)
 
 
 def is_ours(name: str) -> bool:
@@ -255,16 +266,14 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
     root = Path(root)
     if verify not in ("full", "size"):
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
-    path, manifest = read_current(root)
-    if manifest.kind != kind:
-        raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
+    path, manifest = read_current(root, kind)
     for name, record in manifest.files.items():
         check_file(path, name, record, verify)
     return OpenStore(path, manifest)
 
 
-def read_current(root: Path) -> tuple[Path, Manifest]:
-    """Follow the pointer file to a generation and its manifest."""
+def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
+    """Follow the pointer file to a generation and its manifest; raise StoreError for other kinds."""
     pointer = root / POINTER
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
@@ -283,4 +292,7 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     data = read_file(path)
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(f"{path} is not the manifest that {POINTER} names; build the store again.")
-    return path.parent, Manifest.from_bytes(data, path)
+    manifest = Manifest.from_bytes(data, path)
+    if kind not in (None, manifest.kind):
+        raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
+    return path.parent, manifest

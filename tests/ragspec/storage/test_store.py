@@ -192,6 +192,16 @@ def test_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
+def test_a_store_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
+    publish(tmp_path, "toy", write_text("mine"))
+    with pytest.raises(StoreError, match="holds 'toy', expected 'other'; name another store"):
+        publish(tmp_path, "other", write_text("new"))
+    assert (open_store(tmp_path, "toy").path / "data.txt").read_text() == "mine"
+    (tmp_path / POINTER).write_text("damaged")
+    publish(tmp_path, "other", write_text("new"))  # nothing whole is lost
+    assert (open_store(tmp_path, "other").path / "data.txt").read_text() == "new"
+
+
 def test_a_writer_waits_for_another_as_long_as_it_is_reported(tmp_path: Path) -> None:
     build(tmp_path, "one")
     released = threading.Event()
