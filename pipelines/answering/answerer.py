@@ -197,7 +197,7 @@ class Answerer(ABC):
             many = max(top_k, JUDGED)
             hits = unique(self.retriever.search(question, COPIES * many))[:many]
         else:
-            hits = search_hits(self.retriever, question, top_k)
+            hits = unique(search_hits(self.retriever, question, top_k))
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -63,6 +63,8 @@ class FunctionRetriever:
 
     def __init__(self, function: SearchFunction) -> None:
         self._function = function
+        name = function.__name__ if inspect.isroutine(function) else type(function).__name__
+        self._owner = f"The search function {name}"
         self._takes_k = _accepts(function, "query", k=1)
 
     def search(self, query: str, k: int) -> list[Hit]:
@@ -72,24 +74,22 @@ class FunctionRetriever:
             InputError: The results are no such triples.
         """
         results = self._function(query, k=k) if self._takes_k else self._function(query)
-        results = _listed(results, "The search function", "a list of (text, score, meta) triples")
+        results = _listed(results, self._owner, "a list of (text, score, meta) triples")
         return [self._hit(number, item) for number, item in enumerate(results[:k])]
 
     def _hit(self, number: int, item: tuple[str, float, Mapping[str, Any]]) -> Hit:
         try:
             text, score, meta = item
+            digest = sha256(text.encode()).hexdigest()
             name, title = meta.get("name") or meta.get("source"), meta.get("title")
             score = float(score)
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"The search function returned {item!r}, expected (text, score, meta): a string, "
-                "a number and a mapping."
+                f"{self._owner} returned {item!r}, expected (text, score, meta): a string of "
+                "characters that UTF-8 has, a number and a mapping."
             ) from error
-        if not isinstance(text, str):
-            raise InputError(f"The search function returned a {type(text).__name__} as the text.")
         if not math.isfinite(score):
-            raise InputError(f"The search function returned the score {score}, expected a number.")
-        digest = sha256(text.encode(errors="surrogatepass")).hexdigest()
+            raise InputError(f"{self._owner} returned the score {score}, expected a number.")
         name = str(name or f"text {digest[:12]}")
         title = str(title or name)
         passage = Passage(number, 0, len(text), title, text)
@@ -111,6 +111,13 @@ def _accepts(function: Callable[..., Any], *values: object, **named: object) -> 
 
 def _listed(results: Any, owner: str, expected: str) -> list[Any]:
     """Return the results of a search as a list; raise InputError if they are none."""
+    if inspect.iscoroutine(results) or isinstance(results, AsyncIterable):
+        if inspect.iscoroutine(results):
+            results.close()  # it would warn that nothing awaits it
+        raise InputError(
+            f"{owner} is asynchronous, expected a call that returns {expected}, best first. Wrap "
+            "it in a function that waits, such as lambda query: asyncio.run(search(query))."
+        )
     if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
         raise InputError(
             f"{owner} returned {results!r}, expected {expected}, best first. Return an empty list "

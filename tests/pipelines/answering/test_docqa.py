@@ -254,7 +254,9 @@ def test_what_the_index_does_not_speak_of_is_refused(folder: Path, embedder: Pat
     assert json.loads(json.dumps(answer.to_dict()))["refused"] == answer.refused
     assert qa.ask("Which mountain did Hannibal cross?", refuse=False).text == "x"
     assert len(engine.calls) == 1
-    bare = DocQA(lambda question: [("Nothing of it.", 1.0, {})], engine=engine)
+    found = [("Nothing of it.", 1.0, {}), ("Nothing of it.", 0.9, {"name": "copy"})]
+    bare = DocQA(lambda question: found, engine=engine)
+    assert len(bare.search("Nothing of what?").hits) == 1  # a copy takes no other's place
     assert bare.ask("Which mountain did Hannibal cross?").refused is None
 
 

@@ -116,13 +116,29 @@ def test_bare_function_becomes_a_retriever() -> None:
 @pytest.mark.parametrize(
     "result",
     [["text"], [("text", 1.0)], [("text", "x", {})], [(1, 1.0, {})], [None], None, 7, "text"]
-    + [{"text": 1.0}, [("text", float("nan"), {})]],
+    + [{"text": 1.0}, [("text", float("nan"), {})], [("half \ud800", 1.0, {})]],
 )
 def test_wrong_results_are_refused(result: Any) -> None:
-    with pytest.raises(InputError, match="search function returned"):
+    with pytest.raises(InputError, match="search function <lambda> returned"):
         FunctionRetriever(lambda query: result).search("q", 1)
     with pytest.raises(InputError, match=r"Engine.search\(\) returned .* expected a list of Hit"):
         search_hits(type("Engine", (), {"search": lambda self, query, k: result})(), "q", 1)
+
+
+def test_an_asynchronous_search_is_refused() -> None:
+    async def find(query: str, k: int = 1) -> list[Any]:
+        return []
+
+    async def stream(query: str, k: int = 1) -> Any:
+        yield "text", 1.0, {}
+
+    functions: tuple[Any, ...] = (find, stream)
+    for function in functions:
+        with pytest.raises(InputError, match=f"function {function.__name__} is asynchronous"):
+            as_retriever(function).search("q", 1)
+    engine = type("Engine", (), {"search": lambda self, query, k: find(query)})()
+    with pytest.raises(InputError, match=r"Engine.search\(\) is asynchronous"):
+        search_hits(engine, "q", 1)
 
 
 @pytest.mark.parametrize(
