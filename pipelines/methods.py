@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
-from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
-
-
-OPTION_OF_NEED = {"store": "--store or --set history=", "draft model": "--draft-model"}
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
@@ -72,15 +70,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
         return None
     names = [drafter] if isinstance(drafter, str) else list(drafter)
     methods = listed()
-    for name in names:
-        if name not in methods and not Path(name).is_dir():
-            if Path(name).name != name:
-                raise ModelNotFoundError(
-                    f"got no head in {name}: there is no such folder; expected one that `ragspec "
-                    "train-head` wrote, or a name that `ragspec drafters` lists."
-                )
-            others = ["none", *methods] if len(names) == 1 else methods
-            raise UnknownNameError(unknown("drafter", name, others))
+    check_drafters(names)
     stored = {name for name, method in methods.items() if "store" in method.uses}
     if (sources.corpus or sources.history) and not stored & set(names):
         raise InputError(

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
-from ragspec.models.device import pick_dtype
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
 from ragspec.visual.saved import RELAXATION, SETUP
 
 if TYPE_CHECKING:
+    import torch
+
     from ragspec.visual.models.vq import VQTokenizer
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
@@ -78,6 +77,8 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
         ModelError: The model does not load, or lacks weights.
     """
     from safetensors import SafetensorError
+
+    from ragspec.models.device import pick_dtype
 
     try:
         model, info = kind.from_pretrained(

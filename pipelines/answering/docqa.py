@@ -12,7 +12,7 @@ from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder, load_embedder
 from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
@@ -73,6 +73,8 @@ class DocQA(Answerer):
         if not isinstance(values, Iterable):
             raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
         absolute = [os.path.abspath(path) for path in values]
+        if embedder is not None:  # before the documents, whose reading may take long
+            embedder = load_embedder(embedder)
         loaded = load_documents(absolute, on_progress=on_progress)
         index = PassageIndex.build(
             loaded.documents,

@@ -92,8 +92,7 @@ def answers(options: AnswersBenchOptions) -> None:
 
     items = read_questions(options.questions)
     terminal = Terminal()
-    with terminal.working("reading the documents"):
-        qa = options.documents.open(terminal)
+    qa = options.documents.open(terminal)
     assert qa is not None
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()

@@ -11,7 +11,7 @@ import typer
 
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, peer_of
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
@@ -65,12 +65,15 @@ class TextBenchOptions:
     def __post_init__(self) -> None:
         checks.check_model(self.model)
         checks.check_model(self.draft_model or None)
-        checks.check_paths(*(path for path in (self.data, self.store, self.history) if path))
+        if self.data is not None:
+            checks.check_paths(self.data)
+        checks.check_store(self.store, "corpus")
+        checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
-        checks.check_drafters(
-            (part.partition("@")[0] for name in self.names for part in name.split("+")),
-            (*PEERS, "plain"),
-        )
+        for name in self.names:
+            parts = [] if peer_of(name) else [name] if Path(name).is_dir() else name.split("+")
+            checks.check_drafters(parts, (*PEERS, "plain") if len(parts) == 1 else ())
+            checks.check_need("store", parts, self.store or self.history)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,16 +100,17 @@ def text(options: TextBenchOptions) -> None:
     from ragspec.models.load import load_model
     from ragspec.pipelines.bench.measure import by_category, choose_baseline, run_benchmark
     from ragspec.pipelines.bench.prompts import bundled_items, read_items
-    from ragspec.pipelines.bench.variants import build_variants, check_variants, known_variants
+    from ragspec.pipelines.bench.variants import build_variants
     from ragspec.pipelines.methods import open_sources
 
-    check_variants(options.names)
     silence_transformers()
     place = options.place.device, options.place.dtype
-    engine = Engine.from_pretrained(options.model, "context", None, options.budget, *place)
-    draft = None
+    terminal, draft = Terminal(), None
+    with terminal.working("loading the models"):
+        engine = Engine.from_pretrained(options.model, "context", None, options.budget, *place)
+        if options.draft_model:
+            draft, draft_tokenizer = load_model(options.draft_model, *place)
     if options.draft_model:
-        draft, draft_tokenizer = load_model(options.draft_model, *place)
         check_draft_model(draft, draft_tokenizer, engine.tokenizer, engine.target.vocab_size)
     if options.data is None:
         prompts = bundled_items(engine)
@@ -126,10 +130,10 @@ def text(options: TextBenchOptions) -> None:
     )
     if not built:
         raise InputError(
-            f"Expected --variants among {', '.join(known_variants())}, got {options.variants!r}. "
-            "Those with a model need --draft-model."
+            f"Expected --variants among {', '.join(PEERS)}, plain and `ragspec drafters`, got "
+            f"{options.variants!r}. Those with a model need --draft-model."
         )
-    with Terminal().working("measuring") as show:
+    with terminal.working("measuring") as show:
         rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
     show_results(rows, choose_baseline(built), options.facts(engine), options.rows)
 

@@ -21,6 +21,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import split
 from ragspec.registry import unknown
+from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
     from ragspec.pipelines.bench.prompts import ImageItem
@@ -78,6 +79,7 @@ class ImageBenchOptions:
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
+        find_folder(self.model)
         for name in self.names:
             rule = re.split("[@:]", name)[0]
             if re.fullmatch("[a-z+-]+", rule):  # other forms have an error of their own

@@ -26,6 +26,13 @@ PLAIN = ("plain", GREEDY)
 DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
 
 
+def peer_of(name: str) -> str:
+    """Return the mode of transformers that a name stands for, or ''."""
+    kind, at, tokens = name.partition("@")
+    drafts = kind in (LOOKUP, ASSISTANT) and tokens.isdecimal() and int(tokens) > 0
+    return kind if kind in PEERS and (not at or drafts) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run of one item.
@@ -146,7 +153,8 @@ def run_benchmark(
     """
     baseline, rows = choose_baseline(variants), []
     for category, group in by_category(items).items():
-        for variant in variants.values():  # warm up
+        for name, variant in variants.items():
+            on_progress(f"{category}: warming up {name}")
             variant.run(group[0], min(16, group[0].new_tokens))
         runs = []
         for number, item in enumerate(group):

@@ -18,11 +18,9 @@ import torch
 from ragspec.drafters.heads.checkpoint import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
-from ragspec.errors import UnknownNameError
-from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, PEERS, Outcome, Variant
+from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant, peer_of
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
-from ragspec.registry import unknown
 from ragspec.sampling.settings import Sampling
 
 SEED = 0
@@ -88,25 +86,6 @@ class TransformersVariant:
         return Outcome(out[0, len(item.prompt) :].tolist(), len(calls), seconds)
 
 
-def known_variants() -> tuple[str, ...]:
-    """Return the names of all variants that can be compared."""
-    return (*PEERS, "plain", *listed())
-
-
-def check_variants(names: Sequence[str]) -> None:
-    """Check that every name is a variant, a head's folder, or drafters joined by plus signs.
-
-    Raises:
-        UnknownNameError: A name is none of these.
-    """
-    for name in names:
-        parts = _parts(name)
-        options = known_variants() if len(parts) == 1 else tuple(listed())
-        for part in parts:
-            if part not in options and not _is_head(part) and not _peer_of(name):
-                raise UnknownNameError(unknown("variant", part, options))
-
-
 def build_variants(
     names: Sequence[str],
     engine: Engine,
@@ -117,7 +96,7 @@ def build_variants(
     """Build the variants by name.
 
     Args:
-        names: Variants, see `check_variants`.
+        names: Variants of `TextBenchOptions`.
         engine: Supplies target, tokenizer and budget.
         draft_model: A transformers model; None skips the variants that need one.
         load_copy: Returns a fresh copy of the target for peers.
@@ -127,12 +106,11 @@ def build_variants(
         UnknownNameError: A name is no variant.
         InputError: A method lacks a store that it needs.
     """
-    check_variants(names)
-    peer = load_copy() if any(map(_peer_of, names)) else None
+    peer = load_copy() if any(map(peer_of, names)) else None
     available = replace(sources or Sources(), draft_model=draft_model)
     return {
         name: make_peer(name, peer, draft_model)
-        if _peer_of(name)
+        if peer_of(name)
         else EngineVariant(make_engine(name, engine, available))
         for name in names
         if draft_model is not None or not needs_model(name)
@@ -141,11 +119,11 @@ def build_variants(
 
 def needs_model(name: str) -> bool:
     """Return whether a variant needs a draft model."""
-    return _peer_of(name) == ASSISTANT or "draft model" in _sources_of(name, "needs")
+    return peer_of(name) == ASSISTANT or "draft model" in _sources_of(name, "needs")
 
 
 def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
-    """Return an engine over the same target with the drafters of a name, see `check_variants`."""
+    """Return an engine over the same target with the drafters of a name."""
     if "store" not in _sources_of(name, "uses"):
         sources = replace(sources, corpus=None, history=None)
     drafter = None if name == "plain" else compose(_parts(name), sources, engine.target)
@@ -179,13 +157,6 @@ def _sources_of(name: str, field: str) -> set[str]:
 def _parts(name: str) -> list[str]:
     """Return the drafters that a variant fuses; a head's path counts as one."""
     return [name] if _is_head(name) else name.split("+")
-
-
-def _peer_of(name: str) -> str:
-    """Return the mode of transformers that a name stands for, or ''."""
-    kind, at, tokens = name.partition("@")
-    drafts = kind in (LOOKUP, ASSISTANT) and tokens.isdecimal() and int(tokens) > 0
-    return kind if kind in PEERS and (not at or drafts) else ""
 
 
 def _is_head(name: str) -> bool:

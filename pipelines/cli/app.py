@@ -25,6 +25,7 @@ from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.checks import checked_output
 from ragspec.pipelines.console.records import add_command
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import for_extra
@@ -117,9 +118,12 @@ def _root(
 @app.command()
 def drafters() -> None:
     """List the methods that `--drafter` takes, and the needs of each."""
+    terminal = Terminal()
+    terminal.note("looking for drafters ...")
+
     from ragspec.pipelines.methods import method_rows
 
-    Terminal().table("Drafters", ("name", "drafts from", "method", "needs"), method_rows())
+    terminal.table("Drafters", ("name", "drafts from", "method", "needs"), method_rows())
 
 
 @app.command()
@@ -130,10 +134,14 @@ def report(
     ),
 ) -> None:
     """Turn a trace into a page: the text coloured by source, and the time of each stage."""
+    checked_output(out)
+    terminal = Terminal()
+    terminal.note("reading the trace ...")
+
     from ragspec.pipelines.page.page import write_page
 
     write_page(trace, out)
-    Terminal().note(f"wrote {out}")
+    terminal.note(f"wrote {out}")
 
 
 @app.command()

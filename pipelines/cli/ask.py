@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.cli.show import (
+    OnRead,
+    OnText,
+    Result,
+    answer_result,
+    discard,
+    note_sentences,
+    run_and_show,
+    show,
+)
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
@@ -21,7 +31,9 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.answerer import Answerer
     from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.pipelines.answering.iterative import IterativeRag
     from ragspec.pipelines.answering.long_document import LongDocument
+    from ragspec.retrievers.search.documents import Document
     from ragspec.sampling.transform import Transform
 
 RAPID = "rapid"
@@ -87,9 +99,10 @@ class IterativeOptions(AskOptions):
 @takes_records
 def ask(options: AskOptions) -> None:
     """Answer a question from documents, with citations."""
-    from ragspec.pipelines.answering.docqa import DocQA
 
     def over(qa: DocQA, engine: Engine, plain: bool) -> DocQA:
+        from ragspec.pipelines.answering.docqa import DocQA
+
         return DocQA(qa.retriever, engine=engine, **options.documents.settings)
 
     answer(options, over)
@@ -98,9 +111,10 @@ def ask(options: AskOptions) -> None:
 @takes_records
 def ask_iterative(options: IterativeOptions) -> None:
     """Answer a question and search again while the answer is written (RaLMSpec, Iter-RetGen)."""
-    from ragspec.pipelines.answering.iterative import IterativeRag
 
     def over(qa: DocQA, engine: Engine, plain: bool) -> IterativeRag:
+        from ragspec.pipelines.answering.iterative import IterativeRag
+
         return IterativeRag(
             engine,
             qa.retriever,
@@ -122,25 +136,16 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
         over: Returns an answerer, content the documents, an engine, and whether it is to search
             without speculation.
     """
+    text, question = options.text, options.question
+    arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
+
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.answering.template import EXTRACT
-    from ragspec.pipelines.cli.show import (
-        OnRead,
-        OnText,
-        Result,
-        answer_result,
-        note_sentences,
-        run_and_show,
-        show,
-    )
 
-    text, question = options.text, options.question
-    arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
     o.silence_transformers()
     terminal = Terminal(quiet=text.output.json)
-    with terminal.working("reading the documents"):
-        qa = options.documents.open(terminal)
+    qa = options.documents.open(terminal)
     assert qa is not None
     if options.documents.prompt == EXTRACT:
         extract = DocQA(qa.retriever, prompt=EXTRACT).ask(question, refuse=not options.no_refusal)
@@ -198,12 +203,16 @@ class LongOptions:
     system: o.SystemSetting = None
 
     def __post_init__(self) -> None:
-        from ragspec.storage.store import check_writable
+        from ragspec.pipelines.answering.template import find_template
 
         checks.check_question(self.question)
         self.tokens()
         if self.steer is not None and not 0.0 <= self.steer < math.inf:
             raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
+        if self.prompt is not None:
+            find_template(self.prompt, self.system)
+        if self.save_cache is not None:  # before the document is read, which takes long
+            checks.check_new_store(self.save_cache, "saved document")
         if self.saved and (self.doc or self.token_range or self.prompt or self.system):
             raise InputError(
                 f"{self.save_cache} holds a saved document; expected it without --doc, "
@@ -215,8 +224,6 @@ class LongOptions:
             raise InputError(
                 "Expected --doc FILE, or --save-cache FOLDER with a saved document; got neither."
             )
-        if self.save_cache is not None and self.save_cache.exists():
-            check_writable(self.save_cache)  # before the document is read, which takes long
 
     @property
     def saved(self) -> bool:
@@ -232,7 +239,8 @@ class LongOptions:
         if self.token_range is None:
             return None
         first, colon, last = self.token_range.partition(":")
-        if not (colon and first.isdecimal() and last.isdecimal()):
+        numbers = colon and first.isdecimal() and last.isdecimal()
+        if not numbers or int(first) >= int(last):
             raise InputError(
                 f"Expected token-range=FROM:TO, such as 0:7000, got {self.token_range!r}."
             )
@@ -242,26 +250,22 @@ class LongOptions:
 @takes_records
 def ask_long(options: LongOptions) -> None:
     """Answer a question over one long document; it is read once."""
-    from ragspec.pipelines.answering.answerer import NEW_TOKENS
-    from ragspec.pipelines.cli.show import (
-        OnRead,
-        OnText,
-        answer_result,
-        discard,
-        note_sentences,
-        run_and_show,
-    )
+    from ragspec.retrievers.search.documents import load_document
 
     text, question = options.text, options.question
-    arguments: dict[str, Any] = {"max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
-    arguments |= text.read_prediction()
+    arguments: dict[str, Any] = text.read_prediction()
+    source = None if options.doc is None else load_document(options.doc)
+
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
+
+    arguments["max_new_tokens"] = text.sampling.max_new_tokens or NEW_TOKENS
     terminal = Terminal(quiet=text.output.json)
     with terminal.working("loading the model"):
         engine, transform = _load(options)
     if transform is not None:
         arguments["transform"] = transform
     sampling = text.sampling.settings_for(engine)
-    document = _open_document(engine, options, terminal)
+    document = _open_document(engine, options, source, terminal)
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         over = document if engine is document.engine else document.over(engine)
@@ -303,18 +307,19 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     return engine, rapid.transform
 
 
-def _open_document(engine: Engine, long: LongOptions, terminal: Terminal) -> LongDocument:
+def _open_document(
+    engine: Engine, long: LongOptions, source: Document | None, terminal: Terminal
+) -> LongDocument:
     """Open a saved document, or read one and save it if --save-cache names a folder."""
     from ragspec.pipelines.answering.long_document import LongDocument
 
-    if long.saved:
+    if source is None:
         assert long.save_cache is not None
         with terminal.working("opening the saved document"):
             return LongDocument.open(long.save_cache, engine)
-    assert long.doc is not None
     with terminal.prefill_progress() as on_read:
         document = LongDocument.open(
-            long.doc,
+            source,
             engine,
             token_range=long.tokens(),
             prompt=long.prompt,

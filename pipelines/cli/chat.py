@@ -48,7 +48,8 @@ class ChatOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        checks.checked_text(self.question or "")
+        if self.question is not None:
+            checks.check_question(self.question)
         checks.check_chat_model(self.engine.model)
 
 
@@ -58,8 +59,8 @@ def chat(options: ChatOptions) -> None:
     from ragspec.pipelines.answering.conversation import Conversation
 
     terminal = Terminal()
-    with terminal.working("loading the model and reading the documents"):
-        qa = options.documents.open(terminal)
+    qa = options.documents.open(terminal)
+    with terminal.working("loading the model"):
         engine = options.engine.load_engine()
         conversation = Conversation(engine, qa, **options.documents.settings)
     sampling, limit = options.sampling.settings_for(engine), options.sampling.max_new_tokens

@@ -11,8 +11,8 @@ import typer
 
 from ragspec.errors import pluralize
 from ragspec.pipelines.cli.store import PREFIX, SourcesArgument, counting
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
@@ -39,17 +39,19 @@ class DatastoreBuildOptions:
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:
-        check_sources(self.texts)
-        check_model(self.model)
+        checks.check_model(self.model)
+        check_sources(self.texts, self.columns)
+        checks.check_new_store(self.out, "datastore")
 
 
 @takes_records
 def build(options: DatastoreBuildOptions) -> None:
     """Read texts with a model and keep its state before every token."""
-    from ragspec.retrievers.knn.datastore import Datastore
-
     terminal, place = Terminal(quiet=options.json), options.place
     rows = read_texts(options.texts, options.columns, terminal.note_skipped)
+
+    from ragspec.retrievers.knn.datastore import Datastore
+
     with terminal.working("loading the model"):
         engine = o.EngineOptions(
             place.device, place.dtype, model=options.model, drafter="none"
@@ -65,9 +67,13 @@ def build(options: DatastoreBuildOptions) -> None:
 @app.command()
 def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
     """Show the contents of a datastore."""
+    checks.check_store(path, "datastore")
+    terminal = Terminal(quiet=json)
+    terminal.note("reading the datastore ...")
+
     from ragspec.retrievers.knn.datastore import Datastore
 
-    _show(Datastore.open(path, verify="size").info(), Terminal(quiet=json), json)
+    _show(Datastore.open(path, verify="size").info(), terminal, json)
 
 
 def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:

@@ -13,6 +13,7 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.registry import names, unknown
+from ragspec.visual.loading import find_folder
 
 NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 PLACE = ("device", "dtype")
@@ -78,7 +79,7 @@ class DrawOptions:
         typer.Option(min=0.0, help="Guidance scale, 1 for none. Default: the family's, mostly 2."),
     ] = None
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
+        float, typer.Option("--temperature", "-t", min=0, help="Temperature; 0: the best code.")
     ] = 1.0
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ class DrawOptions:
         if self.budget is not None:
             checks.check_budget(self.budget)
         self._check_names()
+        find_folder(self.source)
 
     def _check_names(self) -> None:
         """Raise UnknownNameError for a rule, family or drafter that nothing has."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
@@ -49,8 +50,7 @@ class KnnOptions:
             raise InputError(
                 "Expected --datastore beside knn, knn-weight or speculate, got none. Name one."
             )
-
-        checks.check_store(self.datastore)
+        checks.check_store(self.datastore, "datastore")
         checks.check_guesses(self.speculate)
 
 
@@ -90,12 +90,12 @@ class GenerateOptions:
 @takes_records
 def generate(options: GenerateOptions) -> None:
     """Continue a text, or with --chat answer it, without documents."""
-    from ragspec.pipelines.answering.answerer import drain
-    from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
-
     text, knn, content = options.text, options.knn, options.prompt
     content = _standard_input() if content == "-" else content
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
+
+    from ragspec.pipelines.answering.answerer import drain
+
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
     terminal = Terminal(quiet=text.output.json)
     datastore = None

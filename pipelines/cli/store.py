@@ -20,8 +20,8 @@ from ragspec.errors import (
     StoreError,
     pluralize,
 )
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import check_model
 from ragspec.pipelines.console.records import Setting, add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, check_sources, read_prompts, read_texts
@@ -63,6 +63,9 @@ class AnswerOptions:
         "global"
     )
 
+    def __post_init__(self) -> None:
+        checks.check_new_store(self.out, "corpus")
+
 
 COLUMNS = ("name", "scope", "source")  # of the table of segments
 PREFIX = 12  # characters of a fingerprint to show
@@ -76,20 +79,19 @@ def load_tokenizer(name: str) -> Any:
         ModelNotFoundError: There is no such model.
         ModelError: It has no tokenizer that loads.
     """
-    from transformers import AutoTokenizer
-
+    from ragspec.models.load import LOCAL, read_tokenizer
     from ragspec.models.resolve import resolve_model
-    from ragspec.pipelines.console.options import silence_transformers
 
-    silence_transformers()
-    folder = resolve_model(name).folder
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a damaged tokenizer.json raises the bare class
+    o.silence_transformers()
+    source = resolve_model(name)
+    files = LOCAL if source.file is None else {**LOCAL, "gguf_file": source.file}
+    tokenizer = read_tokenizer(f"{name} was found", source.folder, files)
+    if tokenizer is None:
         raise ModelError(
-            f"{name} holds no tokenizer that loads ({error}); expected tokenizer.json. Save it "
-            "there with tokenizer.save_pretrained(folder)."
-        ) from error
+            f"{name} holds no tokenizer; expected tokenizer.json. Save it there with "
+            "tokenizer.save_pretrained(folder)."
+        )
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ class StoreBuildOptions:
     def __post_init__(self) -> None:
         from ragspec.storage.store import is_store
 
-        check_sources(self.sources)
-        check_model(self.model)
+        checks.check_model(self.model)
+        check_sources(self.sources, self.columns)
+        checks.check_new_store(self.out, "corpus")
         if is_store(self.out) and not self.replace:
             raise InputError(
                 f"{self.out} is a store already; expected a new place. --replace puts the new one "
@@ -121,12 +124,13 @@ class StoreBuildOptions:
 @takes_records
 def build(options: StoreBuildOptions) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
+    terminal = Terminal(quiet=options.json)
+    texts = read_texts(options.sources, options.columns, terminal.note_skipped)
+
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-    terminal = Terminal(quiet=options.json)
     tokenizer = load_tokenizer(options.model)
-    texts = read_texts(options.sources, options.columns, terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
         rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as corpus:
@@ -221,10 +225,14 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
 @app.command()
 def info(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Show the contents of a corpus."""
+    checks.check_store(path, "corpus")
+    terminal = Terminal(quiet=json)
+    terminal.note("reading the store ...")
+
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     with CorpusIndex.open(path, verify="size") as corpus:
-        _show(corpus.info(), Terminal(quiet=json), json)
+        _show(corpus.info(), terminal, json)
 
 
 def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -47,7 +47,9 @@ class HeadOptions:
         bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
     ] = False
     json: o.JsonOption = False
-    form: Annotated[str, Setting("Form of the head: eagle1 or eagle3.")] = "eagle1"
+    form: Annotated[Literal["eagle1", "eagle3"], Setting("Form of the head: eagle1 or eagle3.")] = (
+        "eagle1"
+    )
     batch: Annotated[int, Setting("Texts of a step.", least=1)] = 8
     length: Annotated[
         int, Setting("Tokens that texts are cut to; pictures stay whole.", least=4)
@@ -65,6 +67,8 @@ class HeadOptions:
     def __post_init__(self) -> None:
         checks.check_paths(self.data)
         checks.check_model(self.model)
+        if self.start is not None:
+            checks.check_head(self.start)
         _check_positive(self.minutes, "--minutes")
         _check_positive(self.rate, "rate")
 
@@ -150,10 +154,10 @@ def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget,
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.verification.open import open_target
 
-    data = options.data
-    loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
+    texts = read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
+    with terminal.working("loading the model"):
+        loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)
-    texts = read_texts([str(data)], TextColumns(), terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
         rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         return target, [row[: target.max_length].tolist() for row in rows]

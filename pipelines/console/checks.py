@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
 
 from ragspec.errors import (
     DocumentError,
@@ -16,6 +18,12 @@ from ragspec.errors import (
 )
 
 GGUF_MAGIC = b"GGUF"
+OPTION_OF_NEED = MappingProxyType(
+    {"store": "--store or --set history=", "draft model": "--draft-model"}
+)
+# `drafters.method` has these too, and imports torch. `ask-long` needs no draft model for "rapid".
+NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused")})
+UNLISTED = ("head", "jacobi", "ngrams")  # names of drafters that are no methods
 # Beside those of texts; "plain" is that of masked models without drafts.
 IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path")
 
@@ -36,12 +44,16 @@ def check_question(text: str) -> None:
 
 
 def checked_output(path: Path | None) -> Path | None:
-    """Return the path; raise InputError, before any work, if its folder is missing."""
+    """Return the path; raise InputError, before any work, if no file can be written there."""
+    reason = None
     if path is not None and not path.parent.is_dir():
-        raise InputError(
-            f"{path} cannot be written: there is no folder {path.parent}. Make it, or name "
-            "another file."
-        )
+        reason = f"there is no folder {path.parent}. Make it, or name"
+    elif path is not None and path.is_dir():
+        reason = "it is a folder. Name"
+    elif path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "the system does not allow it. Name"
+    if reason is not None:
+        raise InputError(f"{path} cannot be written: {reason} another file.")
     return path
 
 
@@ -52,12 +64,20 @@ def check_paths(*paths: Path) -> None:
             raise DocumentError(f"{path} is missing; check the path.")
 
 
-def check_store(path: Path | None) -> None:
-    """Raise StoreError if a folder holds no store, or one whose pointer is damaged."""
+def check_store(path: Path | None, kind: str) -> None:
+    """Raise StoreError if a folder holds no store of a kind, or one whose pointer is damaged."""
     from ragspec.storage.store import read_current
 
     if path is not None:
-        read_current(path)
+        read_current(path, kind)
+
+
+def check_new_store(path: Path, kind: str) -> None:
+    """Raise StoreError if a folder holds other files, or a store of another kind."""
+    from ragspec.storage.store import check_writable
+
+    if path.exists():
+        check_writable(path, kind)
 
 
 def check_model(name: str | None) -> None:
@@ -97,15 +117,6 @@ def check_chat_model(name: str) -> None:
         )
 
 
-def check_adapter(folder: Path | None) -> None:
-    """Raise ModelNotFoundError if a folder holds no adapter of peft."""
-    if folder is not None and not (folder / "adapter_config.json").is_file():
-        raise ModelNotFoundError(
-            f"got no adapter in {folder}; expected a folder with adapter_config.json, as peft's "
-            "save_pretrained writes it."
-        )
-
-
 def check_budget(budget: str) -> None:
     """Raise InputError unless a budget is a number of nodes or "auto"."""
     if budget != "auto" and not re.fullmatch(r"\d+", budget):
@@ -134,15 +145,40 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
     from ragspec.registry import names as known
     from ragspec.registry import unknown
 
-    choices = {*known("drafter"), *more}
+    choices = {*known("drafter"), *more} - {*UNLISTED}
+    names = list(names)
+    if "none" in names[1:] or names[:1] == ["none"] != names:
+        raise InputError(f"got drafters {','.join(names)}; expected none by itself. Leave it out.")
     for name in names:
-        if name in choices or Path(name).expanduser().is_dir():
+        if name in choices:
             continue
-        if "/" in name or "\\" in name:
+        if Path(name).expanduser().is_dir():
+            check_head(Path(name).expanduser())
+        elif "/" in name or "\\" in name:
             raise ModelNotFoundError(
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
             )
-        raise UnknownNameError(unknown("drafter", name, choices))
+        else:
+            raise UnknownNameError(unknown("drafter", name, choices))
+
+
+def check_head(folder: Path) -> None:
+    """Raise ModelNotFoundError if a folder holds no draft head."""
+    weights = any(path.suffix in (".safetensors", ".bin", ".pt") for path in folder.glob("*"))
+    if not (weights and (folder / "config.json").is_file()):
+        raise ModelNotFoundError(
+            f"{folder} holds no draft head; expected config.json and model.safetensors, as "
+            "`ragspec train-head` writes them."
+        )
+
+
+def check_need(need: str, drafters: Iterable[str], there: object) -> None:
+    """Raise InputError if a drafter needs a store or a draft model and none is there."""
+    for name in drafters:
+        if name in NEEDS[need] and not there:
+            raise InputError(
+                f"{name} got no {need}; expected one. Give it with {OPTION_OF_NEED[need]}."
+            )
 
 
 def check_guesses(speculate: str) -> None:

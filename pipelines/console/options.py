@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ragspec.errors import InputError, ModelError
+from ragspec.models.resolve import check_adapter
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import Setting, split
+from ragspec.pipelines.console.terminal import Terminal, progress
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
-    from ragspec.pipelines.console.terminal import Terminal
     from ragspec.sampling.settings import Sampling
 
 OF_MODEL = "model"  # the temperature of the model's generation config
@@ -87,8 +88,11 @@ class EngineOptions(PlaceOptions):
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
-        checks.check_drafters(split(self.drafter or "auto"))
-        checks.check_adapter(self.adapter)
+        drafters = split(self.drafter or "auto")
+        checks.check_drafters(drafters)
+        checks.check_need("draft model", drafters, self.draft_model)
+        if self.adapter is not None:
+            check_adapter(self.adapter)
         checks.check_model(self.model)
         checks.check_model(self.draft_model)
 
@@ -162,8 +166,8 @@ class StoreOptions:
     ] = "global"
 
     def __post_init__(self) -> None:
-        checks.check_store(self.store)
-        checks.check_store(self.history)
+        checks.check_store(self.store, "corpus")
+        checks.check_store(self.history, "corpus")
         if self.tenant != "global" and not (self.store or self.history):
             raise InputError(
                 f"got tenant={self.tenant} and no store; expected --store or --set history= too."
@@ -269,6 +273,8 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         checks.check_paths(*(self.docs or ()))
+        checks.check_store(self.index, "passages")
+        checks.check_model(self.embedder)
         if self.index is not None and len(self.docs or ()) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
@@ -286,12 +292,14 @@ class SearchOptions:
         """Return the pipeline over the documents, None if none are named."""
         if not self.docs:
             return None
-        from ragspec.pipelines.answering.docqa import DocQA
-        from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+        with progress(terminal, "reading the documents") as on_progress:
+            from ragspec.pipelines.answering.docqa import DocQA
+            from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 
-        if self.index is not None:
-            return DocQA.from_index(self.index, embedder=self.embedder)
-        qa = DocQA.from_documents(self.docs, embedder=self.embedder or DEFAULT_EMBEDDER)
+            if self.index is not None:
+                return DocQA.from_index(self.index, embedder=self.embedder)
+            embedder = self.embedder or DEFAULT_EMBEDDER
+            qa = DocQA.from_documents(self.docs, embedder=embedder, on_progress=on_progress)
         for skipped in qa.skipped:
             terminal.note_skipped(skipped.path, skipped.reason)
         return qa
@@ -334,6 +342,10 @@ class TextOptions:
     prediction: Annotated[
         str | None, Setting("Text that the output will resemble, to copy from; @FILE reads it.")
     ] = None
+
+    def __post_init__(self) -> None:
+        stored = self.stores.store or self.stores.history
+        checks.check_need("store", split(self.engine.drafter or "auto"), stored)
 
     def read_prediction(self) -> dict[str, str]:
         """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.

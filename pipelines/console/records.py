@@ -150,9 +150,9 @@ def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[s
         key = name.strip().replace("-", "_")
         if not sign or key not in settings:
             known = sorted(map(label, settings))
+            meant = "" if key in settings else did_you_mean(label(key), known)
             raise InputError(
-                f"got --set {pair}; expected NAME=VALUE with one of {', '.join(known)}."
-                f"{did_you_mean(label(key), known)}"
+                f"got --set {pair}; expected NAME=VALUE with one of {', '.join(known)}.{meant}"
             )
         values[key] = settings[key].read(text)
     return values

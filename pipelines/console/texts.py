@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +43,10 @@ def read_texts(
     columns: TextColumns,
     skipped: Callable[[str, str], None] = lambda path, reason: None,
 ) -> Iterator[Item]:
-    """Yield the texts (or token ids) of folders, files and data sets, one after the other.
+    """Return the texts (or token ids) of folders, files and data sets, one after the other.
 
-    A folder yields its documents and files of rows, in order of path; unreadable files are skipped.
+    The first is read at once, so that a wrong source is named before a model is loaded. A folder
+    has its documents and files of rows, in order of path; unreadable files are skipped.
     `hf:NAME` is a data set, by its name or its folder, as `datasets.load_dataset` takes it.
 
     Args:
@@ -55,14 +57,14 @@ def read_texts(
         InputError: No source is a data set with the split or config, or a row has no such column.
     """
     sources = list(sources)
-    for option in ("split", "config"):
-        value = getattr(columns, option)
-        if value is not None and not any(source.startswith(HUB) for source in sources):
-            raise InputError(
-                f"--{option} is {value!r}, but {', '.join(sources)} has no {option}s: data sets "
-                f"have, such as {HUB}NAME; leave it out."
-            )
-    check_sources(sources)
+    check_sources(sources, columns)
+    texts = _sources(sources, columns, skipped)
+    return chain(list(islice(texts, 1)), texts)
+
+
+def _sources(
+    sources: Iterable[str], columns: TextColumns, skipped: Callable[[str, str], None]
+) -> Iterator[Item]:
     for source in sources:
         path = Path(source)
         if source.startswith(HUB):
@@ -73,8 +75,15 @@ def read_texts(
             yield from _file(path, columns)
 
 
-def check_sources(sources: Iterable[str]) -> None:
-    """Raise DocumentError if a source is a path that leads nowhere."""
+def check_sources(sources: Sequence[str], columns: TextColumns) -> None:
+    """Raise DocumentError if a path leads nowhere, InputError if no source has splits."""
+    for option in ("split", "config"):
+        value = getattr(columns, option)
+        if value is not None and not any(source.startswith(HUB) for source in sources):
+            raise InputError(
+                f"got --set {option}={value}, but {', '.join(sources)} has no {option}s: data sets "
+                f"have, such as {HUB}NAME; leave it out."
+            )
     for source in sources:
         if not source.startswith(HUB) and not Path(source).exists():
             raise DocumentError(
@@ -185,8 +194,7 @@ def _data_set(name: str, columns: TextColumns) -> Iterator[tuple[str, Row]]:
     except Exception as error:  # it raises many kinds, of several libraries
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
-            f"{HUB}{name} is no data set that loads ({reason}); check the name, --config and "
-            "--split."
+            f"{HUB}{name} is no data set that loads ({reason}); check the name, config and split."
         ) from error
     try:
         for number, row in enumerate(rows, 1):
@@ -203,7 +211,7 @@ def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[It
         if not isinstance(value, str | list):
             raise InputError(
                 f"{where} holds {type(value).__name__}; expected a text or a list of token ids: "
-                "name another column with --field."
+                "name another column with --set field=."
             )
         yield value
 
@@ -216,5 +224,5 @@ def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
         return (names or texts)[0]
     missing = f"no column {field!r}" if field is not None else "no column of a usual name"
     raise InputError(
-        f"{where} has {missing}; it has {', '.join(row) or 'none'}: name one with --field."
+        f"{where} has {missing}; it has {', '.join(row) or 'none'}: name one with --set field=."
     )

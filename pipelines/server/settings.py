@@ -50,7 +50,8 @@ class ServerSettings:
         int, Setting("Requests that may wait; more get status 429.", least=0)
     ] = 32
     max_model_len: Annotated[
-        int | None, Setting("Most tokens of prompt and text. Default: the model's context.")
+        int | None,
+        Setting("Most tokens of prompt and text. Default: the model's context.", least=1),
     ] = None
     kv_memory: Annotated[
         int | None,

@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized, stored_small
-from ragspec.models.resolve import is_model, resolve_model
+from ragspec.models.resolve import check_adapter, is_model, resolve_model
 from ragspec.models.supported import check_config
-
-_CONFIG = "adapter_config.json"
 
 
 def with_adapter(model: Any, folder: str | Path) -> Any:
@@ -30,11 +28,7 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
         MissingExtraError: peft is not installed.
         ModelError: The adapter does not fit the model, or changes no weights.
     """
-    if not (Path(folder) / _CONFIG).is_file():
-        raise ModelNotFoundError(
-            f"got no adapter in {folder}; expected a folder with {_CONFIG}, as peft's "
-            "save_pretrained writes it."
-        )
+    check_adapter(Path(folder))
     expect_package("peft")
     from peft import PeftModel
 

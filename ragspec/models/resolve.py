@@ -161,6 +161,15 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
 
 
+def check_adapter(folder: Path) -> None:
+    """Raise ModelNotFoundError if a folder holds no adapter of peft."""
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelNotFoundError(
+            f"got no adapter in {folder}; expected a folder with adapter_config.json, as peft's "
+            "save_pretrained writes it."
+        )
+
+
 def fingerprint(folder: Path) -> Fingerprint:
     """Return the fingerprint of a model folder. Reads every weight file once.
 

@@ -82,8 +82,7 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
     """
     root = Path(root)
     new = not root.exists()
-    check_writable(root)
-    check_kind(root, kind)
+    check_writable(root, kind)
     with writer_lock(root, wait):
         remove_leftovers(root)
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
@@ -106,11 +105,11 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
     return OpenStore(target, manifest)
 
 
-def check_writable(root: Path) -> None:
+def check_writable(root: Path, kind: str) -> None:
     """Create the folder of a store if it is missing.
 
     Raises:
-        StoreError: The folder holds other files, or cannot be written.
+        StoreError: The folder holds other files or a store of another kind, or cannot be written.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"{root} is a file; name a new folder for the store.")
@@ -125,16 +124,11 @@ def check_writable(root: Path) -> None:
             f"{root} holds other files ({', '.join(sorted(foreign)[:3])}) and no store; "
             "name a new or empty folder."
         )
-
-
-def check_kind(root: Path, kind: str) -> None:
-    """Raise StoreError if a folder holds a store of another kind; a damaged one may be replaced."""
-    if (root / POINTER).is_file():
-        try:
-            read_current(root)
-        except StoreError:
-            return
-        read_current(root, kind)
+    try:
+        read_current(root)
+    except StoreError:
+        return  # there is none, or a damaged one, which may be replaced
+    read_current(root, kind)
 
 
 def is_ours(name: str) -> bool:
@@ -273,7 +267,7 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
 
 
 def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
-    """Follow the pointer file to a generation and its manifest; raise StoreError for other kinds."""
+    """Follow the pointer file to a generation and its manifest, which may have to be of a kind."""
     pointer = root / POINTER
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")

@@ -17,9 +17,11 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.prompt import build_prompt
+from ragspec.pipelines.bench.cli import TextBenchOptions
 from ragspec.pipelines.bench.images import parse_variant
-from ragspec.pipelines.bench.variants import known_variants
+from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.methods import build_method, compose, method_rows
 from ragspec.pipelines.page.charts import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
@@ -76,7 +78,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert result.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
-    assert "toy" in known_variants()
+    assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").names == ("toy",)
     assert "the last token, again and again" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
@@ -142,7 +144,7 @@ def test_another_package_adds_names_by_entry_points(
     with pytest.warns(UserWarning, match="got 'context', which ragspec has"):
         engine = Engine(model, drafter="outside", budget=4)
         result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
-        assert "outside" in known_variants()
+        TextBenchOptions(PlaceOptions(), RowOptions(), variants="outside")  # is a known one
         assert registry.resolve("drafter", "context").__name__ == "ContextDrafter"
     assert result.report.drafted_by_source["outside"] > 0
     rule: Any = make_rule("outside-rule", codebook(64), slack=2.0)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ragspec.storage.store import publish
+
 ASK = "ask why --docs docs"
 ITERATIVE = "ask-iterative why --docs docs"
 
@@ -20,6 +22,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "bad.jinja").write_text("{{ broken")
     (folder / "broken.gguf").write_bytes(bytes(4))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "nameless").mkdir()
+    (folder / "nameless" / "config.json").write_text("{}")  # no weights
+    publish(folder / "an.index", "passages", lambda folder: None)
+    publish(folder / "a.store", "corpus", lambda folder: None)
     return folder
 
 
@@ -34,6 +41,17 @@ CASES = [
     (f"{ASK} --budget many", 2, "got budget 'many'"),
     (f"{ASK} --store empty", 8, "holds no store"),
     (f"{ASK} -s history=empty", 8, "holds no store"),
+    (f"{ASK} --store an.index", 8, "holds 'passages', expected 'corpus'"),
+    ("ask why --docs a.store", 8, "holds 'corpus', expected 'passages'"),
+    (f"{ASK} --drafter none,context", 2, "expected none by itself"),
+    (f"{ASK} --drafter nameless", 5, "nameless holds no draft head"),
+    (f"{ASK} --drafter head", 2, "Known: auto, context, fused, hierarchy, lookup, match, model,"),
+    (f"{ASK} --drafter model", 2, "model got no draft model; expected one"),
+    (f"{ASK} --drafter rest", 2, "rest got no store; expected one"),
+    (f"{ASK} -s embedder=nosuch", 5, "no model 'nosuch'"),
+    (f"{ASK} -s prediction=@none", 2, "got none ("),
+    (f"{ASK} -s prediction=x --drafter none", 2, "Expected a drafter beside a prediction"),
+    (f"{ASK} -s top-p", 2, "expected NAME=VALUE with one of adapter, "),
     (f"{ASK} -s tenant=x", 2, "got tenant=x and no store"),
     (f"{ASK} -s adapter=empty", 5, "no adapter in empty"),
     (f"{ASK} -s dtype=int3", 2, "should be 'auto', 'float32'"),
@@ -50,27 +68,61 @@ CASES = [
     ("ask-long why --doc none.txt", 7, "none.txt is missing"),
     ("ask-long why --doc docs/a.txt --steer -1", 2, "got -1"),
     ("ask-long why --doc docs/a.txt -s token-range=five", 2, "Expected token-range=FROM:TO"),
+    ("ask-long why --doc docs/a.txt -s token-range=7:7", 2, "Expected token-range=FROM:TO"),
+    ("ask-long why --doc docs/a.txt -s prompt=anser", 2, "Did you mean 'answer'"),
+    ("ask-long why --doc empty.jsonl", 7, "empty.jsonl holds no"),
+    ("ask-long why --save-cache an.index", 8, "expected 'saved document'"),
     ("generate ''", 2, "Expected a prompt"),
     ("generate a --stop ''", 2, "Expected a stop string"),
     ("generate a --drafter ./no/head", 5, "./no/head is no folder; expected that of a head"),
     ("generate a -t model --seed 3 -s top-p=0.5", 2, "got top-p or top-k beside it"),
     ("generate a -s knn=4", 2, "Expected --datastore"),
     ("generate a --datastore empty", 8, "holds no store"),
+    ("generate a --datastore a.store", 8, "expected 'datastore'"),
     ("generate a --chat", 4, "without a chat template"),
     ("generate a -s system=Short.", 2, "Expected --chat"),
     ("chat --model starter", 4, "without a chat template"),
+    ("chat ' ' --model starter", 2, "Expected a question"),
+    ("draw star --model emojy", 5, "Did you mean 'emoji'"),
+    ("draw star -t nan", 2, "Invalid value for '--temperature'"),
     ("draw star --rule lantrn", 2, "Did you mean 'lantern'"),
     ("draw star --drafter jacoby", 2, "Did you mean 'jacobi'"),
     ("bench text --variants nope", 2, "unknown drafter 'nope'"),
     ("bench text --variants hf-lookup@3,context+nope", 2, "unknown drafter 'nope'"),
     ("bench text --model nosuch", 5, "no model 'nosuch'"),
     ("bench text --data none.jsonl", 7, "none.jsonl is missing"),
+    ("bench text --variants hf-lookup@x", 2, "unknown drafter 'hf-lookup@x'"),
+    ("bench text --variants context+plain", 2, "unknown drafter 'plain'"),
+    ("bench text --variants rest", 2, "rest got no store; expected one"),
+    ("bench text --store docs", 8, "holds no store"),
+    ("bench text --json docs", 2, "docs cannot be written: it is a folder"),
+    ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
     ("draw star --family junus", 2, "Did you mean 'janus'"),
     ("draw star --budget many", 2, "got budget 'many'"),
     ("serve --docs none", 7, "none is missing"),
     ("serve --store answers", 2, "expected NAME=FOLDER"),
     ("serve --store answers=empty", 8, "holds no store"),
+    ("serve --store answers=an.index", 8, "expected 'corpus'"),
+    ("serve --images tile", 5, "Did you mean 'tiles'"),
+    ("serve -s max-model-len=0", 2, "should be greater than or equal to 1"),
+    ("report docs/a.txt --out no/page.html", 2, "there is no folder no"),
+    ("index build docs --out empty --dense near", 2, "Invalid value for '--dense'"),
+    ("index build docs --out empty --embedder nosuch", 5, "no model 'nosuch'"),
+    ("index build docs --out docs", 8, "docs holds other files (a.txt) and no store"),
+    ("index build docs --out a.store --replace", 8, "expected 'passages'"),
+    ("index add an.index none", 7, "none is missing"),
+    ("index refresh empty", 8, "holds no store"),
+    ("index remove a.store a.txt", 8, "expected 'passages'"),
+    ("index info a.store", 8, "expected 'passages'"),
+    ("store info an.index", 8, "expected 'corpus'"),
+    ("store build docs --out an.index --replace", 8, "expected 'corpus'"),
+    ("store build docs --out docs", 8, "docs holds other files (a.txt) and no store"),
+    ("store build docs --out s.store -s split=test", 2, "docs has no splits"),
+    ("datastore build docs --out a.store", 8, "expected 'datastore'"),
+    ("datastore info a.store", 8, "expected 'datastore'"),
+    ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1' or 'eagle3'"),
+    ("train-head --data docs --out h --start docs", 5, "docs holds no draft head"),
     ("index build none --out i.idx", 7, "none is missing"),
     ("store build none.txt --out s.store", 7, "none.txt is missing"),
     ("store from-answers none.jsonl --out s.store", 7, "none.jsonl is missing"),
@@ -78,7 +130,7 @@ CASES = [
     ("train-head --data none --out h", 7, "none is missing"),
     ("train-head --data docs --out h --model nosuch", 5, "no model 'nosuch'"),
 ]
-
+BEGINS = ("error: ", "starting ... error: ", "Usage: ")
 
 SCRIPT = """
 import contextlib, io, shlex, sys
@@ -109,6 +161,6 @@ def test_wrong_input_is_named_before_torch_is_imported(folder: Path) -> None:
     wrong = [
         (words, row)
         for (words, exit_code, message), row in zip(CASES, done.stdout.splitlines(), strict=True)
-        if not (row.startswith(f"{exit_code} error: ") and message in row)
+        if not (row.startswith(tuple(f"{exit_code} {each}" for each in BEGINS)) and message in row)
     ]
     assert wrong == []

@@ -173,7 +173,7 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
         (["build", "{rows}", "-o", "{out}", "-s", "field=b"], 2, "no column 'b'; it has a"),
         (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
         (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),
-        (["build", "{rows}", "-o", "{out}", "-s", "split=test"], 2, "--split is 'test'"),
+        (["build", "{rows}", "-o", "{out}", "-s", "split=test"], 2, "got --set split=test"),
         (["build", "{rows}", "-o", "{out}", "-s", "field=a", "--max-tokens", "0"], 2, "equal to 1"),
         (["build", "{rows}", "-m", "./absent", "-o", "{out}"], 5, "./absent"),
         (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "valid integer"),

@@ -11,11 +11,14 @@ import pytest
 
 from ragspec.drafters.fuse import within
 from ragspec.errors import InputError, ModelError, SamplingError
+from ragspec.pipelines.cli.store import load_tokenizer
+from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.checks import checked_text
 from ragspec.pipelines.console.options import (
     EngineOptions,
     OutputOptions,
     SamplingOptions,
+    SearchOptions,
     StoreOptions,
     TextOptions,
     number_or_name,
@@ -26,6 +29,7 @@ from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
+from tests.support.toy_gguf import write_gguf
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,24 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds no tokenizer"):
         EngineOptions("cpu", model=str(tmp_path), drafter="none").load_engine()
+
+
+def test_a_gguf_file_has_a_tokenizer(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "toy.gguf")
+    assert load_tokenizer(str(tmp_path / "toy.gguf"))("ab")["input_ids"]
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match="bare holds no tokenizer; expected"):
+        load_tokenizer(str(tmp_path / "bare"))
+
+
+def test_documents_are_counted_while_they_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("The cat sleeps.")
+    monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
+    SearchOptions([tmp_path / "a.txt"]).open(Terminal())
+    assert "embedding passages: 0 of 1" in capsys.readouterr().err
 
 
 def test_steps_of_fixed_shape_are_requested_by_name() -> None:

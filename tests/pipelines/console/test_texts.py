@@ -166,7 +166,7 @@ def test_a_folder_may_be_read_as_a_data_set(tmp_path: Path) -> None:
 def test_a_split_or_config_without_a_data_set_is_refused(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", ROWS)
     for inputs in ({"split": "train"}, {"config": "en"}):
-        with pytest.raises(InputError, match=f"--{next(iter(inputs))} is .* leave it out"):
+        with pytest.raises(InputError, match=f"--set {next(iter(inputs))}=.* leave it out"):
             read(rows, **inputs)
 
 
