@@ -152,7 +152,7 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
     for name in names:
         if name in choices:
             continue
-        if Path(name).expanduser().is_dir():
+        if name and Path(name).expanduser().is_dir():
             check_head(Path(name).expanduser())
         elif "/" in name or "\\" in name:
             raise ModelNotFoundError(

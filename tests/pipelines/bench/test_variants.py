@@ -88,7 +88,7 @@ def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engi
             config = peer.arguments["assistant_model"].generation_config
             assert config.num_assistant_tokens == 3
     for wrong in ("hf-greedy@3", "hf-lookup@0", "hf-lookup@", "hf-assistant@many"):
-        with pytest.raises(UnknownNameError, match="variant"):
+        with pytest.raises(UnknownNameError, match="unknown drafter"):
             build_variants([wrong], engine, engine.model, lambda: None)
 
 
@@ -145,5 +145,5 @@ def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     sources = [[each.name for each in one.drafters] for one in fused if isinstance(one, Fuse)]
     assert sources == [["head"], ["context", "head"], ["context"]]
     for wrong in ("context+nothing", "context+hf-greedy", "context+plain", "context+", ""):
-        with pytest.raises(UnknownNameError, match="variant"):
+        with pytest.raises(UnknownNameError, match="unknown drafter"):
             build_variants([wrong], engine, None, lambda: None)
