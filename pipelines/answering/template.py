@@ -242,7 +242,8 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
             template = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
-            Environment().parse(template.template or "")
+            if not Environment().parse(template.template or "").body:
+                raise InputError(f"the prompt template {path} is empty; expected text in Jinja.")
         except TemplateSyntaxError as error:
             reason = str(error.message).rstrip(".")
             raise InputError(

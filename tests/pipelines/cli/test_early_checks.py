@@ -57,6 +57,7 @@ CASES = [
     (f"{ASK} -s dtype=int3", 2, "should be 'auto', 'float32'"),
     (f"{ASK} -s static=graf", 2, "should be 'auto', 'off', 'eager'"),
     (f"{ASK} -s prompt=bad.jinja", 2, "is no Jinja, line 1: unexpected end of template, "),
+    (f"{ASK} -s prompt=empty.jsonl", 2, "the prompt template empty.jsonl is empty"),
     (f"{ASK} -s prompt=anser", 2, "Did you mean 'answer'"),
     (f"{ASK} -t warm", 2, "got 'warm'"),
     (f"{ASK} -t -3", 2, "temperature is -3"),
