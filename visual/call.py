@@ -25,8 +25,8 @@ class ImageCall:
     Attributes:
         prompt: A text or several, of any lengths, for models of prompts.
         class_labels: Numbers or names, for models of classes.
-        negative_prompt: The text that guidance leads away from, one for all or one each; None or ""
-            for the model's equivalent of no prompt.
+        negative_prompt: The text that guidance leads away from, one for all or one each. None for
+            the model's equivalent of no prompt, as are blank texts alone.
         height, width: In pixels, of Emu3 alone; None for the size that the model was made for.
         guidance_scale: One for all images or one for each; None for the family's, 1 for none.
             Images of one scale share forward passes.
@@ -76,6 +76,10 @@ class ImageCall:
         checked_count(self.num_images_per_prompt, "num_images_per_prompt")
         if self.seed is not None and self.generator is not None:
             raise InputError("got seed and generator; expected one of them. Leave one out.")
+        negative = self.negative_prompt
+        texts = [] if negative is None else [negative] if _is_one(negative) else list(negative)
+        blank = all(isinstance(text, str) and not text.strip() for text in texts)
+        object.__setattr__(self, "negative_prompt", None if blank else texts)
 
     @classmethod
     def of(cls, inputs: dict[str, Any]) -> ImageCall:
@@ -207,13 +211,13 @@ def checked_texts(texts: list[Any]) -> list[str]:
     return texts
 
 
-def negatives_of(negative: Any, prompts: int) -> list[str]:
+def negatives_of(negative: list[Any] | None, prompts: int) -> list[str]:
     """Return a negative prompt for each of some prompts; "" for none.
 
     Raises:
         InputError: One is no text, or they are neither one for all prompts nor one each.
     """
-    texts = [""] if negative is None else some(negative)
+    texts = [""] if negative is None else negative
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"got negative_prompt {negative!r}; expected texts.")
     if len(texts) not in (1, prompts):

@@ -24,6 +24,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "codes": {"class_labels": [0, 1, 2]},
     "texts": {"prompt": ["cat", "red heart", "sun"]},
     "emu3": {"prompt": ["a cat", "tree", "red"], "height": 6, "width": 4},
+    "janus": {"prompt": ["a cat", "tree", "red bicycle"]},
     "latents": {"class_labels": [0, 1, 2]},
     "masked": {"class_labels": [0, 1, 2]},
     "imagegpt": {"num_images_per_prompt": 3},
@@ -47,6 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "codes": tiny_images.save(root / "codes"),
         "texts": tiny_images.save(root / "texts", "features"),
         "emu3": tiny_prompted.save(root / "emu3", "emu3"),
+        "janus": tiny_prompted.save(root / "janus", "janus"),
         "latents": tiny_latents.save(root / "latents"),
         "masked": tiny_masked.save(root / "masked"),
         "imagegpt": save_imagegpt(root / "imagegpt"),
@@ -129,14 +131,19 @@ def test_what_a_call_cannot_mean_is_refused(folders: dict[str, Path]) -> None:
         opened(folders["imagegpt"])("a cat")
 
 
-def test_an_empty_negative_prompt_is_none(folders: dict[str, Path]) -> None:
-    for kind in ("texts", "emu3"):
-        pipe, call = opened(folders[kind]), CALLS[kind]
-        plain = pipe(**call, seed=5)
-        assert torch.equal(pipe(**call, seed=5, negative_prompt="").codes, plain.codes)
-        some = pipe(**call, seed=5, negative_prompt=["", "blue cat", ""])
-        assert torch.equal(some.codes[::2], plain.codes[::2])
-        assert not torch.equal(some.codes[1], plain.codes[1])
+@EVERY
+def test_an_empty_negative_prompt_is_none(folders: dict[str, Path], kind: str) -> None:
+    pipe, call = opened(folders[kind]), CALLS[kind]
+    plain = pipe(**call, seed=5)
+    for blank in ("", " \n", ["", " ", ""], []):
+        assert torch.equal(values(pipe(**call, seed=5, negative_prompt=blank)), values(plain))
+    if kind not in ("texts", "emu3"):
+        with pytest.raises(InputError, match="prompt"):
+            pipe(**call, seed=5, negative_prompt=["", "blue cat", ""])
+        return
+    some = pipe(**call, seed=5, negative_prompt=["", "blue cat", ""])
+    assert torch.equal(some.codes[::2], plain.codes[::2])
+    assert not torch.equal(some.codes[1], plain.codes[1])
 
 
 def damage(weight: torch.Tensor) -> None:
