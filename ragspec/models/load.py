@@ -30,10 +30,14 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
     """
     check_adapter(Path(folder))
     expect_package("peft")
-    from peft import PeftModel
+    from peft import PeftConfig, get_peft_model
 
     try:
-        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+        result = adapted.load_adapter(str(folder), "default")
+        if keys := [*result.missing_keys, *result.unexpected_keys]:
+            raise ValueError(f"model and adapter differ in {len(keys)} weights, such as {keys[0]}")
+        return adapted.merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise ModelError(
             f"the adapter {folder} cannot be merged into {type(model).__name__}: {error}. Expected "

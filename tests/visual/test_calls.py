@@ -205,23 +205,26 @@ def test_a_folder_of_others_is_not_replaced(folders: dict[str, Path], tmp_path: 
     assert [path.name for path in tmp_path.rglob("*")] == ["target", "notes.txt"]
 
 
-def test_adapters_of_peft_draw(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["codes", "latents", "janus"])
+def test_adapters_of_peft_draw(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    pipe = opened(folders["codes"])
-    config = LoraConfig(r=4, target_modules=["qkv_proj"], init_lora_weights=False)
+    pipe, call = opened(folders[kind], "jacobi"), CALLS[kind]
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        wrapped: Any = get_peft_model(tiny_images.model(), config)
+        wrapped: Any = get_peft_model(opened(folders[kind]).model, config).eval()
     wrapped.save_pretrained(tmp_path / "lora")
     adapted = ImagePipeline(wrapped, pipe.tokenizer, "jacobi")
-    merged = opened(folders["codes"], lora=tmp_path / "lora")
-    sample = [each(**CALLS["codes"], seed=5).codes for each in (pipe, adapted, merged)]
-    assert torch.equal(sample[1], sample[2]) and not torch.equal(sample[0], sample[1])
+    merged = opened(folders[kind], "jacobi", lora=tmp_path / "lora")
+    sample = [values(each(**call, seed=5)) for each in (pipe, adapted, merged)]
+    assert torch.allclose(sample[1], sample[2], atol=1e-3)
+    assert not torch.allclose(sample[0], sample[1], atol=1e-2)
     with pytest.raises(InputError, match="merge_and_unload"):
         adapted.save_pretrained(tmp_path / "saved")
     merged.save_pretrained(tmp_path / "saved")
-    assert torch.equal(opened(tmp_path / "saved")(**CALLS["codes"], seed=5).codes, sample[1])
+    again = values(opened(tmp_path / "saved", "jacobi")(**call, seed=5))
+    assert torch.allclose(again, sample[1], atol=1e-3)
 
 
 @EVERY

@@ -124,6 +124,10 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.register_buffer("deviation", torch.ones(config.latent_dim))
         self.post_init()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the trunk's embedding, for which adapters of peft ask."""
+        return self.trunk.get_input_embeddings()
+
     def standardised(self, latents: Tensor) -> Tensor:
         """Return latents [..., D] as the model reads them."""
         return (latents - self.mean) / self.deviation

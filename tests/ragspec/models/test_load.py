@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import (
@@ -69,8 +70,6 @@ def test_cut_weights_are_refused(size: int, saved: Path) -> None:
 
 
 def test_weights_that_are_missing_are_not_created_up(saved: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, saved / "model.safetensors", {"format": "pt"})
@@ -157,6 +156,16 @@ def test_an_adapter_that_does_not_fit_is_refused(
     other = tiny.model(vocab_size=50, hidden_size=32)
     with pytest.raises(ModelError, match="cannot be merged"):
         load.with_adapter(copy.deepcopy(other), adapter)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    for part in (".self_attn.", "layers.1."):  # of all weights and of half of them
+        renamed = {key.replace(part, f".other{part}"): each for key, each in weights.items()}
+        save_file(renamed, adapter / "adapter_model.safetensors")
+        with pytest.raises(ModelError, match=r"cannot be merged.* differ in (8|16) weights"):
+            load.with_adapter(copy.deepcopy(tiny.model()), adapter)
+    deeper = {key.replace("layers.1", "layers.2"): each.clone() for key, each in weights.items()}
+    save_file(weights | deeper, adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"differ in .*layers"):
+        load.with_adapter(copy.deepcopy(tiny.model()), adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["none"]}))
     with pytest.raises(ModelError, match="cannot be merged"):
