@@ -17,9 +17,11 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnknownNameError,
 )
+from ragspec.registry import names
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.visual import ImagePipeline
 from ragspec.visual.choice import DraftSettings, choose_drafter, mode_for
 from ragspec.visual.families.llamagen import Conditions, LlamaGen
 from ragspec.visual.loading import find_folder
@@ -108,6 +110,12 @@ def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKi
     assert result.width == tiny_images.SIDE
 
 
+@pytest.mark.parametrize("rule", names("rule"))
+def test_every_rule_draws_with_the_usual_drafter(folder: Path, rule: str) -> None:
+    pipe = ImagePipeline.from_pretrained(folder, rule=rule)
+    assert pipe(class_labels=[1], seed=5).stats.reports[0].drafted
+
+
 def test_an_object_is_taken_as_it_is() -> None:
     current = NoisyTrees({})
     assert source(current, Walk(), tiny_images.model(), None)(target(), LABELS) is current
@@ -157,5 +165,6 @@ def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> N
     for rule in (free, Walk()):
         drafter = source("auto", rule, instance.model, parts)(instance, LABELS)
         assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
-    with pytest.raises(InputError, match="deterministic drafts are needed"):
-        source("jacobi", bounded, instance.model, parts)
+    for rule, mode in ((bounded, "deterministic"), (Walk(), "sampled-without-replacement")):
+        with pytest.raises(InputError, match=f"{mode} drafts are needed"):
+            source("jacobi", rule, instance.model, parts, mode)

@@ -290,7 +290,7 @@ class Family:
             mode: How a draft model would draft.
             named: Whether the user named a rule.
         """
-        return "model" if mode == "deterministic" else "jacobi"
+        return "jacobi" if mode in ("coupled", "sampled") else "model"
 
     def load_draft(self, path: Path) -> Any:
         """Return the draft model of a folder or a published file."""
@@ -322,12 +322,11 @@ class Family:
         )
 
     def check_jacobi(self, settings: Any) -> None:
-        """Raise InputError if the rule needs deterministic drafts."""
-        if settings.mode == "deterministic":
+        """Raise InputError if the rule needs other drafts than those of the target's own noise."""
+        if settings.mode not in ("coupled", "sampled"):
             raise InputError(
-                "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
-                "variation bounds no others); its drafts come of the target's own noise. Use "
-                "'model' or 'head', or leave tv_budget out."
+                f"got drafter 'jacobi' where {settings.mode} drafts are needed; expected 'model' "
+                "or 'head'. Use one of them, another rule, or no tv_budget."
             )
 
     def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
