@@ -46,7 +46,7 @@ class AnswersBenchOptions:
 
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)
-        checks.checked_output(self.html)
+        checks.check_output(self.html, checks.PAGE)
         if not self.documents.docs:
             raise InputError("Expected --docs PATH, got none: the documents of the questions.")
 

@@ -26,7 +26,7 @@ class RowOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        checks.checked_output(self.json)
+        checks.check_output(self.json, checks.JSON)
 
 
 NO_VALUE = "-"

@@ -24,8 +24,8 @@ from ragspec.pipelines.cli.serve import serve
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
+from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import checked_output
 from ragspec.pipelines.console.records import add_command
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import for_extra
@@ -134,7 +134,7 @@ def report(
     ),
 ) -> None:
     """Turn a trace into a page: the text coloured by source, and the time of each stage."""
-    checked_output(out)
+    checks.check_output(out, checks.PAGE)
     terminal = Terminal()
     terminal.note("reading the trace ...")
 

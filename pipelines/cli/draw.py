@@ -8,8 +8,10 @@ from __future__ import annotations
 import json as json_text
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ import typer
 
 from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.checks import JSON, check_output
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -64,8 +66,8 @@ def draw(
     from ragspec.sampling.settings import fresh_seed
 
     terminal = Terminal()
-    if json is not None and json.parent != out:
-        checked_output(json)
+    if json is not None and (json.parent != out or json.exists()):
+        check_output(json, JSON)
     with terminal.working("loading"):
         pipe = load_pipeline(options)
     options = _resolve(options, pipe)
@@ -75,20 +77,27 @@ def draw(
     described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
     stem = f"{_slug(', '.join(options.subjects))}-{seed}"
     every = (out / f"{stem}-{each}.png" for each in count())
-    paths = list(islice((path for path in every if not path.exists()), len(described)))
+    planned = list(islice((path for path in every if not path.exists()), len(described)))
+    paths: dict[int, Path] = {}
 
     def save(number: int, image: Any) -> None:
-        info = PngInfo()
+        info, file = PngInfo(), BytesIO()
         info.add_text(KEY, json_text.dumps(described[number], sort_keys=True))
-        image.save(paths[number], pnginfo=info)
+        image.save(file, "PNG", pnginfo=info)
+        paths[number] = _write_new(planned[number], every, file.getvalue())
 
-    output = pipe(**options.arguments(), seed=seed, on_image=save)
+    try:
+        output = pipe(**options.arguments(), seed=seed, on_image=save)
+    except KeyboardInterrupt:
+        terminal.note(f"stopped with {pluralize(len(paths), 'image')} in {out}")
+        raise
     stats = output.stats
     names = ("forwards", "codes_per_forward", "tv_excess", "nll_gap", "distance_mean")
     figures: dict[str, Any] = {"label": output.label, "seconds": float(stats.seconds)}
     figures |= {name: getattr(stats, name, None) for name in names}
     figures |= {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
-    figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
+    images = [str(paths[number]) for number in sorted(paths)]
+    figures |= {"images": images, "seed": seed, **described[0]}
     if json is not None:
         json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
     _print_figures(figures, out, terminal)
@@ -148,6 +157,15 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
         {"subject": options.subjects[number // options.n], "seed": seed + number, **common}
         for number in range(total)
     ]
+
+
+def _write_new(path: Path, others: Iterator[Path], contents: bytes) -> Path:
+    """Write a file to a path, or to the next of the others that is free; return the path."""
+    while True:
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(contents)
+            return path
+        path = next(others)
 
 
 def _slug(text: str) -> str:

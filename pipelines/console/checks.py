@@ -24,6 +24,8 @@ OPTION_OF_NEED = MappingProxyType(
 # `drafters.method` has these too, and imports torch. `ask-long` needs no draft model for "rapid".
 NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused")})
 UNLISTED = ("head", "jacobi", "ngrams")  # names of drafters that are no methods
+# What the first bytes of a file have if a command of ours wrote it, see `check_output`.
+JSON, PAGE, TRACE = b'{\n "', b'content="ragspec"', b'"format": "ragspec-trace"'
 # Beside those of texts; "plain" is that of masked models without drafts.
 IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path")
 
@@ -43,18 +45,21 @@ def check_question(text: str) -> None:
         raise InputError(f"Expected a question, got the empty text {text!r}. Ask something.")
 
 
-def checked_output(path: Path | None) -> Path | None:
-    """Return the path; raise InputError, before any work, if no file can be written there."""
-    reason = None
-    if path is not None and not path.parent.is_dir():
-        reason = f"there is no folder {path.parent}. Make it, or name"
-    elif path is not None and path.is_dir():
-        reason = "it is a folder. Name"
-    elif path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
-        reason = "the system does not allow it. Name"
-    if reason is not None:
-        raise InputError(f"{path} cannot be written: {reason} another file.")
-    return path
+def check_output(path: Path | None, mark: bytes) -> None:
+    """Raise InputError, before any work, if a file cannot be written or lacks the mark."""
+    if path is None:
+        return
+    reason = "" if path.parent.is_dir() else f"there is no folder {path.parent}. Make it"
+    if path.is_dir():
+        reason = f"{path} is a folder. Add the name of a file"
+    elif not reason and not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "the system does not allow it. Give yourself the right to write"
+    elif path.is_file():
+        with path.open("rb") as file:
+            if (start := file.read(999)) and mark not in start:
+                reason = f"{path} holds something else. Remove it"
+    if reason:
+        raise InputError(f"{path} cannot be written: {reason}, or name another file.")
 
 
 def check_paths(*paths: Path) -> None:

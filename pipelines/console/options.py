@@ -249,7 +249,7 @@ class OutputOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        checks.checked_output(self.trace)
+        checks.check_output(self.trace, checks.TRACE)
 
     @property
     def streams(self) -> bool:

@@ -113,13 +113,8 @@ def write_trace(
     Raises:
         InputError: The file cannot be written.
     """
-    header = {
-        **dict(extra or {}),
-        "format": FORMAT,
-        "version": VERSION,
-        "model": model,
-        "documents": list(documents),
-    }
+    mark: dict[str, Any] = {"format": FORMAT, "version": VERSION}  # first in every trace
+    header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
     texts = step_texts(generation, tokenizer)
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:

@@ -119,7 +119,7 @@ def check_writable(root: Path, kind: str) -> None:
     except OSError as error:
         raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
     foreign = [name for name in names if not is_ours(name)]
-    if foreign and POINTER not in names:
+    if foreign and not (POINTER in names and any(map(GENERATION.fullmatch, names))):
         raise StoreError(
             f"{root} holds other files ({', '.join(sorted(foreign)[:3])}) and no store; "
             "name a new or empty folder."

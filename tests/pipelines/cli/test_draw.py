@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.draw import _slug
+from ragspec.visual import ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked
 
 Capture = pytest.CaptureFixture[str]
@@ -132,6 +134,44 @@ def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
     assert (out / "red-1-1.png").read_bytes() == b"no picture"
     with Image.open(out / "red-1-2.png") as picture:
         assert json.loads(picture.info["ragspec"])["rule"] == "lantern"
+
+
+def test_a_file_that_appears_meanwhile_stays(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def call(pipe: ImagePipeline, **arguments: Any) -> Any:
+        (out / "red-1-0.png").write_bytes(b"another run's")
+        (out / "red-1-2.png").symlink_to(tmp_path / "nowhere.png")
+        return original(pipe, **arguments)
+
+    original = ImagePipeline.__call__
+    monkeypatch.setattr(ImagePipeline, "__call__", call)
+    result = draw("--class", "red", "--model", folder, "--seed", 1, "--n", 2, out)
+    assert result["images"] == [str(out / f"red-1-{number}.png") for number in (3, 1)]
+    assert (out / "red-1-0.png").read_bytes() == b"another run's"
+    assert all(Image.open(str(path)).info["ragspec"] for path in result["images"])
+    assert not (tmp_path / "nowhere.png").exists()
+
+
+def test_images_drawn_before_an_interrupt_are_whole_and_counted(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def interrupted(image: Any, file: Any, *args: Any, **settings: Any) -> None:
+        if len(list((tmp_path / "out").iterdir())) == 2:
+            file.write(b"half") if hasattr(file, "write") else Path(file).write_bytes(b"half")
+            raise KeyboardInterrupt
+        save(image, file, *args, **settings)
+
+    save = Image.Image.save
+    monkeypatch.setattr(Image.Image, "save", interrupted)
+    words = ["draw", "--class", "red", "--model", folder, "--n", "4", "--out"]
+    assert main([*words, str(tmp_path / "out")]) == 130
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"stopped with 2 images in {tmp_path / 'out'}" in message
+    for path in (tmp_path / "out").iterdir():
+        Image.open(path).load()
 
 
 def test_without_a_seed_one_is_chosen_and_printed(

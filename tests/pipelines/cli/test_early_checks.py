@@ -27,6 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "nameless" / "config.json").write_text("{}")  # no weights
     publish(folder / "an.index", "passages", lambda folder: None)
     publish(folder / "a.store", "corpus", lambda folder: None)
+    (folder / "q.jsonl").write_text('{"question": "Who sleeps?"}')
+    (folder / "mine.html").write_text("<!doctype html><title>mine</title>")
     return folder
 
 
@@ -130,6 +132,16 @@ CASES = [
     ("datastore build none.txt --out d.knn", 7, "none.txt is missing"),
     ("train-head --data none --out h", 7, "none is missing"),
     ("train-head --data docs --out h --model nosuch", 5, "no model 'nosuch'"),
+    (f"{ASK} --trace docs/a.txt", 2, "docs/a.txt holds something else"),
+    ("generate a --trace q.jsonl", 2, "q.jsonl holds something else"),
+    ("report q.jsonl -o q.jsonl", 2, "q.jsonl holds something else"),
+    ("report q.jsonl -o mine.html", 2, "mine.html holds something else"),
+    ("draw star --json docs/a.txt", 2, "docs/a.txt holds something else"),
+    ("draw star --out docs --json docs/a.txt", 2, "docs/a.txt holds something else"),
+    ("bench text --json docs", 2, "docs is a folder"),
+    ("bench answers q.jsonl --docs docs --json q.jsonl", 2, "q.jsonl holds something else"),
+    ("bench answers q.jsonl --docs docs --html docs", 2, "docs is a folder"),
+    ("bench answers q.jsonl --docs docs --html mine.html", 2, "mine.html holds something else"),
 ]
 BEGINS = ("error: ", "starting ... error: ", "Usage: ")
 
@@ -165,3 +177,5 @@ def test_wrong_input_is_named_before_torch_is_imported(folder: Path) -> None:
         if not (row.startswith(tuple(f"{exit_code} {each}" for each in BEGINS)) and message in row)
     ]
     assert wrong == []
+    assert (folder / "docs" / "a.txt").read_text() == "The cat sleeps."
+    assert (folder / "q.jsonl").read_text() == '{"question": "Who sleeps?"}'

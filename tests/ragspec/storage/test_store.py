@@ -183,13 +183,17 @@ def test_a_writer_that_misses_the_current_generation_deletes_nothing(tmp_path: P
     assert read(tmp_path) == "four"
 
 
-def test_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pointer", [None, "MANIFEST-000002"])  # of a LevelDB
+def test_folder_of_other_things_is_not_overwritten(tmp_path: Path, pointer: str | None) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
+    if pointer is not None:
+        (tmp_path / "CURRENT").write_text(pointer)
     with pytest.raises(StoreError, match=r"thesis\.txt"):
         build(tmp_path, "one")
     with pytest.raises(StoreError, match="is a file"):
         build(tmp_path / "thesis.txt", "one")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert pointer is None or (tmp_path / "CURRENT").read_text() == pointer
 
 
 def test_a_store_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
