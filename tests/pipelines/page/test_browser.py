@@ -17,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from ragspec.pipelines.page.page import trace_page
+from ragspec.pipelines.bench.answers import AnswerRow, summary
+from ragspec.pipelines.page.page import render_template, trace_page
 from ragspec.reports.report import Event, Retrieval
 from tests.pipelines.page.test_page import sample_trace
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 LONG = "a-category_with-a-long.name:of:one/word" * 2
+ARABIC = "ما اسم المدينة."
 PROBE = """
 const failures = [], root = document.documentElement;
 addEventListener("error", (event) => failures.push(event.message));
@@ -43,6 +45,11 @@ addEventListener("load", () => setTimeout(() => {
     const scale = element.ownerSVGElement ? element.getScreenCTM().a : 1;
     const size = scale * parseFloat(getComputedStyle(element).fontSize);
     if (size < 11) failures.push(`${size} px: ${text}`);
+    const range = document.createRange(), node = texts.currentNode;
+    const [first, last] = [node.data.indexOf(text), node.data.trimEnd().length - 1].map((at) => {
+      range.setStart(node, at); range.setEnd(node, at + 1); return range.getBoundingClientRect(); });
+    if (/^[\u0590-\u08ff]/.test(text) && last.left > first.left && last.top === first.top)
+      failures.push(`ends at the right: ${text}`);
   }
   parent.postMessage(failures, "*");
 }));
@@ -73,10 +80,43 @@ def failures_of(page: str, folder: Path) -> list[str]:
 def trace(folder: Path) -> str:
     compare = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": True}
     citation = {"document": LONG, "start": 0, "end": 9, "text": LONG}
-    parsed = sample_trace(folder, question=LONG, citations=[citation], compare=compare)
+    quoted = citation | {"text": ARABIC}
+    parsed = sample_trace(folder, question=LONG, citations=[citation, quoted], compare=compare)
     events = [Event("write", 0.0, 9.0), Event("search", 9.0, 3.0)]
     parsed = replace(parsed, report=replace(parsed.report, retrieval=Retrieval(events=events)))
     return trace_page(parsed)
+
+
+def arabic(folder: Path) -> str:
+    """Return a page whose question and answer are read from the right."""
+    parsed = sample_trace(folder, question=ARABIC)
+    texts = (*(("",) * len(each) for each in parsed.texts[:-1]), (ARABIC,))
+    return trace_page(replace(parsed, texts=texts))
+
+
+def answers(count: int) -> str:
+    """Return the page of `bench answers` over so many questions."""
+    kinds = (("supported", True), ("unsupported", False), ("quoted", True))
+    rows = [
+        AnswerRow(
+            question=text,
+            answers=(text,) * number,
+            answer=text,
+            texts=(text, ARABIC),
+            passages=right,
+            sentences=right,
+            right=right,
+            refused=not number,
+            support=support,
+            seconds=1.0,
+            tokens=9,
+            per_forward=1.5,
+        )
+        for number, text in enumerate((LONG * 3, ARABIC, "Why?"))
+        for support, right in kinds
+    ][:count]
+    facts = {"model": LONG, "questions": LONG}
+    return render_template("answers.html.j2", facts=facts, figures=summary(rows), rows=rows)
 
 
 def benchmarks(name: str) -> str:
@@ -103,6 +143,9 @@ def benchmarks(name: str) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "trace": trace,
+    "arabic": arabic,
+    "answers": lambda folder: answers(9),
+    "no answers": lambda folder: answers(0),
     "images": lambda folder: benchmarks("images.html.j2"),
     "latents": lambda folder: benchmarks("latents.html.j2"),
     "lengths": lambda folder: benchmarks("lengths.html.j2"),
