@@ -87,7 +87,7 @@ def image(
     from ragspec.errors import InputError
 
     for path in (json, picture, html):
-        checks.checked_output(path)
+        checks.check_output(path)
     if picture is not None and not quality:
         raise InputError("Expected --quality with --picture, got none. Add --quality 500.")
     names = tuple(name.strip() for name in variants.split(",") if name.strip())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.checks import check_output
 from ragspec.pipelines.console.options import parse_drafter, silence_transformers
 from ragspec.sampling.settings import Sampling
 
@@ -120,7 +120,7 @@ def knn(
     from ragspec.pipelines.knn.knn_lm import KnnLM as AnyLM
     from ragspec.retrievers.knn.datastore import Datastore as AnyStore
 
-    checked_output(out)
+    check_output(out)
     silence_transformers()
     sizes = [int(each) for each in neighbours.split(",") if each.strip().isdecimal()]
     if not sizes:

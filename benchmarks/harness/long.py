@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.checks import check_output
 from ragspec.pipelines.console.options import silence_transformers
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def long(
 ) -> None:
     """Compare variants of answering over long documents, each of which is read once."""
     for path in (json, page):
-        checked_output(path)
+        check_output(path)
     options = LongBenchOptions(
         model=model,
         dtype=dtype,

@@ -23,7 +23,7 @@ import typer
 
 from harness.data import read_records
 from ragspec.errors import InputError
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.checks import check_output
 from ragspec.pipelines.console.options import silence_transformers
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def retrieval(
 
     from ragspec.engine.engine import Engine
 
-    checked_output(out)
+    check_output(out)
     silence_transformers()
     names = [name.strip() for name in cases.split(",") if name.strip()]
     unknown = [name for name in names if name not in CASES]

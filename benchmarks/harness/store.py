@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.checks import checked_output
+from ragspec.pipelines.console.checks import check_output
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 LENGTH = 1000
@@ -254,7 +254,7 @@ def store(
     from ragspec.pipelines.console.terminal import Terminal
 
     count = parse_tokens(tokens)
-    checked_output(json)
+    check_output(json)
     terminal = Terminal()
     with TemporaryDirectory(dir=scratch, prefix="ragspec-bench-") as name:
         figures = run_store_benchmark(

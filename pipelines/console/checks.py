@@ -45,7 +45,7 @@ def check_question(text: str) -> None:
         raise InputError(f"Expected a question, got the empty text {text!r}. Ask something.")
 
 
-def check_output(path: Path | None, mark: bytes) -> None:
+def check_output(path: Path | None, mark: bytes = b"") -> None:
     """Raise InputError, before any work, if a file cannot be written or lacks the mark."""
     if path is None:
         return
