@@ -70,8 +70,8 @@ def check_images(images: Any, channels: int, reduction: int) -> None:
         raise InputError(
             f"got pictures of {getattr(images, 'dtype', type(images))} with shape {shape}; "
             f"expected a tensor of floats [B, {channels}, H, W] whose sides are multiples of "
-            f"{reduction}. diffusers' VaeImageProcessor(vae_scale_factor={reduction}) makes it of "
-            "Pillow images in RGB: call its preprocess(image)."
+            f"{reduction}. For a file or a Pillow image, call diffusers' VaeImageProcessor("
+            f"vae_scale_factor={reduction}).preprocess(load_image(image)); load_image heeds EXIF."
         )
     # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
     if images.numel() and not bool((images.abs() <= 1.01).all()):

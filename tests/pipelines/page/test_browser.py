@@ -46,8 +46,10 @@ addEventListener("load", () => setTimeout(() => {
     const size = scale * parseFloat(getComputedStyle(element).fontSize);
     if (size < 11) failures.push(`${size} px: ${text}`);
     const range = document.createRange(), node = texts.currentNode;
-    const [first, last] = [node.data.indexOf(text), node.data.trimEnd().length - 1].map((at) => {
-      range.setStart(node, at); range.setEnd(node, at + 1); return range.getBoundingClientRect(); });
+    const begin = node.data.indexOf(text);
+    const [first, last] = [begin, begin + text.length - 1].map((at) => {
+      range.setStart(node, at); range.setEnd(node, at + 1); return range.getBoundingClientRect();
+    });
     if (/^[\u0590-\u08ff]/.test(text) && last.left > first.left && last.top === first.top)
       failures.push(`ends at the right: ${text}`);
   }
@@ -96,24 +98,14 @@ def arabic(folder: Path) -> str:
 
 def answers(count: int) -> str:
     """Return the page of `bench answers` over so many questions."""
-    kinds = (("supported", True), ("unsupported", False), ("quoted", True))
+    known = ("passages", "sentences", "right", "refused")
+    rest: dict[str, Any] = {"support": "unsupported", "seconds": 1.0, "tokens": 9, "per_forward": 1}
     rows = [
         AnswerRow(
-            question=text,
-            answers=(text,) * number,
-            answer=text,
-            texts=(text, ARABIC),
-            passages=right,
-            sentences=right,
-            right=right,
-            refused=not number,
-            support=support,
-            seconds=1.0,
-            tokens=9,
-            per_forward=1.5,
+            question=text, answer=text, answers=(text,) * number, texts=(text, ARABIC), **more
         )
         for number, text in enumerate((LONG * 3, ARABIC, "Why?"))
-        for support, right in kinds
+        for more in (rest | dict.fromkeys(known, True), rest | dict.fromkeys(known, False))
     ][:count]
     facts = {"model": LONG, "questions": LONG}
     return render_template("answers.html.j2", facts=facts, figures=summary(rows), rows=rows)
@@ -144,7 +136,7 @@ def benchmarks(name: str) -> str:
 PAGES: dict[str, Callable[[Path], str]] = {
     "trace": trace,
     "arabic": arabic,
-    "answers": lambda folder: answers(9),
+    "answers": lambda folder: answers(6),
     "no answers": lambda folder: answers(0),
     "images": lambda folder: benchmarks("images.html.j2"),
     "latents": lambda folder: benchmarks("latents.html.j2"),
