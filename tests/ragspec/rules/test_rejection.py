@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -41,6 +43,8 @@ from tests.support.distributions import (
 from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
+PROMPT = [1, 2]
+TEXTS = torch.tensor(list(itertools.product(range(5), repeat=3)))
 
 
 def distinct(*widths: int) -> Grow:
@@ -119,6 +123,22 @@ def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
         assert text == best[: len(text)]
 
 
+def distributions_after_every_text(model: Any) -> torch.Tensor:
+    """Return the model's distributions after each prefix of the texts: f64 [125, 3, 5]."""
+    with torch.no_grad():
+        logits = model(torch.cat([torch.tensor([PROMPT]).expand(125, 2), TEXTS], 1)).logits
+    return logits[:, 1:4].double().softmax(-1)
+
+
+def counts_of_twenty_thousand(engine: Engine) -> list[int]:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(5):
+        sampling = Sampling(1.0, n=4000, seed=seed)
+        texts = engine.generate(PROMPT, sampling, max_new_tokens=3, ignore_eos=True)
+        counts.update(tuple(text.tokens) for text in texts)
+    return [counts[tuple(text)] for text in TEXTS.tolist()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", ["rejection", "multi-step", "without-replacement", "k-seq", "block", "walk"]
@@ -130,17 +150,40 @@ def test_twenty_thousand_texts_follow_the_target(rule: str) -> None:
     widths = (1,) if rule in ("rejection", "block") else (2, 2)
     drafter = ModelDrafter(draft, 2, widths, mode=mode)
     engine = Engine(model, drafter=drafter, rule=rule, budget="auto", max_batch_size=64)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(5):
-        sampling = Sampling(1.0, n=4000, seed=seed)
-        texts = engine.generate([1, 2], sampling, max_new_tokens=3, ignore_eos=True)
-        counts.update(tuple(text.tokens) for text in texts)
-    every = torch.tensor(list(itertools.product(range(5), repeat=3)))
-    with torch.no_grad():
-        logits = model(torch.cat([torch.tensor([[1, 2]]).expand(125, 2), every], 1)).logits
-    chances = logits[:, 1:4].double().log_softmax(-1).gather(-1, every[..., None]).sum((1, 2)).exp()
-    result = chisquare([counts[tuple(text)] for text in every.tolist()], 20_000 * chances.numpy())
+    chances = distributions_after_every_text(model).gather(-1, TEXTS[..., None]).prod(1)[:, 0]
+    result = chisquare(counts_of_twenty_thousand(engine), 20_000 * chances.numpy())
     assert result.pvalue > 1e-4, result
+
+
+@pytest.mark.slow
+def test_twenty_thousand_texts_follow_typical_acceptance() -> None:
+    """The same for the law that `typical` states: after a first token of the target, two siblings
+    are drawn; the likelier one that passes is taken, else a token of the target."""
+    model, draft = (tiny.model("llama", vocab_size=5, seed=seed) for seed in (1, 2))
+    engine = Engine(
+        model,
+        drafter=ModelDrafter(draft, 1, (2,), mode="sampled"),
+        rule=Typical(epsilon=0.5, delta=0.9),
+        budget=2,
+        max_batch_size=64,
+    )
+    p, q = distributions_after_every_text(model), distributions_after_every_text(draft)
+    second, entropy = p[:, 1], torch.special.entr(p[:, 1]).sum(-1)
+    passes = second > torch.minimum(torch.tensor(0.5), 0.9 * (-entropy).exp())[:, None]
+    assert 0 < passes.sum() < passes.numel()
+    taken = torch.zeros_like(second)
+    for pair in itertools.product(range(5), repeat=2):
+        chance = q[:, 1, pair[0]] * q[:, 1, pair[1]]
+        score = torch.where(passes, second, 0.0)[:, list(pair)]
+        likelier = torch.tensor(pair)[score.argmax(-1)]
+        hit = torch.nn.functional.one_hot(likelier, 5)
+        taken += chance[:, None] * torch.where(score.amax(-1)[:, None] > 0, hit, second)
+    parts = torch.stack([p[:, 0], taken, p[:, 2]], 1).gather(-1, TEXTS[..., None])
+    counts = counts_of_twenty_thousand(engine)
+    result = chisquare(counts, 20_000 * parts.prod(1)[:, 0].numpy())
+    assert result.pvalue > 1e-4, result
+    plain = p.gather(-1, TEXTS[..., None]).prod(1)[:, 0]
+    assert chisquare(counts, 20_000 * plain.numpy()).pvalue < 1e-6, "the relaxation is unseen"
 
 
 def test_chain_accepts_with_one_minus_total_variation() -> None:
