@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,45 @@ def test_a_search_overlaps_the_stride_that_follows() -> None:
     loop = run(Waiting(5, guess_right=1.0), StrideSchedule(1, overlap=True))
     assert loop.strides == plain(World(5))[0]
     assert sum(event.what == "ahead" for event in loop.report.events) > 0
+
+
+def test_each_answer_is_that_of_the_search_that_confirmed_it() -> None:
+    class Scored(int):
+        query: tuple[int, ...]
+
+    class Scoring(World):
+        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+            answers = [[Scored(each) for each in row] for row in super().search(queries, k)]
+            for query, row in zip(queries, answers, strict=True):
+                for answer in row:
+                    answer.query = query
+            return [[*row] for row in answers]
+
+    loop: Any = run(Scoring(3, guess_right=1.0), StrideSchedule(4, overlap=False))
+    for end, answer in enumerate(loop.answers):
+        assert answer.query == loop.searcher.query(loop.strides[:end])
+
+
+def test_without_guesses_one_answer_is_fetched_after_the_stride_was_passed_on() -> None:
+    calls, selected = list[tuple[int, int]](), list[Stride]()
+
+    class Watched(World):
+        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+            calls.append((k, len(selected)))
+            return super().search(queries, k)
+
+    world, schedule = Watched(3, length=20, further=0.1), StrideSchedule(1, overlap=False)
+    SpeculativeRetrieval(world, world, schedule, on_accept=selected.append).run()
+    assert calls == [(20, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert schedule.search.further == 0.1
+    assert len(schedule.strides) == 4  # the first stride reads the prompt: its time is another
+
+
+def test_only_what_says_something_is_learned() -> None:
+    overlapped = run(World(3, length=20), StrideSchedule(1, overlap=True)).schedule
+    assert [*map(len, overlapped.search.times.values())] == [1]  # the others shared their time
+    silent = run(World(3, sure=1.0), StrideSchedule(2, overlap=False)).schedule
+    assert (silent.searched, silent.stayed) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

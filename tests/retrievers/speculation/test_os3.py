@@ -79,6 +79,11 @@ def test_a_search_that_takes_as_long_for_each_query_is_not_gain_a_batch() -> Non
     assert {plan.strides for plan in plans} == {1}
     assert sum(plan.guesses for plan in plans) == 2  # a glance now and then: chances change
     assert schedule(20.0, 20.0, 0.0, 0.8, overlap=False).next().strides > 1
+    gated.next()
+    gated.hits, gated.search = 990.0, schedule(20.0, 20.0, 0.0, 0.8).search
+    assert gated.next().strides > 1
+    gated.search = schedule(20.0, 20.0, 20.0, 0.8).search
+    assert not any(gated.next().guesses for _ in range(GLANCE - 1))  # counted from there again
 
 
 def test_nothing_is_risked_before_anything_was_timed() -> None:
@@ -126,6 +131,10 @@ def test_what_overlaps_is_learned() -> None:
         instance.learn_overlap(20.0, 30.0, 30.0)
     assert instance.shared > 0.95
     instance.learn_overlap(0.0, 30.0, 30.0)
+    for both, share in ((5.0, 1.0), (900.0, 0.0)):  # the times were of other strides and searches
+        for _ in range(99):
+            instance.learn_overlap(20.0, 30.0, both)
+        assert instance.shared == pytest.approx(share, abs=1e-6)
 
 
 def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
