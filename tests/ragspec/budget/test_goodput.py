@@ -100,6 +100,16 @@ def test_one_slow_trial_hardly_changes_the_time_of_a_trial() -> None:
     assert gain.cost < 1.2
 
 
+def test_a_drafter_that_proposes_nothing_is_left_out_like_any_that_does_not_pay() -> None:
+    session, requests = AutoBudget().open(linear()), list[int]()
+    for _ in range(20):
+        requests.append(session.nodes(None, session.allowance(128)))
+        session.fit(NONE, 128)
+        spent = {"draft": 5.0 if requests[-1] else 0.0, "verify": PLAIN, "host": HOST}
+        session.observe(Step(NONE, (), (5,), spent), 128)
+    assert requests[0] > 0 == requests[-1]
+
+
 class Drafter:
     """Proposes chains that claim much; whether they are right is up to the test."""
 

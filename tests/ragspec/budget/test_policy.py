@@ -80,29 +80,34 @@ def ready(policy: AutoBudget, cost: ForwardCost, forward: SharedForward) -> Good
     return session
 
 
-def fitted(chances: list[float], cost: ForwardCost) -> list[int]:
-    """Return the nodes that are kept of each sequence's chain of 23; a chance of 0: no draft."""
+def fitted(chances: list[float], cost: ForwardCost, drafting: float = 0.0) -> list[int]:
+    """Return the nodes that are kept of each sequence's chain of 23; a chance of 0: no draft.
+
+    drafting: milliseconds of each sequence's draft.
+    """
     forward, policy = SharedForward(), AutoBudget()
     forward.begin(len(chances))
+    policy.experience.gain("", None).cost = drafting
     sessions = [ready(policy, cost, forward) for _ in chances]
     trees = [chain(23, chance) if chance else DraftTree.empty() for chance in chances]
     return [len(tree) for tree in fit_together(sessions, trees, [128] * len(chances))]
 
 
-@pytest.mark.parametrize("row", [0.1, 0.4, 1.5])
+@pytest.mark.parametrize(("row", "drafting"), [(0.1, 0.0), (0.4, 0.0), (1.5, 0.0), (1.5, 9.0)])
 @pytest.mark.parametrize("chances", [[0.9, 0.9], [0.97, 0.0, 0.0, 0.0], [0.95, 0.6, 0.3, 0.0, 0.9]])
 def test_the_likeliest_nodes_of_all_fill_the_best_number_of_positions(
-    chances: list[float], row: float
+    chances: list[float], row: float, drafting: float
 ) -> None:
     cost, drafts = linear(row=row), sum(chance > 0 for chance in chances)
     pooled = sorted((p ** (d + 1) for p in chances if p for d in range(23)), reverse=True)
 
     def goodput(nodes: int) -> float:
         tokens = len(chances) + sum(pooled[:nodes])
-        return tokens / cost.seconds(len(chances) + nodes, 128)
+        spent = 1000 * cost.seconds(len(chances) + nodes, 128) + drafting * len(chances)
+        return tokens / spent
 
     best = max((size * drafts for size in BUCKETS if size <= 23), key=goodput)
-    sizes = fitted(chances, cost)
+    sizes = fitted(chances, cost, drafting)
     assert sum(sizes) == best
     kept = sorted(p ** (d + 1) for p, n in zip(chances, sizes, strict=True) for d in range(n))
     assert kept == pytest.approx(sorted(pooled[:best]))
@@ -150,3 +155,20 @@ def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
             session.observe(Step(tree, (), (5,), spent), 128)
         results.append((policy.experience.host, session.gain.cost))
     assert results[0] == pytest.approx(results[1], rel=0.2)
+
+
+def test_a_draft_must_be_worth_the_time_of_all_that_wait_for_it() -> None:
+    forward, policy = SharedForward(), AutoBudget()
+    gain = policy.experience.gain("", None)
+    for _ in range(5):
+        gain.learn(0.5)
+        gain.learn_cost(3.0)
+    session = policy.open(linear(), forward)
+    assert session.nodes(None, session.allowance(128)) > 0
+    forward.begin(4)
+    assert session.nodes(None, session.allowance(128)) == 0
+
+
+def test_a_cost_that_was_measured_again_replaces_the_last_one() -> None:
+    policy, old, new = AutoBudget(), linear(), linear()
+    assert [policy.open(each).cost for each in (old, new, None)] == [old, new, new]
