@@ -65,6 +65,7 @@ def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
             session = super().open(request)
             propose = session.propose
             assert request.distribution.prompt_length == len(current)  # penalties count from there
+            assert len(request.prompt) == len(current) + 1 and not request.spans
 
             def watched(context: Any, budget: int) -> Any:
                 read.append(list(context.tokens))
@@ -75,8 +76,9 @@ def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
             return session
 
     prompt, current = tiny.prompt(50), tiny.prompt(7, seed=3)
-    result = engine(Rapid(Spy(target()))).generate(prompt, draft_prompt=current, **INPUTS)
-    assert read and all(tokens[:7] == current for tokens in read)
+    sources = {"draft_prompt": current, "spans": [(0, 20, 0, 0)]}
+    result = engine(Rapid(Spy(target()))).generate(prompt, **sources, **INPUTS)
+    assert read and not result.report.faults and all(tokens[:7] == current for tokens in read)
     for tokens in read:
         assert tokens[7:] == result.tokens[: len(tokens) - 7]
 

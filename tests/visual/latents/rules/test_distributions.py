@@ -67,9 +67,12 @@ def test_a_try_is_kept_as_often_as_the_draft_leaves_it() -> None:
     tries = [int(each) for each in kept if each is not None]
     assert all(number % 2 == 0 for number in tries) and len(tries) == 400
     assert 160 < tries.count(0) < 240  # half of them
+    assert 0 < tries.count(8) < 30  # one in 32: the second batch has other numbers than the first
     judged = [view.noise.uniform(index, NoiseUse.RESIDUAL, 0) for index in range(400)]
     drawn = [float(fresh_noise(view, index, range(1), 1)[0, 0, 0]) for index in range(400)]
     assert abs(np.corrcoef(judged, drawn)[0, 1]) < 0.2  # noise that decides makes no latent
+    whole, rest = (fresh_noise(view, 0, range(first, 24), 3) for first in (0, 8))
+    assert torch.equal(whole[8:], rest) and len(whole.unique()) == whole.numel()
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
