@@ -30,6 +30,9 @@ from tests.support.model_state import state_of
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 NEW = 12
+TURNS = Sampling(  # writes these three tokens by turns, if all are counted
+    frequency_penalty=30.0, logit_bias=dict.fromkeys((10, 11, 12), 99.0)
+)
 
 
 def local_model() -> Any:
@@ -47,10 +50,10 @@ def runner(target: CausalTarget) -> StepRunner:
     return target.runner
 
 
-def written(model: Any, **options: Any) -> list[int]:
+def written(model: Any, sampling: Sampling | None = None, **options: Any) -> list[int]:
     engine = Engine(model, drafter="context", budget=3, **options)
-    tokens: list[int] = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens
-    return tokens
+    result = engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True)
+    return list(result.tokens)
 
 
 def take_a_step(target: CausalTarget) -> Any:
@@ -171,7 +174,7 @@ def test_buffers_that_are_too_small_are_not_lent() -> None:
     assert steps.lend_arena(set(), arena.rows + 1, 40) is not arena
 
 
-@pytest.mark.parametrize("when", ["create", "taken"])
+@pytest.mark.parametrize("when", ["create", "taken", "ran"])
 def test_memory_that_ends_is_reported_and_the_text_goes_on(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,8 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
         nonlocal calls
         calls += 1
         if target.static != "eager" and (when == "create" or calls > 1):
+            if when == "ran":  # its new tokens are counted already
+                current(*args, **options)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return current(*args, **options)
 
@@ -193,13 +198,13 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
     with pytest.warns(
         RuntimeWarning, match="memory ended while a step was captured"
     ) as on_progress:
-        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+        text = engine.generate(PROMPT, TURNS, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
-    assert text.tokens == written(model, static="off")
+    assert text.tokens == written(model, TURNS, static="off")
     assert text.report.static == target.static == "eager"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert written(target) == text.tokens
+        assert written(target, TURNS) == text.tokens
 
 
 def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> None:
@@ -245,6 +250,29 @@ def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert state_of(model) == before
     assert engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens == expected
     assert state_of(model) == before
+
+
+def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, take, calls = local_model(), StepRunner.take, 0
+
+    def fails(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise RuntimeError("an accident")  # then each row is tried alone
+        return take(*args)
+
+    def texts(target: Any) -> list[list[int]]:
+        engine = Engine(target, drafter=None)
+        results = engine.generate([PROMPT, [4, 1]], TURNS, max_new_tokens=NEW, ignore_eos=True)
+        return [result.tokens for result in results]
+
+    expected = texts(CausalTarget(model))
+    target = opened(model)
+    monkeypatch.setattr(StepRunner, "take", fails)
+    assert texts(target) == expected and calls > 4
 
 
 def test_a_model_in_training_is_refused() -> None:
