@@ -158,6 +158,21 @@ def test_cancelled_texts_end_and_change_no_other(
         )
 
 
+def test_a_text_goes_on_without_the_one_that_read_their_prompt(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, owner, pool = tiny.prompt(40), object(), serving(plain)
+    whole = plain.generate(prompt, max_new_tokens=6).tokens
+    monkeypatch.setattr(plain.target, "piece", 8)
+    every = [pool.prepare(prompt, None, {"max_new_tokens": 6})[0][0] for _ in range(2)]
+    first, second = [pool.add(request, owner) for request in every]
+    pool.step()
+    pool.remove(first)
+    while pool.step():
+        pass
+    assert second.result().tokens == whole
+
+
 def test_higher_priorities_start_first_and_tenants_of_one_take_turns(plain: Engine) -> None:
     gates, handles = [threading.Event(), threading.Event()], list[RequestHandle]()
 
