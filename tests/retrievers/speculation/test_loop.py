@@ -31,7 +31,8 @@ class World:
     guess_right: float | None = None  # None: by what is known
     written: int = 0
     queries: list[int] = field(default_factory=list)
-    further: float = 0.5
+    fetched: list[int] = field(default_factory=list)
+    further: float = 0.25
     most: int = 16
 
     def _samples(self, *what: object) -> random.Random:
@@ -61,6 +62,7 @@ class World:
 
     def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
         self.queries.append(len(queries))
+        self.fetched.append(k)
         return [self.truth(query)[:k] for query in queries]
 
     def guess(self, query: tuple[int, ...], known: Sequence[int]) -> int | None:
@@ -151,7 +153,12 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     assert wrong.report.hits == 0
     assert wrong.report.rollbacks == wrong.report.strides - 1
     assert wrong.report.wasted > 0
-    off = run(World(3), StrideSchedule(1, overlap=False))
+    world, selected = World(3), list[int]()
+    off = SpeculativeRetrieval(world, world, StrideSchedule(1, overlap=False))
+    off.on_accept = lambda stride: selected.append(len(world.queries))
+    off.run()
+    assert selected == [*range(1, 11)], "each stride is passed on before it is searched after"
+    assert world.fetched == [20, *[1] * 9] and off.schedule.search.further == world.further
     assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
     assert off.schedule.guesses == 0
 
@@ -194,36 +201,22 @@ def test_each_answer_is_that_of_the_search_that_confirmed_it() -> None:
         query: tuple[int, ...]
 
     class Scoring(World):
-        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> Any:
             answers = [[Scored(each) for each in row] for row in super().search(queries, k)]
             for query, row in zip(queries, answers, strict=True):
                 for answer in row:
                     answer.query = query
-            return [[*row] for row in answers]
+            return answers
 
     loop: Any = run(Scoring(3, guess_right=1.0), StrideSchedule(4, overlap=False))
     for end, answer in enumerate(loop.answers):
         assert answer.query == loop.searcher.query(loop.strides[:end])
 
 
-def test_without_guesses_one_answer_is_fetched_after_the_stride_was_passed_on() -> None:
-    calls, selected = list[tuple[int, int]](), list[Stride]()
-
-    class Watched(World):
-        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
-            calls.append((k, len(selected)))
-            return super().search(queries, k)
-
-    world, schedule = Watched(3, length=20, further=0.1), StrideSchedule(1, overlap=False)
-    SpeculativeRetrieval(world, world, schedule, on_accept=selected.append).run()
-    assert calls == [(20, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
-    assert schedule.search.further == 0.1
-    assert len(schedule.strides) == 4  # the first stride reads the prompt: its time is another
-
-
 def test_only_what_says_something_is_learned() -> None:
     overlapped = run(World(3, length=20), StrideSchedule(1, overlap=True)).schedule
     assert [*map(len, overlapped.search.times.values())] == [1]  # the others shared their time
+    assert not overlapped.strides  # the first one reads the prompt, the others shared their time
     silent = run(World(3, sure=1.0), StrideSchedule(2, overlap=False)).schedule
     assert (silent.searched, silent.stayed) == (0.0, 0.0)
 
