@@ -15,17 +15,13 @@ from ragspec.budget.gains import BUCKETS, Gain
 from ragspec.budget.goodput import MARGIN, AutoBudget, GoodputSession
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
+from tests.ragspec.budget.test_policy import linear
 
 HOST = 0.2
 NONE = DraftTree.empty()
 SURE = DraftTree.chain([1, 2], "context", accept_prob=[0.99, 0.98])
 OTHER = DraftTree.chain([5, 6, 7], "model", accept_prob=[0.9, 0.8, 0.7])
 PLAIN = 10.0
-
-
-def linear(base: float = PLAIN, row: float = 0.4) -> ForwardCost:
-    """A forward of `base` ms and `row` ms more for each further position."""
-    return ForwardCost({n: (base + row * (n - 1)) / 1000 for n in SIZES})
 
 
 @st.composite
@@ -45,9 +41,7 @@ def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
     subsets = itertools.chain.from_iterable(
         itertools.combinations(nodes, size) for size in range(len(tree) + 1)
     )
-    return [
-        selected for selected in subsets if all(parents[i] in (-1, *selected) for i in selected)
-    ]
+    return [each for each in subsets if all(parents[i] in (-1, *each) for i in each)]
 
 
 @given(trees(), st.floats(0.05, 6.0))
@@ -130,12 +124,8 @@ class Drafter:
         self.verified.append(len(tree))
         accepted = min(right, len(tree))
         token = accepted if accepted < right else 99
-        spent = {
-            "draft": self.milliseconds if allowed else 0.0,
-            "verify": PLAIN + 0.4 * len(tree),
-            "commit": 0.0,
-            "host": HOST,
-        }
+        spent = {"verify": PLAIN + 0.4 * len(tree), "commit": 0.0, "host": HOST}
+        spent["draft"] = self.milliseconds if allowed else 0.0
         step = Step(tree, tuple(range(accepted)), (*range(accepted), token), spent)
         session.observe(step, 128)
         return sum(spent.values())
@@ -235,9 +225,7 @@ def ask(
 ) -> int:
     """Play a step of a first source and one that takes `ms`; return the nodes it may draft."""
     session.nodes(0.95, session.allowance(128))
-    tree = before
-    if len(before):
-        tree = session.appraise(before)
+    tree = session.appraise(before) if len(before) else before
     session.spent("context", 0.01)
     request = session.share("model", 32)
     if request:
@@ -258,10 +246,8 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     requests = [ask(session, NONE, OTHER, (9, 9, 9), PLAIN) for _ in range(1000)]
     assert requests[0] == 32
     assert sum(map(bool, requests[20:])) <= 0.01 * 1000
-    skipped = requests.count(0)
-    assert session.rested == {
-        "model": f"{skipped} of its steps, as it costs more time than it saves"
-    }
+    reason = f"{requests.count(0)} of its steps, as it costs more time than it saves"
+    assert session.rested == {"model": reason}
 
 
 def test_a_costly_source_that_pays_is_always_asked() -> None:
@@ -291,13 +277,9 @@ def test_a_source_that_proposes_nothing_gets_no_credit_for_the_next_one() -> Non
             if source != "failing":  # a source that fails reports no time
                 session.spent(source, PLAIN)
         session.observe(Step(NONE, (), (5, 6, 7, 8), {}), 128)
-    gains = {name: session.experience.gain(name, 0.0) for name in ("silent", "failing", "model")}
-    assert {name: gain.mean for name, gain in gains.items()} == {
-        "silent": 0.0,
-        "failing": 0.0,
-        "model": 3.0,
-    }
-    assert gains["failing"].trials == 0
+    gains = [session.experience.gain(name, 0.0) for name in ("silent", "failing", "model")]
+    assert [gain.mean for gain in gains] == [0.0, 0.0, 3.0]
+    assert gains[1].trials == 0
 
 
 def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:

@@ -195,9 +195,7 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
 
     monkeypatch.setattr(where, name, short_of_memory)
     engine = Engine(target, drafter="context", budget=3)
-    with pytest.warns(
-        RuntimeWarning, match="memory ended while a step was captured"
-    ) as on_progress:
+    with pytest.warns(RuntimeWarning, match="memory ended while a step was capt") as on_progress:
         text = engine.generate(PROMPT, TURNS, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
     assert text.tokens == written(model, TURNS, static="off")
@@ -301,9 +299,8 @@ def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> Non
     results: list[list[int]] = []
 
     def write(engine: Engine) -> None:
-        for _ in range(3):
-            text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
-            results.append(text.tokens)
+        texts = [engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True) for _ in range(3)]
+        results.extend(text.tokens for text in texts)
 
     threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
     for thread in threads:
