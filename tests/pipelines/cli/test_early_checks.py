@@ -98,7 +98,7 @@ CASES = [
     ("bench text --variants context+plain", 2, "unknown drafter 'plain'"),
     ("bench text --variants rest", 2, "rest got no store; expected one"),
     ("bench text --store docs", 8, "holds no store"),
-    ("bench text --json docs", 2, "docs cannot be written: it is a folder"),
+    ("bench text --json docs", 2, "docs cannot be written: docs is a folder"),
     ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
     ("draw star --family junus", 2, "Did you mean 'janus'"),

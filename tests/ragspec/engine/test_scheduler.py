@@ -158,21 +158,6 @@ def test_cancelled_texts_end_and_change_no_other(
         )
 
 
-def test_a_text_goes_on_without_the_one_that_read_their_prompt(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, owner, pool = tiny.prompt(40), object(), serving(plain)
-    whole = plain.generate(prompt, max_new_tokens=6).tokens
-    monkeypatch.setattr(plain.target, "piece", 8)
-    every = [pool.prepare(prompt, None, {"max_new_tokens": 6})[0][0] for _ in range(2)]
-    first, second = [pool.add(request, owner) for request in every]
-    pool.step()
-    pool.remove(first)
-    while pool.step():
-        pass
-    assert second.result().tokens == whole
-
-
 def test_higher_priorities_start_first_and_tenants_of_one_take_turns(plain: Engine) -> None:
     gates, handles = [threading.Event(), threading.Event()], list[RequestHandle]()
 
@@ -770,16 +755,20 @@ def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
     assert all(len(handle.future.result(timeout=30).tokens) == 4 for handle in handles)
 
 
-def test_steps_may_be_taken_by_hand(plain: Engine, requests: list[Requests]) -> None:
-    pool, owner = serving(plain, max_batch_size=2), object()
-    handles = []
-    for prompt, sampling, options in requests[:4]:
+def test_steps_may_be_taken_by_hand(
+    plain: Engine,
+    requests: list[Requests],
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, owner, handles = serving(plain, max_batch_size=3), object(), list[RequestHandle]()
+    monkeypatch.setattr(plain.target, "piece", 8)
+    for prompt, sampling, options in (requests[0], *requests[:3]):
         (request,), _ = pool.prepare(prompt, sampling, options)  # type: ignore[arg-type]
         handles.append(pool.add(request, owner))
-    pool.remove(handles[1])
+    pool.step()
+    pool.remove(handles[0])  # which began to read its prompt for both
     while pool.step():
         pass
-    assert [each.result().tokens for each in handles if each is not handles[1]] == [
-        tokens for i, tokens in enumerate(alone(plain, requests[:4])) if i != 1
-    ]
-    assert handles[1].result().finish_reason == "cancelled"
+    assert [each.result().tokens for each in handles[1:]] == expected[:3]
+    assert handles[0].result().finish_reason == "cancelled"
