@@ -127,7 +127,7 @@ def after_texts(model: Any) -> torch.Tensor:
     """Return the model's distributions before each token of each text: f64 [125, 3, 5]."""
     with torch.no_grad():
         logits = model(torch.cat([torch.tensor([PROMPT]).expand(125, 2), TEXTS], 1)).logits
-    return logits[:, 1:4].double().softmax(-1)
+    return torch.softmax(logits[:, 1:4].double(), -1)
 
 
 def follows(engine: Engine, *expected: torch.Tensor) -> list[float]:

@@ -76,7 +76,7 @@ def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
             return session
 
     prompt, current = tiny.prompt(50), tiny.prompt(7, seed=3)
-    sources = {"draft_prompt": current, "spans": [(0, 20, 0, 0)]}
+    sources: dict[str, Any] = {"draft_prompt": current, "spans": [(0, 20, 0, 0)]}
     result = engine(Rapid(Spy(target()))).generate(prompt, **sources, **INPUTS)
     assert read and not result.report.faults and all(tokens[:7] == current for tokens in read)
     for tokens in read:
