@@ -19,7 +19,6 @@ from ragspec.pipelines import DocQA
 from ragspec.sampling.settings import Sampling
 
 QUESTIONS = ["What is a draft tree?", "What does the walk rule do?", "What is a budget?"]
-TEXTS = ["Speculative decoding is", "A tree has", "The budget of a step", "Retrieval finds"]
 
 
 @pytest.fixture(scope="module")

@@ -276,7 +276,6 @@ def unread(self: PrefillJob, session: Any) -> int:
 
 
 TRUE_PREFILL_JOIN = PrefillJob.join
-SHARED: dict[int, DraftSession] = {}
 
 
 @pytest.mark.parametrize(
@@ -575,10 +574,9 @@ def test_engines_of_one_scheduler_serve_beside_each_other(
 
 def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     steps: list[Step] = []
+    options: dict[str, Any] = {"ignore_eos": True, "on_step": lambda _, step: steps.append(step)}
     with serving(plain) as pool:
-        handle = pool.submit(
-            "a tree", max_new_tokens=7, ignore_eos=True, on_step=lambda _, step: steps.append(step)
-        )
+        handle = pool.submit("a tree", max_new_tokens=7, **options)
         tokens = tokens_of(handle)
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
@@ -586,11 +584,9 @@ def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
 
 
 def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine) -> None:
-    class Watcher:
-        times = 0
-
+    class Watcher(list[int]):
         def __call__(self) -> None:
-            self.times += 1
+            self.append(1)
 
     watchers = [Watcher(), Watcher()]
     with serving(plain, max_batch_size=1) as pool:
@@ -599,7 +595,7 @@ def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine
         pool.submit([1], max_new_tokens=1).result()
     handle.watch(watchers[1])
     steps = len(handle.result().steps)
-    assert [each.times for each in watchers] == [steps + 1] * 2
+    assert [*map(len, watchers)] == [steps + 1] * 2
     selected = [weakref.ref(each) for each in watchers]
     watchers.clear()
     assert [each() for each in selected] == [None, None]
