@@ -52,7 +52,7 @@ class KvMemory:
         for each in () if self._rows else (sequence, *running):
             request, cache = each.request, caches.get(each.slot)
             most = self._bytes(len(request.prompt) + request.stop.max_new_tokens)
-            growth += most if cache is None else max(0, most - cache.tail.bytes)
+            growth += most if cache is None else max(0, most - cache.bytes)
         fits = prefix_cache.shrink(self._limit - growth, caches.values())
         return fits or not running
 

@@ -89,17 +89,16 @@ class PrefixCache:
                 self._weights = key
 
     def take(
-        self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Row], share: bool
+        self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Row]
     ) -> tuple[SequenceCache | None, int]:
         """Return the keys and values of the longest known prefix, for the caller to extend.
 
         A text is handed over if the prefix is the larger part of it; a pinned one if the prefix
-        covers the pinned part. Others, and running texts, are shared.
+        covers the pinned part. Of others, and of running texts, it is copied.
 
         Args:
             capacity: Slots that the cache has room for.
             running: Texts that are being generated.
-            share: False copies instead.
 
         Returns:
             The cache, and the length of the prefix; None and 0 if none is known.
@@ -115,13 +114,13 @@ class PrefixCache:
             self.cached_tokens += max(common, shared)
             if row is None or (source is not None and shared >= common):
                 assert source is not None
-                return source.cache.prefix(shared, capacity - shared, share), shared
+                return source.cache.prefix(shared, capacity - shared), shared
             self._rows.remove(row)
             if common >= (self._pinned(row) or len(row.tokens) // 2):
                 row.cache.truncate(common)
                 return row.cache, common
             self._rows.append(row)
-            return row.cache.prefix(common, capacity - common, share), common
+            return row.cache.prefix(common, capacity - common), common
 
     def keep(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
         """Keep the keys and values of a text that has ended, as far as there is room."""

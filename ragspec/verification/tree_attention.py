@@ -20,16 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ragspec.verification.batch_cache import BatchCache, SharedPart
-from ragspec.verification.kernels import (
-    attend,
-    behind,
-    by_weights,
-    joined,
-    joins,
-    weighted,
-    with_sinks,
-)
+from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.kernels import attend, behind, by_weights, joins
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
@@ -49,8 +41,6 @@ class TreeView:
             [B, n, m]. None if the rows are chains.
         hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
         start: Committed slots of the longest row, if the host knows them; -1 asks the device.
-        shared: First slots that the row attends to in shared parts, see `shared_parts`; None in a
-            forward without such parts.
     """
 
     lengths: Tensor
@@ -59,7 +49,6 @@ class TreeView:
     related: Tensor | None
     hidden: Tensor | None = None
     start: int = -1
-    shared: int | None = None
 
 
 class PackedView:
@@ -71,9 +60,6 @@ class PackedView:
     """
 
     def __init__(self, rows: Sequence[TreeView], cache: BatchCache) -> None:
-        if cache.shared:
-            starts = zip(rows, cache.starts, strict=True)
-            rows = [replace(row, shared=start) for row, start in starts]
         self.rows = tuple(rows)
         self.cache = cache
         self._masks: dict[int, tuple[Tensor, list[Tensor | None]]] = {}
@@ -210,14 +196,12 @@ def _row_mask(
     if not windowed and not required and _needs_none(view, kv_length):
         return None
     first = 0
-    alone = view.shared is None
-    if local_size is not None and local and alone and not required and not bidirectional:
+    if local_size is not None and local and not required and not bidirectional:
         first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length, first)
     else:
-        whole = windowed or required or view.hidden is not None
-        allowed = _tree_allowed(view, view.related, kv_length - ((not whole and view.shared) or 0))
+        allowed = _tree_allowed(view, view.related, kv_length)
         if windowed:
             allowed &= _model_allows(view, mask_function, kv_length)
     return _additive(allowed, dtype)
@@ -251,9 +235,6 @@ def tree_attention(
     if not isinstance(view, PackedView):
         out = _attend_row(query, key, value, attention_mask, view, form)
         return out.transpose(1, 2).contiguous(), None
-    if view.cache.shared:
-        out = _attend_shared(query, key, attention_mask, view, form)
-        return out.transpose(1, 2).contiguous(), None
     parts = zip(
         torch.split(query, view.cache.counts, 2),
         view.cache.parts(key),
@@ -273,69 +254,6 @@ class _Form(NamedTuple):
     scaling: float | None
     softcap: float | None
     sinks: Tensor | None
-
-
-def _attend_shared(
-    query: Tensor, key: Tensor, mask: Tensor | None, view: PackedView, form: _Form
-) -> Tensor:
-    """Return the attention of packed sequences, to shared slots once for all that share them.
-
-    The attention to the slots of each and to the shared parts is joined by their weights.
-    """
-    cache, masks = view.cache, view.masks(mask)
-    queries = torch.split(query, cache.counts, 2)
-    outs, weights = [], []
-    for one, (keys, values), each in zip(queries, cache.parts(key), masks, strict=True):
-        columns = None if each is None else each[..., -keys.shape[2] :]
-        chain = form.causal and each is None and one.shape[2] > 1
-        out, weight = weighted(one, keys, values, columns, chain, form.scaling, form.softcap)
-        outs.append(out)
-        weights.append(weight)
-    if len(outs) > 1:
-        out, weight = torch.cat(outs, 2), torch.cat(weights, 2)
-    out = out.to(weight.dtype)
-    for shared, index, pair in zip(cache.shared, cache.index, cache.shared_slots(key), strict=True):
-        columns, blank = _shared_columns(masks, shared, view)
-        index = index if index is None else index.to(query.device)
-        part = query if index is None else query[:, :, index]
-        old, old_weight = weighted(part, *pair, columns, False, form.scaling, form.softcap)
-        if blank is not None:
-            old_weight = old_weight.masked_fill(blank, float("-inf"))
-        if index is None:
-            out, weight = joined((out, weight), (old, old_weight))
-        else:
-            new = out[:, :, index], weight[:, :, index]
-            out[:, :, index], weight[:, :, index] = joined(new, (old, old_weight))
-    return with_sinks(out, weight, form.sinks).to(query.dtype)
-
-
-def _shared_columns(
-    masks: Sequence[Tensor | None], shared: SharedPart, view: PackedView
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the masks of a shared part [B, 1, n, S], and which queries they hide it from.
-
-    Only masks of windows and of padding reach so far back. A query from which all slots are hidden
-    has no mask, because its softmax would be undefined.
-    """
-    if not any(mask is not None for mask in masks):
-        return None, None
-    first, end = shared.first, shared.first + shared.part.end - shared.part.start
-    rows = [(masks[i], view.rows[i]) for i in shared.rows]
-    wide = [mask is not None and mask.shape[-1] == _slots(row) for mask, row in rows]
-    if not any(wide):
-        return None, None
-    columns = []
-    for (mask, row), far in zip(rows, wide, strict=True):
-        if mask is not None and far:
-            columns.append(mask[..., first:end])
-        else:
-            n, device = row.positions.shape[1], row.positions.device
-            columns.append(torch.zeros(1, 1, n, end - first, device=device))
-    dtype = next(mask.dtype for mask, _ in rows if mask is not None)
-    copies = max(map(len, columns))
-    whole = torch.cat([each.to(dtype).expand(copies, -1, -1, -1) for each in columns], 2)
-    blank = whole.isneginf().all(-1)
-    return whole.masked_fill(blank[..., None], 0.0), blank
 
 
 def _attend_row(
@@ -516,7 +434,7 @@ def _pays_split(view: TreeView, slots: int) -> bool:
     CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
     n, m = view.positions.shape[1], view.slot_positions.shape[1]
-    if n == 1 or n * slots < LARGE_MASK or slots <= m or view.shared is not None:
+    if n == 1 or n * slots < LARGE_MASK or slots <= m:
         return False
     if view.lengths.device.type != "cpu":
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -147,7 +147,7 @@ class TreeSession(TargetSession):
     def copy_row(self, row: Row) -> Row:
         """Return a copy of a row, as of the last commit."""
         room = min(self._capacity, MOST_ROOM)
-        copied = row.cache.prefix(row.cache.length, room, self._shares)
+        copied = row.cache.prefix(row.cache.length, room)
         return Row(self._adopt(copied), row.tokens, row.tenant)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class TreeSession(TargetSession):
         cache, cached, room = None, 0, min(room, MOST_ROOM)
         if self._prefix_cache is not None:
             cache, cached = self._prefix_cache.take(
-                tokens[:-1], tenant, len(tokens) + room, self._rows.values(), self._shares
+                tokens[:-1], tenant, len(tokens) + room, self._rows.values()
             )
         cache = self._adopt(cache) if cache else self._empty_cache(len(tokens) + room)
         return self._add(Row(cache, tokens[:cached], tenant)), cached
@@ -251,11 +251,6 @@ class TreeSession(TargetSession):
         pending = len(self._inputs[row][0])
         return [*range(pending), *(pending + node for node in path)]
 
-    @property
-    def _shares(self) -> bool:
-        """Whether rows may read the slots of others: the attention to packed rows can."""
-        return self.target.packs
-
     def _empty_cache(self, capacity: int) -> SequenceCache:
         return SequenceCache(capacity, self.target.copies)
 
@@ -318,7 +313,7 @@ class TreeSession(TargetSession):
         The model is leased for this forward only. Between forwards it is in its original state.
         """
         self.target.check_mode()
-        packs = self._packed(rows)
+        packs = nullcontext() if self._runs_alone else self._through_modules()
         tokens, views = _layout(inputs, self.target.device, self.target.divisible)
         counts = [view.positions.shape[1] for view in views]
         cache = BatchCache(rows, counts)
@@ -355,14 +350,6 @@ class TreeSession(TargetSession):
             return list(torch.split(logits[0], 1)), split
         every = list(torch.split(logits[0], sizes))
         return every if last is None else [each[-1:] for each in every], split
-
-    def _packed(self, rows: Sequence[SequenceCache]) -> AbstractContextManager[None]:
-        """Prepare a forward over some rows; return the context that it runs in."""
-        if not self._runs_alone:
-            return self._through_modules()
-        for row in rows:
-            row.unshare()
-        return nullcontext()
 
     @property
     def _runs_alone(self) -> bool:

@@ -145,7 +145,7 @@ class GraphRunner:
                 related = views[at].related if there else None
                 places["bias"] = _bias(related, count, int(places["total"]))
             every |= {f"{name}.{at}": each for name, each in places.items()}
-            caches.append(row.tail)
+            caches.append(row.buffers)
             if there:
                 back += range(start, start + count)
                 first += count
@@ -154,8 +154,8 @@ class GraphRunner:
 
     def _places(self, row: SequenceCache, positions: Tensor) -> dict[str, Tensor]:
         """Return the inputs of a sequence of which n positions are next."""
-        if not row.tail.keys:
-            self._fill(row.tail)
+        if not row.buffers.keys:
+            self._fill(row.buffers)
         end = row.extent + positions.shape[1]
         if (most := int(positions.max()) + 1) > len(self.tables["cosines"]):
             self.tables = self._more(2 * most)
@@ -266,7 +266,7 @@ class OnnxTarget(CausalTarget):
         layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
         views = view.rows if isinstance(view, PackedView) else (view,)
         padded = any(each.hidden is not None for each in views)
-        if padded or cache.shared or not self.runs_alone(layers):
+        if padded or not self.runs_alone(layers):
             return super().forward(tokens, view, cache, keep)
         assert not self.chains or all(map(_is_chain, views))
         n = tokens.shape[1]

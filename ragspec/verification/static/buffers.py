@@ -123,10 +123,10 @@ class StackedRow(SequenceCache):
 
         The arena is not kept, so that its memory is free as soon as nothing else uses it.
         """
-        self.tail, at = Buffers(buffers[0].shape[3]), slice(self.row, self.row + 1)
+        self.buffers, at = Buffers(buffers[0].shape[3]), slice(self.row, self.row + 1)
         self._stacks = [buffer[:, self.row] for buffer in buffers]
-        self.tail.keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
-        self.tail.values = {i: values[at] for i, (_, values) in enumerate(pairs)}
+        self.buffers.keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
+        self.buffers.values = {i: values[at] for i, (_, values) in enumerate(pairs)}
 
     def fill(self, source: SequenceCache) -> None:
         """Replace the contents by the committed slots of another cache."""

@@ -177,10 +177,6 @@ class StaticSession(TreeSession):
         cache.truncate(0)
         return cache
 
-    @property
-    def _shares(self) -> bool:
-        return False  # rows are copied to their places in the arena
-
     def _adopt(self, cache: SequenceCache) -> SequenceCache:
         row = self._empty_cache(0)
         self._arena.reserve(cache.length)
@@ -188,7 +184,7 @@ class StaticSession(TreeSession):
         return row
 
     def _detach(self, cache: SequenceCache) -> SequenceCache:
-        return cache.prefix(cache.length, 0, share=False)
+        return cache.prefix(cache.length, 0)
 
     def _place(self, row: int) -> int:
         """Return the row's place in the arena."""

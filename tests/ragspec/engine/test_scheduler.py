@@ -257,9 +257,9 @@ def test_a_prefix_of_another_tenant_is_noticed(
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
-def stale(self: SequenceCache, length: int, room: int, share: bool) -> SequenceCache:
+def stale(self: SequenceCache, length: int, room: int) -> SequenceCache:
     """Leave the keys of another text."""
-    other = TRUE_PREFIX(self, length, room, False)
+    other = TRUE_PREFIX(self, length, room)
     for keys, values in other.layers(length).values():
         keys.zero_(), values.zero_()
     return other

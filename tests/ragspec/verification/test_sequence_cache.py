@@ -10,7 +10,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
-from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
+from ragspec.verification.sequence_cache import SequenceCache
 from tests.support.architectures import VOCAB, build
 
 HEADS, WIDTH, LAYERS = 2, 3, 2
@@ -29,13 +29,7 @@ def write(rows: list[SequenceCache], marks: list[list[int]]) -> None:
     for layer in range(LAYERS):
         keys, values = batch.update(packed + layer, -packed - layer, layer)
         parts = batch.parts(keys) if batch.packed else [(keys, values)]
-        whole = [[(keys, values)] for keys, values in parts]
-        slots = batch.shared_slots(keys) if batch.packed else []
-        for part, pair in zip(batch.shared[::-1], slots[::-1], strict=True):
-            for place in part.rows:
-                whole[place].insert(0, pair)
-        for row, each, pairs in zip(rows, marks, whole, strict=True):
-            seen = torch.cat([keys for keys, _ in pairs], 2)
+        for row, each, (seen, _) in zip(rows, marks, parts, strict=True):
             assert seen.shape == (copies, HEADS, row.extent + len(each), WIDTH)
             assert torch.equal(seen[:, :, row.extent :], states(each, copies) + layer)
             if row.length:
@@ -78,8 +72,7 @@ def test_caches_hold_what_lists_hold(data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(line))
         length = data.draw(st.integers(0, len(truth[row])))
         if data.draw(st.booleans()):
-            room, share = data.draw(st.integers(0, 4)), data.draw(st.booleans())
-            caches.append(caches[row].prefix(length, room, share))
+            caches.append(caches[row].prefix(length, data.draw(st.integers(0, 4))))
             truth.append(truth[row][:length])
             count += 1
         elif data.draw(st.booleans()):
@@ -106,22 +99,9 @@ def test_buffers_grow_by_an_eighth_and_are_views_otherwise() -> None:
     assert held(cache) == list(range(66))
     cache.compact()
     assert cache.capacity == 66 + 66 // 8
-    large = cache.prefix(66, 400, share=False)
+    large = cache.prefix(66, 400)
     large.compact()
     assert large.capacity == 66 and held(large) == list(range(66))
-
-
-def test_slots_that_others_read_are_never_written_again() -> None:
-    cache = SequenceCache(16)
-    write([cache], [list(range(10))])
-    cache.commit(range(10))
-    other = cache.prefix(9, 4)
-    cache.truncate(6)
-    write([cache, other], [[20, 21, 22], [30, 31]])
-    commit_slots([cache, other], [[1, 2], [0, 1]])
-    assert held(cache) == [*range(6), 21, 22]
-    assert held(other) == [*range(9), 30, 31]
-    assert total_bytes([cache, other]) < cache.bytes + other.bytes
 
 
 def test_sizes_for_the_mask_count_speculative_slots() -> None:

@@ -342,7 +342,7 @@ def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
     for buffer, old in zip(stacks.buffers, held, strict=True):
         assert torch.equal(buffer[:, :, :, :SLOTS], old)
         assert not buffer[:, :, :, SLOTS:].any()
-    keys, _ = row.tail.slots(0, 0, 1)
+    keys, _ = row.buffers.slots(0, 0, 1)
     assert keys.data_ptr() == stacks.pairs()[0][0][1].data_ptr()
     stacks.reserve(100)
     assert stacks.slots == 100
