@@ -4,7 +4,8 @@
 
 llama.cpp runs the same weights as Q8_0 by the package xllamacpp (`pip install xllamacpp`), which is
 found or left out. Ours runs them as int8. Texts have 64 tokens, greedy, and each prompt is cached
-before the clock starts. The texts of the two may part, as they round inputs in other ways.
+before the clock starts. The texts of the two may part, as they round inputs in other ways. At last
+prompts of some lengths are read, in processor milliseconds of a token.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ragspec.sampling.settings import Sampling
 
 NEW = 64
 WARM = 1  # tokens of the text that reads the prompt
+READ = (400, 1900, 4000)  # tokens of prompts that are read
 Write = Callable[[BenchItem, int], int]
 
 
@@ -59,7 +61,7 @@ def served(file: Path, threads: int) -> Any:
 
     settings = xllamacpp.CommonParams()
     settings.model.path = str(file)
-    settings.n_ctx, settings.n_parallel, settings.verbosity = 2048, 1, -1
+    settings.n_ctx, settings.n_parallel, settings.verbosity = 4608, 1, -1
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
     return xllamacpp.Server(settings)
 
@@ -103,6 +105,20 @@ def ours(engine: Engine) -> Write:
     return write
 
 
+def reading(writers: dict[str, Write], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a token of prompts, by their lengths; no two are alike."""
+    times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
+    generator = torch.Generator().manual_seed(0)
+    for length in READ * rounds:
+        for name, write in writers.items():
+            text = torch.randint(1000, 40_000, (length,), generator=generator).tolist()
+            start = time.process_time()
+            write(BenchItem("reading", "", tuple(text), 1), 1)
+            each = 1000.0 * (time.process_time() - start) / length
+            times[name].setdefault(f"{length}", []).append(each)
+    return {name: {n: median(t) for n, t in each.items()} for name, each in times.items()}
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -132,6 +148,7 @@ def main() -> None:
                 times[name].setdefault(item.category, []).append(each)
     table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
     show(table)
+    show(reading({name: writers[name] for name in writers if "auto" not in name}, 3))
     if options.json:
         options.json.write_text(json.dumps(times, indent=1), encoding="utf-8")
 

@@ -116,14 +116,17 @@ class PrefixCache:
                 assert source is not None
                 return source.cache.prefix(shared, capacity - shared), shared
             self._rows.remove(row)
-            if common >= (self._pinned(row) or len(row.tokens) // 2):
+            if self._gives(row, common):
                 row.cache.truncate(common)
                 return row.cache, common
             self._rows.append(row)
             return row.cache.prefix(common, capacity - common), common
 
     def keep(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
-        """Keep the keys and values of a text that has ended, as far as there is room."""
+        """Keep the keys and values of a text that has ended, as far as there is room.
+
+        It takes the place of texts that it shares their larger part with; see `take`.
+        """
         if len(tokens) < BLOCK:
             return
         cache.compact()
@@ -139,7 +142,8 @@ class PrefixCache:
             self._rows = [
                 other
                 for other in self._rows
-                if other.tenant != tenant or other.tokens != row.tokens[: len(other.tokens)]
+                if other.tenant != tenant
+                or not self._gives(other, _common(other.tokens, row.tokens))
             ]
             self._rows.append(row)
             self._evict()
@@ -183,6 +187,10 @@ class PrefixCache:
         """Drop all texts, pinned ones too, and free their memory."""
         with self._lock:
             self._rows.clear()
+
+    def _gives(self, row: Row, common: int) -> bool:
+        """Return whether another text with so many first tokens takes the place of a kept one."""
+        return common >= max(BLOCK, self._pinned(row) or len(row.tokens) // 2)
 
     def _pinned(self, row: Row) -> int:
         """Return how many first tokens of a text are pinned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ PARTS = st.lists(st.sampled_from(["<eos>", "<", "eos>", "a draft ", "the", ".", 
 
 def with_role() -> Any:
     """Return a byte-level tokenizer with a role token."""
-    tokens = tiny.bpe_tokenizer()
+    tokens = copy.deepcopy(tiny.bpe_tokenizer())
     tokens.add_tokens([AddedToken(ROLE, special=True)], special_tokens=True)
     assert ROLE not in tokens.all_special_tokens
     return tokens
@@ -63,7 +64,7 @@ def test_texts_without_special_tokens_are_tokenized_as_ever() -> None:
 
 
 def test_tokens_that_are_added_later_count() -> None:
-    tokens = tiny.bpe_tokenizer()
+    tokens = copy.deepcopy(tiny.bpe_tokenizer())
     assert mark_special_tokens("<|late|>", tokens) == "<|late|>"
     tokens.add_tokens([AddedToken("<|late|>", special=True)], special_tokens=True)
     assert mark_special_tokens("<|late|>", tokens) != "<|late|>"
