@@ -390,15 +390,20 @@ def is_open(line: socket.socket) -> bool:
     return False
 
 
-def test_headers_have_a_deadline(instance: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_and_bodies_have_deadlines_that_fill_no_log(
+    instance: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(access, "BODY_SECONDS", 0.2)
+    caplog.set_level("INFO", "ragspec.server")
     with served(instance, ServerSettings(keep_alive=0.2)) as (client, _):
-        for sent in (b"", HEAD, b"\r\n", WHOLE, WHOLE + HEAD):
+        for sent in (b"", HEAD, b"\r\n", WHOLE, WHOLE + HEAD, HEAD + BODY):
             address = (client.base_url.host, client.base_url.port)
             with socket.create_connection(address, timeout=20) as line:
                 line.sendall(sent)
                 while line.recv(1 << 16):
                     pass
+    assert "GET" in caplog.text and "POST" not in caplog.text
 
 
 def test_requests_have_names_hosts_and_a_line_in_the_log(
