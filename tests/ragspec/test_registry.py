@@ -94,6 +94,5 @@ def test_the_door_and_the_command_line_say_it(
     assert exported == ["Thing"]
     with pytest.raises(MissingExtraError, match=r"ragspec\[data\]"):
         get("Thing")
-    out = str(tmp_path / "corpus")
-    assert main(["store", "build", "hf:set", "--out", out]) != 0
+    assert main(["store", "build", "hf:set", "--out", str(tmp_path / "corpus")]) != 0
     assert "pip install 'ragspec[data]'" in capsys.readouterr().err

@@ -26,12 +26,10 @@ def test_the_starter_models_are_small_whole_and_copy(
 ) -> None:
     folder = ROOT / "ragspec" / "starter" / name
     assert all(path.stat().st_size < 15e6 for path in folder.iterdir())
-    transformers = module("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = module("transformers").AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert low <= sum(p.numel() for p in model.parameters()) <= high
     assert model.config.max_position_embeddings >= 2048 and model.config.eos_token_id == 0
-    accuracy = module("text_model").repeat_accuracy(model.eval(), 8, 128, 11)
-    assert accuracy >= least
+    assert module("text_model").repeat_accuracy(model.eval(), 8, 128, 11) >= least
 
 
 IMAGES = ROOT / "ragspec" / "starter" / "images"
@@ -92,8 +90,7 @@ def card_of(name: str, files: int) -> str:
 
 
 def test_the_latents_are_as_their_card_says() -> None:
-    card = card_of("latent-tiles", 4)
-    assert "CC0-1.0" in card
+    assert "CC0-1.0" in card_of("latent-tiles", 4)
     sample = {}
     ways: dict[str, dict[str, Any]] = {
         "plain": {"drafter": None},

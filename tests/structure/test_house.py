@@ -349,8 +349,7 @@ def test_the_command_line_starts_without_models() -> None:
 def test_no_module_loads_a_heavy_library_when_imported() -> None:
     """Only the modules that subclass a library's own classes may load it, and their users."""
     hosts = ("langchain", "llamaindex", "haystack", "lm_eval")  # need not be installed
-    adapters = [f"ragspec.adapters.{name}" for name in hosts]
-    left_out = ("ragspec.__main__", *adapters)
+    left_out = ("ragspec.__main__", *[f"ragspec.adapters.{name}" for name in hosts])
     modules = [module for module in MODULES if module not in left_out]
     assert loaded_by(modules, HEAVY[1:]) == {}
     assert loaded_by([name for name in modules if ".retrievers." in name], HEAVY) == {}
@@ -475,7 +474,6 @@ def test_the_check_of_forbidden_words_can_fail(code: str) -> None:
 
 def test_no_file_names_a_folder_of_this_machine() -> None:
     here = [str(folder) for folder in (ROOT, Path.home()) if len(folder.parts) > 1]
-    files = [*ALL, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "ragspec").rglob("*.md")]
-    for path in files:
+    for path in [*ALL, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "ragspec").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert not [folder for folder in here if f"{folder}/" in text], name(path)

@@ -201,8 +201,7 @@ def test_every_file_in_the_tree_of_readme_exists() -> None:
             README.read_text(encoding="utf-8"),
         )
     )
-    missing = [name for name in sorted(named) if not (ROOT / name).exists()]
-    assert not missing
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
 def test_the_table_of_methods_is_that_of_their_files() -> None:

@@ -29,8 +29,7 @@ FIELD = frozenset({"ModelNotFoundError", "InFlightStep", "connection_made"})
 
 
 def words(identifier: str) -> set[str]:
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)
-    return {part.lower() for part in parts}
+    return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)}
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:

@@ -15,8 +15,7 @@ VOCAB = 97
 
 
 def rows(n: int, length: int = 12, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [row.tolist() for row in rng.integers(0, 90, (n, length))]
+    return [row.tolist() for row in np.random.default_rng(seed).integers(0, 90, (n, length))]
 
 
 def build(path: Path, documents: Sequence[Any] = (), **options: Any) -> CorpusIndex:

@@ -89,8 +89,7 @@ def sampled(
     if drafts == "model":
         other = LearnedSchedule(STEPS, spread * FLOOR)
         parts = (model(difference, side=side), other, labels, noises, SCALE)
-        smaller = built_by(*parts, table=target.table)
-        drafter = LatentDrafter(smaller, target, window, 0.0, begin)
+        drafter = LatentDrafter(built_by(*parts, table=target.table), target, window, 0.0, begin)
     inputs = {"max_batch_size": count} | engine
     running = Engine(target, None, drafter, budget=window, rule=rule, **inputs)
     result = running.generate(

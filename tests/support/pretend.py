@@ -182,8 +182,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Carry out what concerns the CPU alone; memory is pinned in name only."""
         if not kwargs.pop("pin_memory", None):
             return func(*args, **kwargs)
-        instance = func(*args, **kwargs)
-        return self._note_pinned(instance)
+        return self._note_pinned(func(*args, **kwargs))
 
     def _note_pinned(self, instance: torch.Tensor) -> torch.Tensor:
         self._pinned[instance.untyped_storage().data_ptr()] = (

@@ -59,8 +59,7 @@ def test_one_needs_no_team(tmp_path: Path) -> None:
 
 
 def test_bm25_finds_the_passage_with_the_rare_words() -> None:
-    order = module("text_passages").rank("Which wooden clock is on the bridge?", SENTENCES)
-    assert order[0] == 4
+    assert module("text_passages").rank("Which wooden clock is on the bridge?", SENTENCES)[0] == 4
 
 
 def answering() -> Any:

@@ -149,8 +149,7 @@ def test_a_brief_sample_never_teaches_to_stop_short(tokenizer: Any) -> None:
 
 def test_disguise_is_one_map_of_words() -> None:
     disguise = module("text_sample").Disguise(["zebra", "yacht", "xylem"], 5, 1.0)
-    changed = disguise("The harbour, the Harbour and 1704 of 1704")
-    words = re.findall(r"\w+", changed)
+    words = re.findall(r"\w+", disguise("The harbour, the Harbour and 1704 of 1704"))
     assert words[1] == words[3].lower() and words[1] in ("zebra", "yacht", "xylem")
     assert words[0] == "The" and words[5] == words[7] != "1704" and len(words[5]) == 4
 

@@ -35,8 +35,7 @@ EVERY = pytest.mark.parametrize("kind", CALLS)
 def save_imagegpt(folder: Path) -> Path:
     """Write an ImageGPT with its clusters of colours."""
     test_targets.model("imagegpt").save_pretrained(folder)
-    rng = np.random.default_rng(0)
-    colours = rng.uniform(-1, 1, (tiny_prompted.BOOK, 3)).tolist()
+    colours = np.random.default_rng(0).uniform(-1, 1, (tiny_prompted.BOOK, 3)).tolist()
     ImageGPTImageProcessor(clusters=colours).save_pretrained(folder)
     return folder
 
@@ -78,8 +77,7 @@ def test_an_image_of_a_batch_can_be_drawn_alone(folders: dict[str, Path], kind: 
     guided = {} if kind == "imagegpt" else {"guidance_scale": scales}
     several = pipe(**call, seed=5, **guided)
     assert several.stats.seeds == (5, 6, 7)
-    listed = pipe(**call, seed=[5, 6, 7], **guided)
-    assert torch.equal(values(listed), values(several))
+    assert torch.equal(values(pipe(**call, seed=[5, 6, 7], **guided)), values(several))
     for row, scale in enumerate(scales):
         again = {} if kind == "imagegpt" else {"guidance_scale": scale}
         alone = pipe(**one(call, row), seed=several.stats.seeds[row], **again)

@@ -58,15 +58,13 @@ def target() -> ImageTarget:
     [(None, None), ("auto", "jacobi"), ("head", "head"), (("model", "head"), "model+head")],
 )
 def test_what_drafts_has_a_name(inputs: Any, name: str | None, folder: Path) -> None:
-    built_by = source(inputs, Walk(), tiny_images.model(), find_folder(folder))
-    assert built_by.name == name
+    assert source(inputs, Walk(), tiny_images.model(), find_folder(folder)).name == name
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
     instance = target()
     for inputs in ("model", folder / "draft", str(folder / "draft")):
-        built_by = source(inputs, Walk(), instance.model, find_folder(folder))
-        drafter = built_by(instance, LABELS)
+        drafter = source(inputs, Walk(), instance.model, find_folder(folder))(instance, LABELS)
         assert drafter is not None and drafter.kind is DraftKind.COUPLED
         current = drafter.model
         assert isinstance(current, ImageTarget) and current.copies == 2
@@ -149,8 +147,7 @@ def test_several_drafters_are_fused(folder: Path) -> None:
     assert [each.name for each in several(instance, LABELS)] == ["jacobi", "model"]
     assert several.model is not None and several.head is None
     assert source([], Walk(), instance.model, None)(instance, LABELS) is None
-    alone = source(["jacobi"], Walk(), instance.model, None)(instance, LABELS)
-    assert alone.name == "jacobi"
+    assert source(["jacobi"], Walk(), instance.model, None)(instance, LABELS).name == "jacobi"
 
 
 def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> None:

@@ -51,8 +51,7 @@ def test_an_image_depends_on_its_seed_alone(folder: Path) -> None:
     four = pipe(class_labels=[1, 2], generator=dice(), num_images_per_prompt=2)
     one = pipe(class_labels=1, generator=dice())
     assert torch.equal(one.codes[0], four.codes[0])
-    alone = pipe(class_labels=torch.tensor(1), generator=dice())
-    assert torch.equal(alone.codes, one.codes)
+    assert torch.equal(pipe(class_labels=torch.tensor(1), generator=dice()).codes, one.codes)
     listed = pipe(class_labels=[2, 1], generator=[dice(5), dice(1)])
     assert torch.equal(listed.codes[1], one.codes[0])
     assert listed.stats.seeds[1] == one.stats.seeds[0]
@@ -60,8 +59,7 @@ def test_an_image_depends_on_its_seed_alone(folder: Path) -> None:
         class_labels=[1, 2], generator=dice(), num_images_per_prompt=2
     )
     assert torch.equal(narrow.codes, four.codes)
-    fresh = pipe(class_labels=[1] * 8)
-    assert len(set(fresh.stats.seeds)) == 8
+    assert len(set(pipe(class_labels=[1] * 8).stats.seeds)) == 8
 
 
 def test_output_types_are_those_of_diffusers(folder: Path) -> None:
@@ -101,8 +99,7 @@ def test_a_budget_of_variation_bounds_what_may_change(folder: Path) -> None:
     settings = {"neighbours": 20, "delta": 0.5, "tv_budget": 0.3}
     out = opened(folder, rule="lantern", **settings)(class_labels=[0, 1, 2], generator=dice())
     assert out.label == "bounded(tv<=0.3)"
-    spent = out.stats.excess.sum((1, 2))
-    assert 0.0 < spent.max() <= 0.3
+    assert 0.0 < out.stats.excess.sum((1, 2)).max() <= 0.3
 
 
 def test_prompts_condition_the_image(tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ def drafted(prompt: Prompt, hit: int, first: int, count: int, last: int) -> Step
     """Return a step that accepted `count` tokens of a passage and then emitted `last`."""
     start = next(span[0] for span in prompt.spans if span[2] == hit) + first
     tokens = prompt.token_ids[start : start + count]
-    origin = [(hit, first + i) for i in range(count)]
-    tree = DraftTree.chain(tokens, "context", origin=origin)
+    tree = DraftTree.chain(tokens, "context", origin=[(hit, first + i) for i in range(count)])
     return Step(tree, tuple(range(count)), (*tokens, last))
 
 
@@ -123,8 +122,7 @@ def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[
     prompt = prompt_of([passage])
     result = cite(answer, prompt, [plain(answer)])
     check(answer, prompt, result)
-    cited = [answer[c.answer_start : c.answer_end] for c in result]
-    assert cited == quoted
+    assert [answer[c.answer_start : c.answer_end] for c in result] == quoted
 
 
 def test_four_equal_words_and_short_drafts_are_no_quotation() -> None:
@@ -167,8 +165,7 @@ def test_every_citation_is_verbatim(chunks: list[tuple[int, int, int] | str], dr
         elif draft:
             start, end, _, _ = prompt.spans[piece[0]]
             first = piece[1] % (end - start)
-            count = min(piece[2], end - start - first)
-            steps.append(drafted(prompt, piece[0], first, count, 7))
+            steps.append(drafted(prompt, piece[0], first, min(piece[2], end - start - first), 7))
         else:
             steps.append(plain(texts[piece[0]][piece[1] : piece[1] + piece[2]]))
     answer = answer_of(steps)

@@ -169,8 +169,7 @@ def test_an_interrupted_answer_is_preserved() -> None:
     reply = talk.ask("Hello.", max_new_tokens=30, stream=interrupt)
     assert reply.generation.finish_reason == "cancelled" and reply.text
     assert talk.turns[-1].answer == reply.text
-    after = talk.ask("Go on.", max_new_tokens=5)
-    assert after.report.cached_tokens > 0
+    assert talk.ask("Go on.", max_new_tokens=5).report.cached_tokens > 0
 
 
 def test_a_turn_that_was_interrupted_while_it_was_read_is_not_preserved() -> None:

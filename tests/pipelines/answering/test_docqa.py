@@ -212,8 +212,7 @@ def test_what_the_layout_prescribes_is_drafted() -> None:
     from ragspec.models.resolve import STARTER
 
     engine = Engine.from_pretrained("starter", budget=6)
-    qa = DocQA.from_documents(STARTER / "guide", engine=engine)
-    answer = qa.ask("What is a draft tree?")
+    answer = DocQA.from_documents(STARTER / "guide", engine=engine).ask("What is a draft tree?")
     spans = answer.prompt.spans
     without = engine.generate(list(answer.prompt.token_ids), spans=spans, max_new_tokens=160)
     assert answer.generation.tokens == without.tokens

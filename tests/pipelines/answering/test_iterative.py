@@ -200,8 +200,7 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert len(named - {-1}) > 1
     assert max(named) < len(result.passages)
     assert {event.what for event in message.events} >= {"write", "search", "guess"}
-    facts = result.to_dict()["report"]["retrieval"]
-    assert facts["strides"] == message.strides
+    assert result.to_dict()["report"]["retrieval"]["strides"] == message.strides
     assert result.report.from_dict(result.report.to_dict()).retrieval == message
     assert result.report.milliseconds["retrieve"] > 0
     said = f"Looked up {pluralize(message.queries, 'query')} in "

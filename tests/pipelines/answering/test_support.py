@@ -92,7 +92,6 @@ def test_an_extract_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = qa.ask("How long is the warranty of the pump?")
     assert answer.text.split("\n")[0] == TEXTS[3] and answer.support == "quoted"
     for cited in answer.citations:
-        quoted = answer.text[cited.answer_start : cited.answer_end]
-        assert quoted == TEXTS[int(cited.document[0])]
+        assert answer.text[cited.answer_start : cited.answer_end] == TEXTS[int(cited.document[0])]
     assert answer.to_dict()["label"] and answer.generation.finish_reason == "extracted"
     assert qa.ask("Who won the cup?").refused

@@ -66,8 +66,7 @@ def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
     assert turns[0] == ["hf-greedy", "plain", "lookup"]
     assert turns[1] == ["plain", "lookup", "hf-greedy"]
     assert turns[2] == ["lookup", "hf-greedy", "plain"]
-    firsts = [entry for entry in log if entry[3] == 1]
-    assert len(firsts) == 2 * 3 * len(ITEMS)
+    assert len([entry for entry in log if entry[3] == 1]) == 2 * 3 * len(ITEMS)
 
 
 def test_a_mode_that_reports_its_prefill_is_not_run_for_it() -> None:
@@ -170,8 +169,7 @@ def test_without_transformers_plain_decoding_is_the_baseline() -> None:
 
 def test_what_was_not_measured_is_null() -> None:
     assert math.isnan(row(timed=0).ratio)
-    written = json.dumps(row(timed=0).to_dict(), allow_nan=False)
-    assert json.loads(written)["ratio"] is None
+    assert json.loads(json.dumps(row(timed=0).to_dict(), allow_nan=False))["ratio"] is None
     assert row().to_dict()["ratio"] == pytest.approx(2.5)
 
 

@@ -85,8 +85,7 @@ def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engi
             tokens = 7 if peer is seven else 10
             assert peer.arguments == {"prompt_lookup_num_tokens": tokens}
         if peer is assistant:
-            config = peer.arguments["assistant_model"].generation_config
-            assert config.num_assistant_tokens == 3
+            assert peer.arguments["assistant_model"].generation_config.num_assistant_tokens == 3
     for wrong in ("hf-greedy@3", "hf-lookup@0", "hf-lookup@", "hf-assistant@many"):
         with pytest.raises(UnknownNameError, match="unknown drafter"):
             build_variants([wrong], engine, engine.model, lambda: None)
@@ -108,8 +107,7 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
     monkeypatch.setattr(peer, "forward", watched)
     for variant in (*variants, *variants):
         hooks.clear()
-        outcome = variant.run(ITEM, 12)
-        assert hooks == [1] * outcome.forwards
+        assert hooks == [1] * variant.run(ITEM, 12).forwards
     monkeypatch.setattr(peer, "forward", None)
     with pytest.raises(TypeError):
         variants[0].run(ITEM, 12)
@@ -132,8 +130,7 @@ def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     folder = str(tmp_path / "head")
     save_head(heads.trained(), folder)
     engine = Engine(heads.model(torch.float32), drafter=None)
-    names = [folder, f"context+{folder}", "context"]
-    variants = build_variants(names, engine, None, lambda: None)
+    variants = build_variants([folder, f"context+{folder}", "context"], engine, None, lambda: None)
     item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
     record = {name: variant.run(item, 24) for name, variant in variants.items()}
     assert len({tuple(outcome.tokens) for outcome in record.values()}) == 1

@@ -142,8 +142,7 @@ def test_trace_names_the_passages_that_drafts_came_from(
     assert main(["report", str(trace), "-o", str(page)]) == 0
     assert header["sentences"][0]["text"] in page.read_text()
     for citation in header["citations"]:
-        whole = PAGES[citation["document"]]
-        assert whole[citation["start"] : citation["end"]] == citation["text"]
+        assert PAGES[citation["document"]][citation["start"] : citation["end"]] == citation["text"]
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -208,8 +207,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert main(["index", "build", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
     err = capsys.readouterr().err
     assert "picture.png" in err and "2 documents" in err
-    result = ask(capsys, str(tmp_path / "made.idx"), model)
-    assert len(result["passages"]) == 2
+    assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
 
 
 def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(

@@ -93,8 +93,7 @@ def test_an_interrupt_ends_the_answer_alone(
 
     monkeypatch.setattr(Conversation, "ask", interrupted)
     assert main(["chat", "--model", model, "--max-new-tokens", "20"]) == 0
-    err = capsys.readouterr().err
-    assert err.count("interrupted; the text so far is kept") == 1
+    assert capsys.readouterr().err.count("interrupted; the text so far is kept") == 1
     assert calls == ["Hello.", "And then?"]
 
 

@@ -47,8 +47,7 @@ def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture
 def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) -> None:
     text = tmp_path / "a.txt"
     text.write_text("words and more words " * 20)
-    out = str(tmp_path / "knn")
-    build = ("datastore", "build", str(text), "--model", model, "--out", out)
+    build = ("datastore", "build", str(text), "--model", model, "--out", str(tmp_path / "knn"))
     assert run(capsys, *build, "--max-tokens", "50")["keys"] == 50
     assert main([*build, "--max-tokens", "0"]) == 2
     assert main([*build, "--max-tokens", "many"]) == 2

@@ -114,8 +114,7 @@ def test_sampled_margin_belongs_to_the_token_that_was_sampled(engine: Engine) ->
 
 def test_a_shorter_text_differs_at_its_end(engine: Engine) -> None:
     plain = generate(engine, Sampling())
-    shorter = replace(plain, tokens=plain.tokens[:4])
-    result = compare(engine, shorter, plain, Sampling())
+    result = compare(engine, replace(plain, tokens=plain.tokens[:4]), plain, Sampling())
     assert not result.equal and result.first_divergence is not None
     assert (result.first_divergence.index, result.first_divergence.speculative) == (4, None)
     assert "part at number 4" in result.summary()

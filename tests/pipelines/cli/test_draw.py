@@ -68,8 +68,7 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
 def test_errors_are_one_message_and_a_code(
     folder: str, tmp_path: Path, capsys: Capture, arguments: list[str], code: int, message: str
 ) -> None:
-    out = str(tmp_path / "out")
-    assert main(["draw", *arguments, "--model", folder, "--out", out]) == code
+    assert main(["draw", *arguments, "--model", folder, "--out", str(tmp_path / "out")]) == code
     text, err = capsys.readouterr()
     assert text == ""
     assert message in err and "Traceback" not in err
@@ -77,8 +76,7 @@ def test_errors_are_one_message_and_a_code(
 
 
 def test_a_class_for_a_set_of_prompts_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    out = str(tmp_path / "out")
-    assert main(["draw", "--class", "3", "--model", "emoji", "--out", out]) == 2
+    assert main(["draw", "--class", "3", "--model", "emoji", "--out", str(tmp_path / "out")]) == 2
     assert "got --class 3: emoji reads prompts" in capsys.readouterr().err
 
 
@@ -106,8 +104,7 @@ def draw(*arguments: object) -> dict[str, object]:
     """Draw, and return the figures."""
     out = Path(str(arguments[-1]))
     figures = out.with_suffix(".json")
-    words = ["draw", *map(str, arguments[:-1]), "--out", str(out), "--json", str(figures)]
-    assert main(words) == 0
+    assert main(["draw", *map(str, arguments[:-1]), "--out", str(out), "--json", str(figures)]) == 0
     return dict(json.loads(figures.read_text(encoding="utf-8")))
 
 

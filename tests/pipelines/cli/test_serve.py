@@ -56,8 +56,7 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
         chat = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 40}
         message = send(f"{address}/v1/chat/completions", json=chat).json()
         assert "guess at the next tokens" in message["choices"][0]["message"]["content"]
-        quoted = message["choices"][0]["message"]["annotations"][0]
-        assert quoted["document"] == "rules.txt"
+        assert message["choices"][0]["message"]["annotations"][0]["document"] == "rules.txt"
         completed = partial(send, f"{address}/v1/completions", json=REQUESTS)
         thread = threading.Thread(target=lambda: results.append(completed()))
         thread.start()
@@ -77,8 +76,7 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main(["serve", "--port", port]) == InputError.exit_code
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == InputError.exit_code
     assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
     for bad in (["x"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(InputError, match="NAME=FOLDER"):

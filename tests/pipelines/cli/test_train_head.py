@@ -112,8 +112,7 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
 
     folder = tmp_path / "model"
     image_models.model("class").save_pretrained(folder)
-    rng = np.random.default_rng(3)
-    codes = rng.integers(0, image_models.BOOK, (24, 16))
+    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (24, 16))
     np.savez(tmp_path / "codes.npz", codes=codes, labels=np.arange(24) % 3)
     out = tmp_path / "head"
     code, printed, err = run(capsys, *small(folder, tmp_path / "codes.npz", out, "--json"))

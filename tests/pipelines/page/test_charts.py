@@ -24,8 +24,7 @@ from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 
 
 def test_steps_hold_every_token(tmp_path: Path) -> None:
-    steps = sample_trace(tmp_path).steps
-    chart = step_chart(steps, {"context": "s0", "<b>model</b>": "s3"})
+    chart = step_chart(sample_trace(tmp_path).steps, {"context": "s0", "<b>model</b>": "s3"})
     assert [column.parts for column in chart.columns] == [
         [("own", 1)],
         [("s0", 3), ("own", 1)],
@@ -97,8 +96,7 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     assert view.spans[2].tip.startswith(f"context · {EVIL}, token 9\n")
     model = dict(view.legend)["<b>model</b>"]
     assert [span.text.strip() for span in view.spans if span.css == model] == ["by"]
-    joined = "".join(span.lead + span.text for span in view.spans)
-    assert joined == "".join(WORDS)
+    assert "".join(span.lead + span.text for span in view.spans) == "".join(WORDS)
     steps = [span.step for span in view.spans]
     assert steps == sorted(steps) and set(steps) == {0, 1, 2, 3}
 

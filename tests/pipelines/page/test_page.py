@@ -105,8 +105,7 @@ def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> 
     names = {"#step", "#pill", "#drafts", ".draft", ".draft .token", ".steps .column"}
     names.add(".answer [data-step]")
     assert names == set(re.findall(r'(?:querySelector(?:All)?|closest)\("([^"]+)"\)', script))
-    known = {str(each.get("id")) for _, each in elements.result}
-    assert known >= {"step", "pill", "drafts"}
+    assert {str(each.get("id")) for _, each in elements.result} >= {"step", "pill", "drafts"}
 
 
 def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> None:
@@ -123,9 +122,7 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
 
 def test_a_run_without_drafts_needs_no_script() -> None:
     step = Step(DraftTree.empty(), (), (0,), {"verify": 6.0})
-    report = report_of([step], [0], 0.1, "stop")
-    trace = Trace((step,), (("A ",),), report)
-    page = trace_page(trace)
+    page = trace_page(Trace((step,), (("A ",),), report_of([step], [0], 0.1, "stop")))
     assert "<script" not in page and 'class="draft"' not in page
     assert "script" not in refuses_all(page)
 
@@ -139,8 +136,7 @@ def test_comparison_is_displayed(tmp_path: Path) -> None:
 
 
 def test_an_empty_trace_makes_a_page() -> None:
-    report = report_of([], [], 0.0, "cancelled", label="approximate")
-    page = trace_page(Trace((), (), report))
+    page = trace_page(Trace((), (), report_of([], [], 0.0, "cancelled", label="approximate")))
     assert "cancelled" in page and "approximate" in page
 
 

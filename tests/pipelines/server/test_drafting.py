@@ -38,14 +38,12 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
     result = load(ServeOptions(SearchOptions(), chosen, ServerSettings(), name=NAME), Terminal())
-    plain = result.engine.with_drafter(None)
-    selection = plain.generate("A draft", max_new_tokens=12, **LIMITS)
+    selection = result.engine.with_drafter(None).generate("A draft", max_new_tokens=12, **LIMITS)
     with served(result.engine, default=result.default) as (client, _):
         message = post(client, REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text
         assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
-        text = client.get("/metrics").text
-        assert 'ragspec_drafted_tokens_total{source="head"}' in text
+        assert 'ragspec_drafted_tokens_total{source="head"}' in client.get("/metrics").text
         # What the server was started with is its owner's; a caller names no folder.
         other = post(client, {**REQUESTS, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"

@@ -148,8 +148,7 @@ def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
 
 
 def test_keys(instance: Engine) -> None:
-    settings = ServerSettings(keys=["alpha", "beta"], admin_key="root")
-    with served(instance, settings) as (client, _):
+    with served(instance, ServerSettings(keys=["alpha", "beta"], admin_key="root")) as (client, _):
 
         def ask(key: str | None, path: str = "/v1/models") -> int:
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -179,8 +178,7 @@ def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Pat
     with served(instance, ServerSettings(keys=[f"@{path}"])) as (client, _):
 
         def ask(key: str) -> int:
-            headers = {"Authorization": f"Bearer {key}"}
-            return client.get("/v1/models", headers=headers).status_code
+            return client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
 
         assert [ask(key) for key in ("alpha", "beta", f"@{path}")] == [200, 200, 401]
         path.write_text("beta\ngamma")
@@ -195,8 +193,7 @@ def test_pages_of_other_origins_send_requests_only_if_allowed(
 ) -> None:
     wanted = {"access-control-request-method": "POST", "origin": "https://page.example"}
     wanted |= {"access-control-request-headers": "authorization,content-type"}
-    settings = ServerSettings(keys=["alpha"], cors=origins)
-    with served(instance, settings) as (client, _):
+    with served(instance, ServerSettings(keys=["alpha"], cors=origins)) as (client, _):
         asked = client.options("/v1/completions", headers=wanted)
         assert asked.status_code == (200 if origins else 405)
         refused = client.post("/v1/completions", headers={"origin": "https://page.example"})
@@ -211,8 +208,7 @@ def test_a_context_may_be_bounded(instance: Engine) -> None:
         assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 80
         error = post(client, LONG).json()["error"]
         assert error["message"].startswith("This model's maximum context length is 80 tokens")
-        whole = post(client, {**LONG, "max_tokens": -1}).json()
-        assert whole["usage"]["total_tokens"] == 80
+        assert post(client, {**LONG, "max_tokens": -1}).json()["usage"]["total_tokens"] == 80
     for bad in (1, 513):
         with pytest.raises(InputError, match=f"max_model_len is {bad}; .* context .512"):
             Serving(instance, NAME, settings=ServerSettings(max_model_len=bad))
@@ -265,8 +261,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
     with served(instance) as (client, _):
         selection = post(client, LONG).json()["choices"][0]["text"]
         text = f"{PROMPT}{selection}"
-        store = CorpusIndex.build([text], instance.tokenizer, tmp_path / "store")
-        store.close()
+        CorpusIndex.build([text], instance.tokenizer, tmp_path / "store").close()
         added = {"name": "answers", "path": str(tmp_path / "store")}
         result = client.post("/admin/stores", json=added)
         assert result.status_code == 201 and result.json()["tokens"] >= len(text)
@@ -276,8 +271,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
         message = drafted["metrics"]["speculative_decoding"]
         assert message["accepted_by_source"]["answers"] > 50
         for store_name in ("answers", None):
-            body = {**LONG, "budget": 8, "store": store_name}
-            message = post(client, body).json()["metrics"]
+            message = post(client, {**LONG, "budget": 8, "store": store_name}).json()["metrics"]
             by_source = message["speculative_decoding"]["accepted_by_source"]
             assert ("answers" in by_source) is (store_name is not None)
         assert client.post("/admin/stores", json=added).status_code == 400
@@ -291,8 +285,7 @@ def test_each_tenant_has_a_drafter(instance: Engine) -> None:
         body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
 
         def drafted(user: str | None) -> int:
-            request = body if user is None else {**body, "user": user}
-            result = post(client, request).json()
+            result = post(client, body if user is None else {**body, "user": user}).json()
             return int(result["metrics"]["speculative_decoding"]["num_accepted_tokens"])
 
         first, second = drafted("ann"), drafted("ann")

@@ -25,8 +25,7 @@ LIMITS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
 
 def complete(client: httpx.Client, **body: Any) -> Any:
-    whole = {"model": NAME, "prompt": PROMPT, "ignore_eos": True, **body}
-    return post(client, whole)
+    return post(client, {"model": NAME, "prompt": PROMPT, "ignore_eos": True, **body})
 
 
 def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
@@ -83,8 +82,7 @@ def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine
     messages = [system, {"role": "user", "content": parts}]
     selection = instance.generate([system, {"role": "user", "content": user}], max_new_tokens=20)
     body = {"model": NAME, "messages": messages, "temperature": 0, "max_completion_tokens": 20}
-    result = post(client, body).json()
-    message = result["choices"][0]["message"]
+    message = post(client, body).json()["choices"][0]["message"]
     assert (message["role"], message["content"]) == ("assistant", selection.text)
     note = events(post(client, {**body, "stream": True}))
     assert note[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

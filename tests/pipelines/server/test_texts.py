@@ -50,8 +50,7 @@ def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine)
     try:
         asyncio.run(app(scope, receive, blocked))
         until(lambda: serving.scheduler.open_requests == 0)
-        page = serving.metrics.page().decode()
-        assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
+        assert 'ragspec_texts_total{reason="cancelled"} 2.0' in serving.metrics.page().decode()
     finally:
         serving.close(0.0)
 

@@ -100,8 +100,7 @@ def test_several_texts_of_one_prompt() -> None:
 
 
 def test_documents_are_drafted_from() -> None:
-    engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8)
-    llm = chat(engine=engine)
+    llm = chat(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
     plain = llm.invoke(REQUESTS, ignore_eos=True)
     said = Document(str(plain.content), metadata={"source": "notes"})
     helped = llm.bind(documents=[said, "and a text"]).invoke(REQUESTS, ignore_eos=True)
@@ -112,8 +111,7 @@ def test_documents_are_drafted_from() -> None:
 def test_a_cache_tells_models_and_settings_separately() -> None:
     cache = InMemoryCache()
     assert chat(cache=cache).invoke(REQUESTS).content == chatting.alone(TURN).text
-    short = chat(cache=cache, max_tokens=2).invoke(REQUESTS)
-    assert short.usage_metadata["output_tokens"] == 2
+    assert chat(cache=cache, max_tokens=2).invoke(REQUESTS).usage_metadata["output_tokens"] == 2
 
 
 def test_bad_input_is_reported_by_our_errors() -> None:

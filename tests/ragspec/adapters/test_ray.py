@@ -63,8 +63,7 @@ def maker(guide: str, pids: str) -> Any:
 def test_a_batch_keeps_its_columns_and_gets_answers(guide: str) -> None:
     qa = DocQA.from_documents(guide)
     batch = {"n": np.arange(2), "request": np.array(QUESTIONS[:2], object)}
-    answerer = AnswerBatch(lambda: qa, "request", None, {"max_new_tokens": 20})
-    result = answerer(batch)
+    result = AnswerBatch(lambda: qa, "request", None, {"max_new_tokens": 20})(batch)
     assert result["n"].tolist() == [0, 1]
     for question, text, cited in zip(
         QUESTIONS, result["answer"], result["citations"], strict=False

@@ -122,8 +122,7 @@ def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     CorpusIndex.build([request.text], None, tmp_path / "store", vocab_size=VOCAB).close()
     monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
     drive(Proposer(config()), [plain := requests(1)[0]])
-    proposer = Proposer(config(store=str(tmp_path / "store")))
-    drive(proposer, [request])
+    drive(Proposer(config(store=str(tmp_path / "store"))), [request])
     assert request.steps < plain.steps / 2
 
 

@@ -318,8 +318,7 @@ def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
 @pytest.mark.parametrize("rule", [MultiStep(), WithoutReplacement()], ids=lambda rule: rule.name)
 def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
     drafter = Sampled(DISTRIBUTIONS, next(iter(rule.accepts)), (2,), telling=True)
-    row = row_of("auto", "every row alike", drafter)
-    assert bias(row, rule, drafter, steps=2) <= EXACT
+    assert bias(row_of("auto", "every row alike", drafter), rule, drafter, steps=2) <= EXACT
 
 
 def test_a_target_of_chains_keeps_those_sampled_first(monkeypatch: pytest.MonkeyPatch) -> None:

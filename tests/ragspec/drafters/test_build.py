@@ -103,8 +103,7 @@ def test_what_is_no_draft_model_is_refused() -> None:
 
 
 def test_a_target_may_be_the_draft_model() -> None:
-    small = CausalTarget(tiny.model("llama", seed=1))
-    assert names(build(None, small)) == ["model"]
+    assert names(build(None, CausalTarget(tiny.model("llama", seed=1)))) == ["model"]
     other = CausalTarget(tiny.model("llama", vocab_size=50))
     with pytest.raises(TokenizerMismatchError, match="50 token ids and the target 97"):
         build(None, other)
@@ -164,8 +163,7 @@ DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
 def test_a_source_that_stalls_is_used_until_it_is_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = fake_clock(monkeypatch)
-    slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=clock)
+    slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=fake_clock(monkeypatch))
     session = Select([slow]).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'slow' is switched off"):
         for _ in range(4):  # the first draft may take longer

@@ -104,8 +104,7 @@ BAD: dict[str, DraftTree | Callable[[], DraftTree]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> None:
     bad = Fixed(BAD[what], "bad")
-    good = FixedDrafter([5, 6, 7])
-    session = Fuse([bad, good]).open(REQUEST)
+    session = Fuse([bad, FixedDrafter([5, 6, 7])]).open(REQUEST)
     for _ in range(FAULTS_ALLOWED - 1):
         assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
     with pytest.warns(RuntimeWarning, match="'bad' is switched off"):
@@ -246,8 +245,7 @@ def test_nobody_drafts_where_even_the_best_expected_acceptance_is_too_poor() -> 
     choosy.least = 0.5
     assert len(session.propose(replace(PLACE, adviser=choosy), 8)) == 3
     assert choosy.reported == [0.6, 0.6]
-    alone = Fuse([mute]).open(REQUEST)
-    assert len(alone.propose(replace(PLACE, adviser=choosy), 8)) == 1
+    assert len(Fuse([mute]).open(REQUEST).propose(replace(PLACE, adviser=choosy), 8)) == 1
     assert choosy.reported[-1] is None
 
 

@@ -35,8 +35,7 @@ def flat(results: Any) -> list[Generation]:
 def speculative(model: Any, results: Any, static: str) -> Engine:
     """Return an engine that drafts from the first sample of each prompt."""
     texts = [text for text in flat(results) if not text.sample]
-    truth = {tuple(text.prompt_tokens): text.tokens for text in texts}
-    drafter = MixingDrafter(truth)
+    drafter = MixingDrafter({tuple(text.prompt_tokens): text.tokens for text in texts})
     return Engine(model, tiny.tokenizer(), drafter=drafter, budget=12, static=static)
 
 
@@ -116,8 +115,7 @@ def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
 
     first, second = Recorder(), Recorder()
     expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
-    drafter = MixingDrafter({tuple(PROMPTS[0]): expected.tokens})
-    engine = Engine(model, drafter=drafter, budget=12)
+    engine = Engine(model, drafter=MixingDrafter({tuple(PROMPTS[0]): expected.tokens}), budget=12)
     result = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
     assert result.tokens == expected.tokens
     assert second.calls == first.calls
@@ -232,8 +230,7 @@ def test_logits_that_are_no_numbers_are_an_error(
 
 @STATIC
 def test_texts_and_labels_follow_a_model_that_is_cast(static: str) -> None:
-    whole = tiny.model("llama")
-    engine = Engine(copy.deepcopy(whole), drafter="context", budget=4, static=static)
+    engine = Engine(copy.deepcopy(tiny.model("llama")), drafter="context", budget=4, static=static)
 
     def result() -> tuple[list[int], str, str]:
         text = engine.generate(PROMPTS[0], Sampling(0.8, seed=3), max_new_tokens=NEW)

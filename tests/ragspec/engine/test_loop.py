@@ -193,8 +193,7 @@ def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
 ) -> None:
     whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     truth, rule = {tuple(PROMPTS[0]): whole}, Counting()
-    drafter = MixingDrafter(truth, depth=9, right=1.0)
-    engine = Engine(model, drafter=drafter, budget=18, rule=rule)
+    engine = Engine(model, drafter=MixingDrafter(truth, depth=9, right=1.0), budget=18, rule=rule)
 
     def run(using: Engine) -> Generation:
         match: Generation = using.generate(

@@ -67,8 +67,7 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         assert parts[-1].text == whole.text
         assert parts[-1].finish_reason == whole.finish_reason
         assert [len(part.logprobs or ()) for part in parts] == [p.report.tokens for p in parts]
-        message = [item.token for part in parts for item in part.logprobs or ()]
-        assert message == whole.tokens
+        assert [item.token for part in parts for item in part.logprobs or ()] == whole.tokens
         assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
 
 

@@ -90,8 +90,7 @@ def test_a_passage_with_control_tokens_is_quoted_as_it_stands(chat: bool) -> Non
 @pytest.mark.parametrize("drafter", [None, "context"])
 def test_a_stop_of_special_tokens_ends_a_text_that_ignores_them(drafter: str | None) -> None:
     tokens = with_role()
-    model = tiny.model("llama", vocab_size=len(tokens), seed=4)
-    engine = Engine(model, tokens, drafter=drafter)
+    engine = Engine(tiny.model("llama", vocab_size=len(tokens), seed=4), tokens, drafter=drafter)
     bias = {tokens.convert_tokens_to_ids(ROLE): 9.0}
     settings = Sampling(temperature=1.0, seed=6, logit_bias=bias)
     free = engine.generate("A draft", settings, max_new_tokens=40, ignore_eos=True)

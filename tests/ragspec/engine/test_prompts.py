@@ -84,8 +84,7 @@ def test_a_chat_goes_on_after_an_assistant_s_beginning(text: str) -> None:
 def test_control_tokens_of_a_chat_are_the_template_s_alone() -> None:
     tokens = copy.deepcopy(tiny.tokenizer(chat=True))
     tokens.add_special_tokens({"bos_token": "<user>"})  # the template writes it, and a user does
-    message = [{"role": "user", "content": "a <user> b"}]
-    ids = encode_prompts(message, tokens, len(tokens)).ids[0]
+    ids = encode_prompts([{"role": "user", "content": "a <user> b"}], tokens, len(tokens)).ids[0]
     assert ids.count(tokens.bos_token_id) == 1 and len(ids) > 20
 
 
@@ -250,8 +249,7 @@ def test_other_forms_are_reported(form: Any, message: str) -> None:
 
 
 def generate(prediction: Any, sampling: Sampling, drafter: str | None = "context") -> Generation:
-    model = tiny.model("llama", dtype=torch.float64)
-    engine = Engine(model, TOKENIZER, drafter=drafter, budget=8)
+    engine = Engine(tiny.model("llama", dtype=torch.float64), TOKENIZER, drafter=drafter, budget=8)
     result: Generation = engine.generate(
         PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True, prediction=prediction
     )
@@ -308,8 +306,7 @@ def test_each_prompt_of_a_batch_has_its_prediction() -> None:
 
 
 def test_nothing_of_a_prediction_is_cited() -> None:
-    tokens = generate(None, Sampling()).tokens
-    steps = generate(tokens, Sampling()).steps
+    steps = generate(generate(None, Sampling()).tokens, Sampling()).steps
     documents = {int(step.tree.origin[node][0]) for step in steps for node in step.path}
     assert documents <= {-1, PREDICTION}
     assert PREDICTION in documents

@@ -150,8 +150,7 @@ def test_cancelled_texts_end_and_change_no_other(
             time.sleep(rng.uniform(0.0, 0.05))
             rng.choice(handles).cancel()
         results = [handle.result() for handle in handles]
-    reasons = [result.finish_reason for result in results]
-    assert "cancelled" in reasons
+    assert "cancelled" in [result.finish_reason for result in results]
     for result, whole in zip(results, expected, strict=True):
         assert result.tokens == whole or (
             result.finish_reason == "cancelled" and result.tokens == whole[: len(result.tokens)]
@@ -388,8 +387,7 @@ def test_a_broken_model_or_session_fails_its_texts_and_the_pool_goes_on(
             for name in broken:
                 patched.setattr(TreeSession, name, failing)
             patched.setattr(CausalTarget, "forward", failing)
-            handles = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(4)]
-            for handle in handles:
+            for handle in [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(4)]:
                 with pytest.raises(RuntimeError, match="not today"):
                     handle.result(timeout=20)
         assert pool.submit([4, 5, 6], max_new_tokens=4).result(timeout=20).tokens == whole
@@ -704,8 +702,7 @@ def test_calls_of_all_kinds_share_one_batch(
             results[number] = pool.generate(prompt, sampling, **options).tokens
         elif number % 3 == 1:
             stream = pool.stream(prompt, sampling, **options)
-            text = "".join(stream)
-            assert text == stream.result.text
+            assert "".join(stream) == stream.result.text
             results[number] = stream.result.tokens
         else:
             results[number] = pool.submit(prompt, sampling, **options).result().tokens

@@ -87,8 +87,7 @@ def test_what_is_fetched_is_detected_by_its_name_and_loads(
     assert (result.folder, result.origin) == (folder, ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
-    ids = torch.tensor([[3, 4, 5]])
-    assert model(ids).logits.shape == (1, 3, model.config.vocab_size)
+    assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
 
 
 def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_of(

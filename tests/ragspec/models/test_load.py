@@ -229,8 +229,7 @@ def test_ids_go_to_where_an_offloaded_embedding_is_supplied() -> None:
     embedding = torch.nn.Embedding(2, 2, device="meta")
     assert input_device(embedding) == torch.device("meta")
     hook = SimpleNamespace(execution_device="cpu")
-    several = SimpleNamespace(hooks=(SimpleNamespace(), hook))
-    for hung in (hook, several):
+    for hung in (hook, SimpleNamespace(hooks=(SimpleNamespace(), hook))):
         embedding._hf_hook = hung  # type: ignore[assignment]
         assert input_device(embedding) == CPU
     embedding._hf_hook = SimpleNamespace(execution_device=None)  # type: ignore[assignment]

@@ -145,8 +145,7 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
         return str(cached(empty_cache, name))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    result = resolve_model("someone/some-model")
-    assert result.origin is ModelOrigin.HUB and calls == [True, False]
+    assert resolve_model("someone/some-model").origin is ModelOrigin.HUB and calls == [True, False]
     with pytest.raises(ModelNotFoundError, match="hub: not asked"):
         resolve_model("someone/other", offline=True)
     assert calls == [True, False, True]

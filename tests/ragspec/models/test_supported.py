@@ -129,8 +129,7 @@ def test_a_compiled_model_is_used_as_it_is() -> None:
 
 def test_an_adapter_wrapper_is_looked_through() -> None:
     model = build("llama")
-    wrapper = SimpleNamespace(get_base_model=lambda: model)
-    assert unwrapped(wrapper) is model
+    assert unwrapped(SimpleNamespace(get_base_model=lambda: model)) is model
     assert unwrapped(model) is model
 
 

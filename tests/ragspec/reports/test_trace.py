@@ -27,8 +27,7 @@ def generation_of(
     """Return the generation of some steps; a stop string cuts its text at `end`."""
     tokens = [token for step in steps for token in step.tokens]
     report = report_of(steps, tokens, 0.05, "stop", **facts)
-    text = decode(tokens)[:end]
-    return Generation(text, tokens, "stop", "exact", report, [1, 2, 3], steps=steps)
+    return Generation(decode(tokens)[:end], tokens, "stop", "exact", report, [1, 2, 3], steps=steps)
 
 
 def run(*more: Step) -> Generation:

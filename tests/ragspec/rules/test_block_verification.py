@@ -140,8 +140,7 @@ def test_three_candidates_beat_recursive_rejection() -> None:
 
 def test_threshold_is_the_smaller_of_the_two() -> None:
     rule = Typical(epsilon=0.09, delta=0.3)
-    certain = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    assert rule.threshold(certain) == pytest.approx(0.09)
+    assert rule.threshold(torch.tensor([1.0, 0.0], dtype=torch.float64)) == pytest.approx(0.09)
     even = torch.full((10,), 0.1, dtype=torch.float64)
     assert rule.threshold(even) == pytest.approx(0.3 * math.exp(-math.log(10)))
 
@@ -151,8 +150,7 @@ def test_keeps_the_longest_then_the_likeliest_path() -> None:
     distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
     tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
-    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
-    assert verdict.path == (1, 3)
+    assert judged(Typical(), tree, distributions, NoiseStream(0)).path == (1, 3)
 
 
 def test_improbable_tokens_are_left_out() -> None:

@@ -152,8 +152,7 @@ def follows(engine: Engine, *expected: torch.Tensor) -> list[float]:
 def test_twenty_thousand_texts_follow_the_target(rule: str) -> None:
     model, draft = (tiny.model("llama", vocab_size=5, seed=seed) for seed in (1, 2))
     mode = "sampled-without-replacement" if rule.startswith("without") else "sampled"
-    widths = (1,) if rule in ("rejection", "block") else (2, 2)
-    drafter = ModelDrafter(draft, 2, widths, mode=mode)
+    drafter = ModelDrafter(draft, 2, (1,) if rule in ("rejection", "block") else (2, 2), mode=mode)
     engine = Engine(model, drafter=drafter, rule=rule, budget="auto", max_batch_size=64)
     assert follows(engine, after_texts(model))[0] > 1e-4
 

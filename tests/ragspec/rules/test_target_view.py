@@ -100,8 +100,7 @@ def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
         return scores
 
     processors = [HFProcessor(count)]
-    mine = TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, processors)
-    known = view(mine)
+    known = view(TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, processors))
     known.token(2)
     known.probabilities(2)
     known.logprob(2, 7, 1)
@@ -109,8 +108,7 @@ def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
 
 
 def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
-    mine = distribution(temperature=0.3, top_k=2, logit_bias={7: 5.0})
-    result = view(mine).logprob(0, 7, 3)
+    result = view(distribution(temperature=0.3, top_k=2, logit_bias={7: 5.0})).logprob(0, 7, 3)
     expected = logits()[1].double()
     expected[7] += 5.0
     logp = expected.log_softmax(-1)
@@ -209,8 +207,7 @@ def fused_children() -> DraftTree:
         [0, 1], "model", accept_prob=[0.5, 0.3], distributions=[(ROOT, [0, 1], [0.6, 0.4])]
     )
     result = FixedDrafter([1, 0], "result", accept_prob=[0.5, 0.3])
-    session = Rasd(model, [result]).open(DraftRequest((0,), 2))
-    return session.propose(DraftContext([0], 1, 9), 8)
+    return Rasd(model, [result]).open(DraftRequest((0,), 2)).propose(DraftContext([0], 1, 9), 8)
 
 
 @pytest.mark.parametrize("make", [two_children, fused_children])

@@ -60,8 +60,7 @@ def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
 @settings(max_examples=150)
 def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, greedy: bool) -> None:
     distributions, noise = Distributions(4, 0, greedy=greedy), NoiseStream(seed)
-    verdict = judged(Walk(), tree, distributions, noise)
-    text = emitted(tree, verdict)
+    text = emitted(tree, judged(Walk(), tree, distributions, noise))
     assert text == plain(distributions, noise, len(text))
 
 

@@ -196,8 +196,7 @@ def test_ties_and_forbidden_tokens(name: str) -> None:
     logits = random_logits(4, 12, 3000, scale=2.0).round().to(torch.bfloat16)
     logits[1:, :, 64:] = float("-inf")
     logits[2, :, 3:] = float("-inf")
-    beyond = check(named([name] * 4), logits)
-    assert not beyond[1:].any()
+    assert not check(named([name] * 4), logits)[1:].any()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -348,8 +347,7 @@ def test_distributions_that_need_the_host_are_not_taken() -> None:
     ]
     for current, taken in cases:
         processors = build_processors(sampling, 0, (), current)
-        result = BatchDistribution.takes(TokenDistribution(sampling, noise, 0, processors))
-        assert result is taken
+        assert BatchDistribution.takes(TokenDistribution(sampling, noise, 0, processors)) is taken
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:

@@ -182,8 +182,7 @@ def test_filters_do_not_change_which_survivor_is_sampled(sampling: Sampling) -> 
     tokens, best = distribution.best(scores, indices, 4)
     left = expected.isfinite()  # a filter may leave fewer than four
     assert torch.equal(tokens[left], places[left])
-    offset = (best - best[:, :1])[left]
-    torch.testing.assert_close(offset, (expected - expected[:, :1])[left])
+    torch.testing.assert_close((best - best[:, :1])[left], (expected - expected[:, :1])[left])
     assert torch.equal(distribution.select(scores, indices), places[:, 0])
     moved = distribution.select(scores, [i + 1 for i in indices])
     assert torch.equal(moved, places[:, 0]) is sampling.greedy

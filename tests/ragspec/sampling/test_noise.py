@@ -172,8 +172,7 @@ def test_normal_numbers_are_normal_and_unrelated() -> None:
         assert abs(float(row.square().mean()) - 1.0) < 6 * (2 / COUNT) ** 0.5
         assert abs(float(row.pow(4).mean()) - 3.0) < 6 * (96 / COUNT) ** 0.5
     assert abs(float((sample[0] * sample[1]).mean())) < 6 / COUNT**0.5
-    again = NoiseStream(3).normal_rows([1], lanes[:1, :7])
-    assert torch.equal(again[0], sample[1, :7])
+    assert torch.equal(NoiseStream(3).normal_rows([1], lanes[:1, :7])[0], sample[1, :7])
     other = NoiseStream(3).normal_rows([1], lanes[:1], NoiseUse.RESIDUAL)
     assert abs(float((other[0] * sample[1]).mean())) < 6 / COUNT**0.5
 
@@ -221,7 +220,6 @@ def test_settings_of_a_generation_config() -> None:
     fields: dict[str, Any] = {"temperature": 0.7, "top_k": 11, "top_p": 0.9}
     fields |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[4]]}
     config = GenerationConfig(do_sample=True, num_return_sequences=3, **fields)
-    result = Sampling.from_generation_config(config, seed=5)
-    assert result == Sampling(n=3, seed=5, **fields)
+    assert Sampling.from_generation_config(config, seed=5) == Sampling(n=3, seed=5, **fields)
     greedy = Sampling.from_generation_config(GenerationConfig(do_sample=False, temperature=0.7))
     assert greedy.greedy

@@ -175,8 +175,7 @@ def theirs(model: Any, **call: Any) -> list[list[int]]:
     settings = {"max_new_tokens": NEW, "do_sample": False, "num_beams": 1, **call}
     texts = []
     for prompt in PROMPTS:
-        out = model.generate(torch.tensor([prompt]), **settings)
-        texts.append(out[0, len(prompt) :].tolist())
+        texts.append(model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist())
     return texts
 
 
@@ -207,8 +206,7 @@ def test_defaults_greedy_text_is_that_of_transformers(name: str) -> None:
     if settings.keys() <= of_a_call:
         ends = settings.pop("eos_token_id", ())
         settings.pop("pad_token_id", None)
-        silent = model_that_asks()
-        assert ours(silent, Sampling(**settings), stop_token_ids=ends) == expected
+        assert ours(model_that_asks(), Sampling(**settings), stop_token_ids=ends) == expected
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])

@@ -138,8 +138,7 @@ def test_scores_that_learn_and_views_of_others_are_read_too() -> None:
 @pytest.mark.parametrize("shape", [(97,), (2, 3, 97), (9, 8 * BLOCK), (5, 8192), (40, 8192 + 17)])
 @pytest.mark.parametrize("k", [1, 8])
 def test_the_best_tokens_are_those_of_a_full_sort(shape: tuple[int, ...], k: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     assert torch.equal(best_tokens(logits, k)[1], logits.argsort(-1, descending=True)[..., :k])
 
 

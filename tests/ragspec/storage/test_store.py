@@ -137,8 +137,7 @@ def damage_flip(path: Path) -> None:
 def test_damaged_files_are_refused(
     tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    store = build(tmp_path, "some text")
-    damage(store.path / name)
+    damage(build(tmp_path, "some text").path / name)
     with pytest.raises(StoreError):
         open_store(tmp_path, "toy")
 
@@ -166,8 +165,7 @@ def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
 )
 def test_damaged_pointer_is_refused(tmp_path: Path, text: str, message: str) -> None:
     build(tmp_path, "one")
-    whole = (tmp_path / POINTER).read_text()
-    for damaged, reason in ((text, message), (whole + " ", "damaged")):
+    for damaged, reason in ((text, message), ((tmp_path / POINTER).read_text() + " ", "damaged")):
         (tmp_path / POINTER).write_text(damaged)
         with pytest.raises(StoreError, match=reason):
             open_store(tmp_path, "toy")
@@ -249,8 +247,7 @@ def test_unchanged_files_are_carried_over(
 
     if not links:
         monkeypatch.setattr("os.link", refuse)
-    first = build(tmp_path, "one")
-    inode = first.file("inner/more.txt").stat().st_ino
+    inode = build(tmp_path, "one").file("inner/more.txt").stat().st_ino
     for text in ("two", "three"):
         carried_on(tmp_path, text)
     store = open_store(tmp_path, "toy")
@@ -262,8 +259,7 @@ def test_unchanged_files_are_carried_over(
 
 
 def test_damage_to_a_carried_file_is_not_published(tmp_path: Path) -> None:
-    first = build(tmp_path, "one")
-    damage_flip(first.path / "inner/more.txt")
+    damage_flip(build(tmp_path, "one").path / "inner/more.txt")
     carried_on(tmp_path, "two")
     with pytest.raises(StoreError, match="SHA-256"):
         open_store(tmp_path, "toy")

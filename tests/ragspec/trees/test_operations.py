@@ -286,8 +286,7 @@ def test_check_lets_sampled_siblings_repeat() -> None:
 def test_promised_sums_what_is_expected_below() -> None:
     tree = DraftTree.build([1, 2, 3, 4], [-1, 0, 0, 1], "a", accept_prob=[0.5, 0.25, 0.1, 0.125])
     assert promised(tree) == pytest.approx([0.5 * 1.5 + 0.2, 0.5, 0.0, 0.0])
-    nothing = DraftTree.build([1, 2], [-1, 0], "a", accept_prob=[0.0, 0.0])
-    assert promised(nothing) == [0.0, 0.0]
+    assert promised(DraftTree.build([1, 2], [-1, 0], "a", accept_prob=[0.0, 0.0])) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", list(DraftKind))
@@ -295,5 +294,4 @@ def test_a_tree_that_is_built_of_nothing_is_the_empty_tree_of_its_kind(kind: Dra
     tree = DraftTree.build([], [], "a", accept_prob=[], origin=[], kind=kind)
     assert tree is DraftTree.empty(kind) and tree.kind is kind
     check(tree, VOCAB)
-    with_dist = DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB))
-    assert with_dist.q is not None
+    assert DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB)).q is not None

@@ -78,8 +78,7 @@ def compare(model: Any, name: str, rows: int) -> tuple[list[list[int]], float]:
     texts = prompts(rows)
     plain = run(Engine(model, drafter=None), texts, name)
     truths = {tuple(text): out.tokens for text, out in zip(texts, plain, strict=True)}
-    engine = Engine(model, drafter=NoisyTrees(truths), budget=BUDGET)
-    drafted = run(engine, texts, name)
+    drafted = run(Engine(model, drafter=NoisyTrees(truths), budget=BUDGET), texts, name)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     assert {out.label for out in drafted} == {"exact"}
     assert not any(out.report.faults for out in drafted)
@@ -191,8 +190,7 @@ def test_tokens_do_not_depend_on_drafts_under_any_setting(
 def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
     name: str, rows: int, budget: Any
 ) -> None:
-    alone = Engine(target(), drafter=None)
-    plain = run(alone, PROMPTS[:rows], name, ignore_eos=True)
+    plain = run(Engine(target(), drafter=None), PROMPTS[:rows], name, ignore_eos=True)
     # How the texts begin can be copied; the rest is left to the model.
     texts = [SourceText(tuple(out.tokens[:6]), i) for i, out in enumerate(plain)]
     drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), min_expected_gain=0.0)]
@@ -218,8 +216,7 @@ def test_an_end_token_inside_a_draft_ends_the_text(architecture: str) -> None:
     model, (text,) = build(architecture), prompts(1)
     whole = Engine(model, drafter=None).generate(text, max_new_tokens=NEW).tokens
     end = whole[7]
-    drafter = NoisyTrees({tuple(text): whole}, spoiled=0.0)
-    engine = Engine(model, drafter=drafter, budget=BUDGET)
+    engine = Engine(model, drafter=NoisyTrees({tuple(text): whole}, spoiled=0.0), budget=BUDGET)
     out = engine.generate(text, max_new_tokens=NEW, stop_token_ids=[end])
     assert out.tokens == whole[: whole.index(end) + 1]
     assert out.finish_reason == "stop"

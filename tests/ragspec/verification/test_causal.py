@@ -66,8 +66,7 @@ def assert_right(
 def random_tree(data: st.DataObject, most: int) -> DraftTree:
     n = data.draw(st.integers(0, most))
     parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
-    tokens = data.draw(st.permutations(range(20)))[:n]
-    return DraftTree.build(tokens, parents, "test")
+    return DraftTree.build(data.draw(st.permutations(range(20)))[:n], parents, "test")
 
 
 def random_text(data: st.DataObject, least: int, most: int) -> list[int]:
@@ -129,8 +128,7 @@ def test_rows_leave_and_are_copied() -> None:
             assert active_rows == rows
             trees = [tree_of[row] for row in active_rows]
             logits = session.verify([[11 + row] for row in active_rows], trees)
-            followed = [[*text_of[row], 11 + row] for row in active_rows]
-            assert_right(model, logits, followed, trees)
+            assert_right(model, logits, [[*text_of[row], 11 + row] for row in active_rows], trees)
             session.discard_uncommitted()
 
 
@@ -175,8 +173,7 @@ def test_prompts_report_the_best_tokens_of_their_ends(
             first = max(0, len(row) - most // (len(rows) * VOCAB))
             assert len(top) == len(row) - first
             for place, best in enumerate(top.host().tolist(), start=first):
-                expected = reference(model, row[: place + 1])
-                assert best == expected.topk(k).indices.tolist()
+                assert best == reference(model, row[: place + 1]).topk(k).indices.tolist()
 
 
 def test_sizes_are_read_off_the_model() -> None:
@@ -191,8 +188,7 @@ def test_sizes_are_read_off_the_model() -> None:
 @pytest.mark.parametrize("kind", [CausalTarget, lambda model: PathTarget(model)])
 def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: Any) -> None:
     model = copy.deepcopy(build("llama"))
-    target = kind(model)
-    engine = Engine(target, drafter="context", budget=4)
+    engine = Engine(kind(model), drafter="context", budget=4)
     text = [1, 2, 3, 1, 2, 3, 1, 2]
     expected = engine.generate(text, max_new_tokens=8).tokens
     model.train()
@@ -319,8 +315,7 @@ def test_texts_that_cross_the_border_are_those_of_plain_decoding(name: str, mode
     target = CausalTarget(model) if mode == "tree" else PathTarget(model)
     text = prompt(40)
     expected = greedy(copy.deepcopy(model), text)
-    plain = Engine(target, drafter=None)
-    assert plain.generate(text, max_new_tokens=NEW).tokens == expected
+    assert Engine(target, drafter=None).generate(text, max_new_tokens=NEW).tokens == expected
     for budget in (4, 9):
         drafter = NoisyTrees({tuple(text): expected})
         out = Engine(target, drafter=drafter, budget=budget).generate(text, max_new_tokens=NEW)

@@ -267,8 +267,7 @@ def test_an_engine_uses_packs_and_writes_the_same_text(
     monkeypatch.setattr(packing, "LEAST_WORK", 0)
 
     def write() -> list[int]:
-        smaller = copy.deepcopy(model) if draft else None
-        engine = Engine(model, None, "context", smaller, budget=6)
+        engine = Engine(model, None, "context", copy.deepcopy(model) if draft else None, budget=6)
         written: list[int] = engine.generate(prompt, max_new_tokens=24).tokens
         return written
 

@@ -129,8 +129,7 @@ def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> No
         prompt = PROMPTS[number]
         for root, step, _, chosen, _ in session.known:
             for text, token in zip(texts(root, step.tree), chosen, strict=True):
-                expected = token_after(plain, prompt, text, seed=4 + number)
-                assert token == expected
+                assert token == token_after(plain, prompt, text, seed=4 + number)
 
 
 def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:

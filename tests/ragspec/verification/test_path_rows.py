@@ -197,8 +197,7 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
         with target.open(1, 64) as session:
             session.verify([text], [EMPTY])
             session.commit([()])
-            logits = session.verify([[1]], [tree])
-            assert far(tempered, logits, [*text, 1], tree) == (not right)
+            assert far(tempered, session.verify([[1]], [tree]), [*text, 1], tree) == (not right)
     assert isinstance(open_target(tempered), PathTarget), "though the probe does not reach so far"
 
 

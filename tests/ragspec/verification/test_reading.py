@@ -125,8 +125,7 @@ def test_prompts_that_cannot_be_divided_are_read_at_once() -> None:
 
 
 def test_prompts_are_read_in_smaller_chunks_beside_running_texts() -> None:
-    model = tiny.model("llama", dtype=torch.float64)
-    request = Engine(model, tiny.tokenizer(), None, chunk=8)
+    request = Engine(tiny.model("llama", dtype=torch.float64), tiny.tokenizer(), None, chunk=8)
     handle = request.submit([4, 5], max_new_tokens=60, ignore_eos=True)
     next(handle)
     widths = Widths(request.model)

@@ -109,8 +109,7 @@ def test_sizes_for_the_mask_count_speculative_slots() -> None:
     write([cache], [[1, 2, 3]])
     cache.commit([0, 2])
     write([cache], [[7, 8]])
-    batch = BatchCache([cache])
-    sizes = ModelCache(batch)
+    sizes = ModelCache(BatchCache([cache]))
     assert sizes.get_seq_length() == 4
     assert sizes.get_mask_sizes(4, 0) == (8, 0)
 

@@ -387,8 +387,7 @@ def test_the_model_is_left_as_it_was_detected(name: str) -> None:
     configuration, names = model.config.to_dict(), set(vars(model))
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     implementation = model.config._attn_implementation
-    engine = Engine(model, drafter="context", budget=6)
-    engine.generate(ids(1)[0].tolist(), max_new_tokens=8)
+    Engine(model, drafter="context", budget=6).generate(ids(1)[0].tolist(), max_new_tokens=8)
     assert model.config._attn_implementation == implementation
     assert model.config.to_dict() == configuration
     assert set(vars(model)) == names

@@ -204,8 +204,7 @@ def test_texts_and_rows_come_in_order_and_as_a_stream() -> None:
             yield "ab" if number % 2 else [number % 90]
 
     rows = tokenized(stream(), tokenizer, lambda d, t: message.append((d, t)))
-    first = [next(rows).tolist() for _ in range(3)]
-    assert first == [[0], tokenizer("ab")["input_ids"], [2]]
+    assert [next(rows).tolist() for _ in range(3)] == [[0], tokenizer("ab")["input_ids"], [2]]
     assert read == BATCH
     assert len(list(rows)) == 2 * BATCH
     assert [d for d, _ in message] == [BATCH, 2 * BATCH, 2 * BATCH + 3]

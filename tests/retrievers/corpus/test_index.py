@@ -151,8 +151,7 @@ def test_enough_text_is_written_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    answers = rng.integers(0, 90, (100_000, 3)).astype(np.int32)
+    answers = np.random.default_rng(0).integers(0, 90, (100_000, 3)).astype(np.int32)
     most = 0
     with build(tmp_path / "c", rows(1), flush_tokens=8192, max_tokens=40_000) as store:
         for number, answer in enumerate(answers):

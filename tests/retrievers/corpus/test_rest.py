@@ -101,8 +101,7 @@ def test_the_most_frequent_wins_whatever_its_place_in_the_order_of_ids() -> None
 
 def test_large_ids_do_not_overflow() -> None:
     texts = [[70_001, 70_002, 70_003], [4465, 4466, 99]]  # 70_001 - 2**16 = 4465
-    result = session(texts, vocab_size=100_000)
-    assert propose(result, [70_001, 70_002]).tokens.tolist() == [70_003]
+    assert propose(session(texts, vocab_size=100_000), [70_001, 70_002]).tokens.tolist() == [70_003]
 
 
 def test_no_more_is_drafted_than_is_expected() -> None:
@@ -175,8 +174,7 @@ def test_accept_prob_follows_what_the_target_accepts() -> None:
     trusting, doubting = session(text), session(text)
     for start in range(5, 40):
         for result, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
-            tree = propose(result, [start, start + 1])
-            result.observe(Step(tree, (), tokens))
+            result.observe(Step(propose(result, [start, start + 1]), (), tokens))
     assert (
         propose(trusting, [3, 4]).accept_prob[0] > first > propose(doubting, [3, 4]).accept_prob[0]
     )

@@ -174,8 +174,7 @@ def text(log: AppendBuffer, scope: str = "a") -> list[list[int]]:
 def test_a_segment_in_memory_is_the_one_that_would_be_on_disk(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("segment")
-    there = build_segment(folder, documents, VOCAB, depth=DEPTH)
+    there = build_segment(tmp_path_factory.mktemp("segment"), documents, VOCAB, depth=DEPTH)
     here = segment_in_memory(list(map(np.array, documents)), VOCAB, DEPTH)
     for name in ("tokens", "suffixes", "buckets", "starts"):
         mine, its = getattr(here, name), getattr(there, name)

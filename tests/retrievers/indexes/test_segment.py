@@ -49,8 +49,7 @@ def test_documents_never_run_into_each_other(tmp_path: Path) -> None:
 
 
 def test_wide_intervals_are_sampled_all_over(tmp_path: Path) -> None:
-    texts = [[0, 1]] * 500 + [[0, 2]] * 300 + [[0, 3]] * 200
-    segment = make(tmp_path, texts)
+    segment = make(tmp_path, [[0, 1]] * 500 + [[0, 2]] * 300 + [[0, 3]] * 200)
     options = DraftOptions(rows=100)
     draft = segment.draft([0], 10, options=options)
     assert list(spelled(draft)) == [(1,), (2,), (3,)]

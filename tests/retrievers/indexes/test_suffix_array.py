@@ -56,8 +56,7 @@ def test_large_vocabularies_are_sorted_by_all_their_bits() -> None:
 
 
 def test_a_text_of_one_token_is_sorted_by_length_then_place() -> None:
-    tokens = encode([0] * 5000)
-    order = sort_suffixes(tokens, VOCAB, depth=32)
+    order = sort_suffixes(encode([0] * 5000), VOCAB, depth=32)
     # The separator is the largest id: the longer the run up to a place, the earlier it comes.
     assert order[:3].tolist() == [32, 33, 34]
     assert order[-3:].tolist() == [3, 2, 1]

@@ -79,8 +79,7 @@ def test_it_stops_at_the_most_that_is_expected(tmp_path: Path) -> None:
 def test_what_follows_ends_with_its_text(store: Datastore) -> None:
     ends = store.starts[1:]
     last = np.asarray([ends[0] - 1, ends[3] - 2, 0])
-    result = store.following(last, 3).tolist()
-    assert result == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
+    assert store.following(last, 3).tolist() == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
 
 
 def test_opened_again_it_is_the_same(store: Datastore) -> None:

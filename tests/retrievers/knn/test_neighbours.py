@@ -46,8 +46,7 @@ def test_they_are_those_of_measuring_all(
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for size in (2, 5, 64):
-            together = near.search(queries[:size], k)
-            for one, many in zip(alone, together, strict=False):
+            for one, many in zip(alone, near.search(queries[:size], k), strict=False):
                 assert np.array_equal(one.numbers, many.numbers)
                 assert np.array_equal(one.distances, many.distances)
     torch.set_num_threads(1)
@@ -61,8 +60,7 @@ def test_a_smaller_k_is_the_beginning_of_a_larger_one() -> None:
     near, query = NearestKeys(clustered(400, 16)), clustered(1, 16, seed=8).astype(np.float32)
     most = near.search(query, 200)[0]
     for k in (1, 2, 30, 199):
-        result = near.search(query, k)[0]
-        assert np.array_equal(result.numbers, most.numbers[:k])
+        assert np.array_equal(near.search(query, k)[0].numbers, most.numbers[:k])
 
 
 def test_more_than_there_are_gives_all() -> None:

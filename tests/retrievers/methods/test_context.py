@@ -91,8 +91,7 @@ def test_proposals_occur_in_the_text_and_name_their_origin(
     chunks = [list(text.tokens) for text in request.texts] + [written]
     pairs = {pair for piece in chunks for pair in pairwise(piece)}
     for path in paths(tree.parents):
-        spelled = [written[-1], *tree.tokens[list(path)].tolist()]
-        assert set(pairwise(spelled)) <= pairs
+        assert set(pairwise([written[-1], *tree.tokens[list(path)].tolist()])) <= pairs
     documents = {text.document: (text.offset, text.tokens) for text in request.texts}
     for start, end, document, offset in request.spans:
         documents[document] = (offset, request.prompt[start:end])
@@ -127,15 +126,13 @@ def test_copying_a_document_takes_one_step_per_budget() -> None:
     document = list(range(10, 50))
     prompt = [1, *document, 2, 10]
     request = DraftRequest(tuple(prompt), 100, spans=((1, 41, 0, 0),))
-    session = ContextDrafter().open(request)
-    assert steps(session, prompt, document[1:], budget=12) == 3
+    assert steps(ContextDrafter().open(request), prompt, document[1:], budget=12) == 3
 
 
 def test_two_continuations_become_two_branches() -> None:
     prompt = (1, 2, 3, 4, 9, 1, 2, 3, 5, 8, 1, 2, 3)
     tree = ContextDrafter().open(DraftRequest(prompt, 100)).propose(context(prompt), 4)
-    roots = tree.tokens[tree.parents == ROOT].tolist()
-    assert sorted(roots[:2]) == [4, 5]
+    assert sorted(tree.tokens[tree.parents == ROOT].tolist()[:2]) == [4, 5]
 
 
 def test_a_longer_match_has_more_accept_prob() -> None:
@@ -143,8 +140,7 @@ def test_a_longer_match_has_more_accept_prob() -> None:
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     short = session.propose(context(prompt, (50, 3)), 1).accept_prob[0]
     session = ContextDrafter().open(DraftRequest(prompt, 100))
-    long = session.propose(context(prompt, (1, 2, 3)), 1).accept_prob[0]
-    assert long > short > 0
+    assert session.propose(context(prompt, (1, 2, 3)), 1).accept_prob[0] > short > 0
 
 
 def test_accept_prob_learns_from_what_the_target_refuses() -> None:

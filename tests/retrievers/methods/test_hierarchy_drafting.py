@@ -56,15 +56,13 @@ def test_the_first_source_fills_first() -> None:
 def test_a_full_source_starves_no_other() -> None:
     sources = [wide(range(10, 40), "a", 0.9), wide(range(40, 60), "b", 0.2)]
     sources.append(wide(range(60, 80), "c", 0.2))
-    tree = Cascade(sources).open(REQUEST).propose(PLACE, 10)
-    result = list(names(tree).values())
+    result = list(names(Cascade(sources).open(REQUEST).propose(PLACE, 10)).values())
     assert [result.count(name) for name in "abc"] == [6, 2, 2]
 
 
 def test_what_nobody_is_sure_of_is_taken_by_accept_prob() -> None:
     unsure, little = wide(range(10, 30), "a", 0.01), wide(range(30, 40), "b", 0.05)
-    tree = Cascade([unsure, little]).open(REQUEST).propose(PLACE, 12)
-    result = list(names(tree).values())
+    result = list(names(Cascade([unsure, little]).open(REQUEST).propose(PLACE, 12)).values())
     assert [result.count(name) for name in "ab"] == [2, 10]
 
 
@@ -82,8 +80,7 @@ def test_shared_beginnings_are_counted_once() -> None:
 
 
 def test_nothing_is_drafted_where_there_is_nothing() -> None:
-    session = Cascade([FixedDrafter([], "a")]).open(REQUEST)
-    assert len(session.propose(PLACE, 4)) == 0
+    assert len(Cascade([FixedDrafter([], "a")]).open(REQUEST).propose(PLACE, 4)) == 0
     assert len(Cascade([FixedDrafter([5])]).open(REQUEST).propose(PLACE, 0)) == 0
 
 

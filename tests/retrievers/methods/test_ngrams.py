@@ -52,10 +52,8 @@ def test_the_common_ngrams_count_once_per_answer_and_come_first(
     pool = NGramPool.common(answers, level=level, guess=guess)
     for token in range(5):
         known = sorted((n for ngram, n in counts.items() if ngram[0] == token), reverse=True)
-        results = [counts[token, *rest] for rest in pool.after(token)]
-        assert results == known[:guess]
-    fewer = NGramPool.common(answers, level=level, guess=100, most=2)
-    assert len(fewer) == min(2, len(counts))
+        assert [counts[token, *rest] for rest in pool.after(token)] == known[:guess]
+    assert len(NGramPool.common(answers, level=level, guess=100, most=2)) == min(2, len(counts))
 
 
 @given(st.lists(tokens, max_size=20), st.integers(2, 5))
@@ -67,8 +65,7 @@ def test_every_run_of_tokens_is_an_ngram(text: list[int], level: int) -> None:
 def test_the_prompt_and_the_texts_are_drafted_from() -> None:
     texts = (SourceText((7, 20, 21)), SourceText((22, 7, 23, 24)))
     drafter = NGramDrafter(level=3, guess=4)
-    session = drafter.open(request(7, 8, 9, 1, 7, texts=texts))
-    tree = session.propose(at([7, 8, 9, 1, 7]), 16)
+    tree = drafter.open(request(7, 8, 9, 1, 7, texts=texts)).propose(at([7, 8, 9, 1, 7]), 16)
     assert branches(tree) == [(8, 9), (23, 24), (20, 21)]
     assert tree.sources == ("ngrams",)
 
@@ -77,8 +74,7 @@ def test_steps_without_a_hit_leave_no_gap() -> None:
     text = [1, 2, 3]
     session = NGramDrafter(level=3, guess=4, lookahead=False).open(request(*text))
     for token in (11, 12, 13, 14, 11):  # every step emits one token, none was drafted
-        tree = session.propose(at(text), 16)
-        session.observe(Step(tree, (), (token,)))
+        session.observe(Step(session.propose(at(text), 16), (), (token,)))
         text.append(token)
     assert branches(session.propose(at(text), 16)) == [(12, 13)]
     text += [12, 13, 14]
@@ -123,8 +119,7 @@ def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None
     session = NGramDrafter(level=3, guess=4).open(request(1, 2))
     session.propose(at([1, 2]), 4)
     tree = DraftTree.build([5, 6, 8], [-1, 0, -1], "other")
-    top = TopTokens.of(torch.tensor([[9], [7], [10], [11]]))
-    session.observe(Step(tree, (), (9,), best=top))
+    session.observe(Step(tree, (), (9,), best=TopTokens.of(torch.tensor([[9], [7], [10], [11]]))))
     known = {(1, 2, 9), (2, 5, 7), (5, 6, 10), (2, 8, 11)}
     assert all(ngram in session._pool for ngram in known)
     assert len(session._pool) == len(known)
@@ -160,5 +155,4 @@ def test_accept_prob_learns_from_what_the_target_refuses() -> None:
 def test_tokens_that_the_target_lacks_are_not_drafted() -> None:
     pool = NGramPool(level=3)
     pool.add((1, 2, VOCAB))
-    tree = NGramDrafter(pool).open(request()).propose(at([1]), 4)
-    assert tree.tokens.tolist() == [2]
+    assert NGramDrafter(pool).open(request()).propose(at([1]), 4).tokens.tolist() == [2]

@@ -65,8 +65,7 @@ DISTRIBUTIONS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
 def test_the_distribution_prunes_what_the_draft_model_would_not_say() -> None:
     draft = model([5, 6], [0.9, 0.6], distributions=DISTRIBUTIONS)
     text = result([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
-    tree = propose(Rasd(draft, [text], grace=None))
-    assert set(spelled(tree)) == {(5,), (5, 6)}
+    assert set(spelled(propose(Rasd(draft, [text], grace=None)))) == {(5,), (5, 6)}
     text = result([7, 8], [0.6, 0.5])  # 7 is third, no law is known behind it
     assert (7, 8) in spelled(propose(Rasd(draft, [text], grace=None)))
 
@@ -99,8 +98,7 @@ def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> N
     session = opened(Rasd(draft, [result([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
     before = session.share
     for _ in range(10):
-        tree = session.propose(DraftContext([1, 2], 2, 50), 8)
-        session.observe(Step(tree, (), (5, token)))
+        session.observe(Step(session.propose(DraftContext([1, 2], 2, 50), 8), (), (5, token)))
     assert (session.share > before) is grows
     assert session.pruned == 10
 
@@ -134,18 +132,15 @@ def test_a_sampled_drafter_is_judged_by_equality() -> None:
 def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
     session = opened(Rasd(draft, [result([7], [0.6])]))
-    tree = session.propose(DraftContext([1, 2], 2, 50), 8)
-    assert set(spelled(tree)) == {(5,), (7,)}
+    assert set(spelled(session.propose(DraftContext([1, 2], 2, 50), 8))) == {(5,), (7,)}
 
 
 def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = fake_clock(monkeypatch)
-    late = result([9], [0.5], seconds=0.02, clock=clock)
+    late = result([9], [0.5], seconds=0.02, clock=fake_clock(monkeypatch))
     session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
     with pytest.warns(RuntimeWarning, match=r"'result' is switched off.*took 0.02 s"):
         for _ in range(4):  # the first may take longer
-            tree = session.propose(DraftContext([1, 2], 2, 50), 8)
-            assert sorted(tree.tokens.tolist()) == [7, 9]
+            assert sorted(session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist()) == [7, 9]
     assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
     assert session.faults == {"result": 3}
 
@@ -191,8 +186,7 @@ def test_a_draft_model_that_knows_nothing_silences_texts_only_in_the_papers_form
         forwards(ContextDrafter()),
         forwards(Rasd(unlike, [ContextDrafter()], grace=None)),
     )
-    ours = forwards(Rasd(unlike, [ContextDrafter()]))
-    assert texts <= ours < paper
+    assert texts <= forwards(Rasd(unlike, [ContextDrafter()])) < paper
 
 
 def forwards(drafter: Drafter) -> int:

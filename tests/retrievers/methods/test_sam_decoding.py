@@ -56,9 +56,7 @@ def test_the_length_of_the_copy_follows_the_match() -> None:
 
 
 def chosen(select: Select, prompt: list[int]) -> tuple[str, ...]:
-    session = select.open(DraftRequest(tuple(prompt), 100))
-    tree = session.propose(at(prompt), 8)
-    return tree.sources
+    return select.open(DraftRequest(tuple(prompt), 100)).propose(at(prompt), 8).sources
 
 
 def test_the_longest_match_wins_and_discounts_count() -> None:
@@ -72,8 +70,7 @@ def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
     assert chosen(Select([short], other), [1]) == ("other",)
     assert chosen(Select([short], other, threshold=4), [1]) == ("short",)
     assert chosen(Select([short]), [1]) == ("short",)
-    nothing = FixedDrafter([], "nothing")
-    assert chosen(Select([short], nothing), [1]) == ("short",)
+    assert chosen(Select([short], FixedDrafter([], "nothing")), [1]) == ("short",)
 
 
 def test_a_source_without_a_match_length_is_reported() -> None:
@@ -83,8 +80,7 @@ def test_a_source_without_a_match_length_is_reported() -> None:
 
 
 def test_the_kind_is_coupled_where_one_drafter_is() -> None:
-    context = ContextDrafter()
-    assert Select([context]).kind is DraftKind.DETERMINISTIC
+    assert Select([ContextDrafter()]).kind is DraftKind.DETERMINISTIC
     sampled = FixedDrafter([7, 7], "sampled", kind=DraftKind.SAMPLED, siblings=True)
     select = Select([MatchDrafter()], sampled)
     assert select.kind is DraftKind.COUPLED

@@ -147,5 +147,4 @@ def test_steps_without_a_draft_teach_by_the_time_of_the_next_one() -> None:
         top = [[token, 8, 9]]
         session.observe(step(DraftTree.empty(), (), token, top))
         text.append(token)
-    tree = session.propose(at(text), 2)
-    assert tree.tokens.tolist() == [7, 3]
+    assert session.propose(at(text), 2).tokens.tolist() == [7, 3]

@@ -126,8 +126,7 @@ def test_greedy_text_is_steered_in_logits() -> None:
     rows = []
     with torch.no_grad():
         for model, start in ((target(), prompt), (other(), OF_MODEL)):
-            logits = model(torch.tensor([start + result.tokens])).logits[0]
-            rows.append(logits[len(start) - 1 : -1])
+            rows.append(model(torch.tensor([start + result.tokens])).logits[0][len(start) - 1 : -1])
     steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), eta, rows[0])
     assert steered.argmax(-1).tolist() == result.tokens
     changed = (steered.argmax(-1) != rows[0].argmax(-1)).double().mean()
@@ -140,8 +139,7 @@ def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling
     prompt, current = tiny.prompt(30), tiny.prompt(20, seed=3)
     short = tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=32)
     few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)
-    few_local = [token % 40 for token in current]
-    for model, read in ((short, current), (few, few_local)):
+    for model, read in ((short, current), (few, [token % 40 for token in current])):
         distribution = Steering(model, 40.0)
         plain = engine().generate(
             prompt, sampling, transform=distribution, draft_prompt=read, **INPUTS

@@ -69,8 +69,7 @@ def test_invoices_keep_their_numbers_and_one_line_pages_their_line(tmp_path: Pat
              for n in range(1, 6)]  # fmt: skip
     text = load(tmp_path, "invoices.pdf", pdf_of(*pages)).text
     assert all(f"Invoice number 100{n}" in text and f"due {n}0 EUR" in text for n in range(1, 6))
-    document = load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5))
-    assert document.text.count("Same line") == 5
+    assert load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5)).text.count("Same line") == 5
 
 
 def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None:
@@ -95,8 +94,7 @@ def test_titles_come_from_front_matter_and_their_changes_are_seen(tmp_path: Path
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.html"
     page.write_text("<title>Old</title><p>Text.")
-    index = PassageIndex.build([load_document(page)], embedder=None, paths=[page])
-    index.save(tmp_path / "idx")
+    PassageIndex.build([load_document(page)], embedder=None, paths=[page]).save(tmp_path / "idx")
     page.write_text("<title>New</title><p>Text.")
     assert upkeep.refresh(tmp_path / "idx").changed == ("page.html",)
 

@@ -67,8 +67,7 @@ def test_index_of_one_kind_only(embedder: Path, tmp_path: Path) -> None:
     assert PassageIndex.open(tmp_path / "words").mode == "sparse"
     with pytest.raises(InputError, match="no dense part"):
         words.search("train", 3, "dense")
-    meaning = PassageIndex.build(DOCUMENTS, embedder=embedder, sparse=False)
-    meaning.save(tmp_path / "meaning")
+    PassageIndex.build(DOCUMENTS, embedder=embedder, sparse=False).save(tmp_path / "meaning")
     assert PassageIndex.open(tmp_path / "meaning").mode == "dense"
 
 

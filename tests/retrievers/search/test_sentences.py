@@ -52,8 +52,7 @@ def test_statements_are_sentences_below_their_heading(tmp_path: Path) -> None:
 def test_a_long_table_is_cut_at_its_lines() -> None:
     rows = [f"part {n} | steel housing of the pump | price {n} euros | in stock" for n in range(12)]
     (hit,) = [*hits_of(Document("parts", "Parts", "\n".join(rows)))][:1]
-    spans = [hit.document.text[slice(*span)] for span in statements(hit)]
-    assert spans[3] == rows[3]
+    assert [hit.document.text[slice(*span)] for span in statements(hit)][3] == rows[3]
 
 
 @pytest.mark.parametrize(

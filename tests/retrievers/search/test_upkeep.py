@@ -141,8 +141,7 @@ def test_a_missing_folder_takes_nothing_out(folder: Path, embedder: Path, tmp_pa
 
 def test_an_index_of_before_and_of_texts_alone(embedder: Path, tmp_path: Path) -> None:
     documents = [Document("a", "A", text(1)), Document("b", "B", text(2))]
-    index = PassageIndex.build(documents, embedder=embedder)
-    index.save(tmp_path / "idx")
+    PassageIndex.build(documents, embedder=embedder).save(tmp_path / "idx")
     (tmp_path / "c.txt").write_text(text(3))
     assert add(tmp_path / "idx", [tmp_path / "c.txt"]).added == ("c.txt",)
     assert not refresh(tmp_path / "idx"), "documents that came from no file stay"
@@ -161,8 +160,7 @@ def test_an_index_without_a_dense_part_grows(folder: Path, tmp_path: Path) -> No
     DocQA.from_documents([folder / "0.txt"], embedder=None, words=40).save(tmp_path / "short")
     add(tmp_path / "short", [folder / "1.txt"])
     assert described(tmp_path / "short")["words"] == 40
-    sizes = [len(p.text.split()) for p in PassageIndex.open(tmp_path / "short").passages]
-    assert max(sizes) <= 40
+    assert max([len(p.text.split()) for p in PassageIndex.open(tmp_path / "short").passages]) <= 40
 
 
 def test_progress_is_reported_with_counts(folder: Path, embedder: Path, tmp_path: Path) -> None:

@@ -45,8 +45,7 @@ class World:
             text.append(self._samples("token", answer, tuple(text[-6:])).randrange(50))
             if self._samples("end", len(text), text[-1]).random() < 0.01:
                 return tuple(text[len(text) - len(text) % self.every or -self.every :]), True
-        start = sum(map(len, before))
-        return tuple(text[start:]), len(text) >= self.length
+        return tuple(text[sum(map(len, before)) :]), len(text) >= self.length
 
     def query(self, before: Sequence[Stride]) -> tuple[int, ...] | None:
         text = tuple(token for stride in before for token in stride)
@@ -145,8 +144,7 @@ def run(
 
 def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     right = run(World(3, guess_right=1.0), StrideSchedule(4, overlap=False))
-    strides = right.report.strides
-    assert strides == 10
+    assert right.report.strides == 10
     assert right.report.calls == 1 + 3  # of 4, 4 and 2 strides, of which the last needs no search
     assert (right.report.hits, right.report.rollbacks, right.report.wasted) == (9, 0, 0)
     wrong = run(World(3, guess_right=0.0), StrideSchedule(4, overlap=False, searched=1e9))

@@ -120,8 +120,7 @@ def pictures(instance: ImageTarget) -> list[list[int]]:
 
 
 def picture(scale: float) -> ImageTarget:
-    instance = copy.deepcopy(image_models.model("class")).float()
-    return image_models.target(instance, scale)
+    return image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
 
 
 def test_a_picture_with_guidance_can_be_learned() -> None:
@@ -219,8 +218,7 @@ def test_padding_changes_no_loss(depth: int) -> None:
         head_loss(head, output, each, Objective(), depth=depth) for each in (spoilt, long, short)
     ]
     if depth == 1:
-        share = (19 * losses[1][0] + 8 * losses[2][0]) / 27
-        torch.testing.assert_close(losses[0][0], share)
+        torch.testing.assert_close(losses[0][0], (19 * losses[1][0] + 8 * losses[2][0]) / 27)
     plain = head_loss(head, output, both, Objective(), depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)

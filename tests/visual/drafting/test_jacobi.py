@@ -45,16 +45,14 @@ def at(codes: list[int], left: int = 50) -> DraftContext:
 def test_the_coupled_form_writes_what_plain_decoding_writes(
     width: int | None, branches: int, settings: str, batch: int
 ) -> None:
-    drafter = JacobiDrafter(6, width=width, branches=branches)
-    check_identity(drafter, settings, batch, copies=False)
+    check_identity(JacobiDrafter(6, width=width, branches=branches), settings, batch, copies=False)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_pictures_stay_as_they_are(scale: float) -> None:
     instance = image_models.target(image_models.model("features"), scale)
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)
-    drafter = JacobiDrafter(5, width=image_models.SIDE)
-    engine = Engine(instance, drafter=drafter, budget=5)
+    engine = Engine(instance, drafter=JacobiDrafter(5, width=image_models.SIDE), budget=5)
     for row in range(image_models.CLASSES):
         sample = engine.generate(instance.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
         assert sample.tokens == image_models.plain(instance.model, row, sampling, 3, scale=scale)
@@ -193,10 +191,8 @@ def test_fresh_positions_start_from_the_left_or_from_above() -> None:
     codes = [1, 2, 3, 4, 5]  # rows of three: 1 2 3 / 4 5
     left = session(JacobiDrafter(4, width=3)).propose(at(codes), 9)
     assert left.tokens.tolist() == [5, 4, 4, 4]  # 4 5 [5] / [4] [4] [4]: a row begins from above
-    text = session(JacobiDrafter(3)).propose(at(codes), 9)
-    assert text.tokens.tolist() == [5, 5, 5]
-    first = session(JacobiDrafter(3, width=3)).propose(at([9]), 9)
-    assert first.tokens.tolist() == [9, 9, 9]
+    assert session(JacobiDrafter(3)).propose(at(codes), 9).tokens.tolist() == [5, 5, 5]
+    assert session(JacobiDrafter(3, width=3)).propose(at([9]), 9).tokens.tolist() == [9, 9, 9]
 
 
 def test_windows_end_with_budget_and_picture() -> None:
@@ -204,8 +200,7 @@ def test_windows_end_with_budget_and_picture() -> None:
     assert len(opened.propose(at([1]), 3)) == 3
     assert len(opened.propose(at([1], left=5), 9)) == 4
     assert len(opened.propose(at([1], left=1), 9)) == 0
-    sampled = session(JacobiDrafter(8, "sampled"))
-    assert len(sampled.propose(at([1], left=1), 9)) == 0
+    assert len(session(JacobiDrafter(8, "sampled")).propose(at([1], left=1), 9)) == 0
 
 
 class ProgressCallback:
@@ -223,8 +218,7 @@ def test_codes_behind_the_text_come_from_the_last_forward() -> None:
     assert tree.tokens.tolist() == [1, 1, 1, 1]
     opened.observe(Step(tree, (0,), (1, 5), view=ProgressCallback()))  # type: ignore[arg-type]
     # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
-    following = opened.propose(at([1, 1, 5]), 9)
-    assert following.tokens.tolist() == [101, 102, 103, 103]
+    assert opened.propose(at([1, 1, 5]), 9).tokens.tolist() == [101, 102, 103, 103]
 
 
 def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
@@ -269,8 +263,7 @@ def test_it_finds_its_codes_among_those_of_others() -> None:
 
 def test_without_a_view_it_starts_afresh() -> None:
     opened = session(JacobiDrafter(2), vocab=200)
-    tree = opened.propose(at([1]), 9)
-    opened.observe(Step(tree, (), (5,)))
+    opened.observe(Step(opened.propose(at([1]), 9), (), (5,)))
     assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
 
 
@@ -279,8 +272,7 @@ def test_accept_prob_follows_what_came_true() -> None:
     before = opened.propose(at([1]), 9).accept_prob.tolist()
     codes = [1]
     for _ in range(10):
-        tree = opened.propose(at(codes), 9)
-        opened.observe(Step(tree, (0, 1, 2), (1, 1, 1, 1)))
+        opened.observe(Step(opened.propose(at(codes), 9), (0, 1, 2), (1, 1, 1, 1)))
         codes += [1, 1, 1, 1]
     after = opened.propose(at(codes), 9).accept_prob.tolist()
     assert all(late > early for early, late in zip(before, after, strict=True))

@@ -118,8 +118,7 @@ def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
 def test_what_became_of_drafts_is_reported(folder: Path) -> None:
     plain = sampled(pipeline(folder, None))
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
-    near = sampled(pipeline(folder, rule="near", r=0.3))
-    stats = near.stats
+    stats = sampled(pipeline(folder, rule="near", r=0.3)).stats
     selected = stats.outcomes == OUTCOMES.index("accepted")
     assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)
     assert (~np.isnan(stats.distances) == selected).all()
@@ -141,8 +140,7 @@ def test_outputs_and_settings(folder: Path) -> None:
     assert sampled(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
     other = sampled(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
     assert not torch.allclose(other.latents, result.latents)
-    unguided = sampled(pipe, 2, guidance_scale=1.0)
-    assert not torch.allclose(unguided.latents, result.latents)
+    assert not torch.allclose(sampled(pipe, 2, guidance_scale=1.0).latents, result.latents)
 
 
 @pytest.mark.parametrize(

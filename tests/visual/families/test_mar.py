@@ -95,8 +95,7 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
     message: list[tuple[int, int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
-        stand = int((tensors["latents"] != 0).all(-1)[0].sum())
-        message.append((iteration, latents, stand))
+        message.append((iteration, latents, int((tensors["latents"] != 0).all(-1)[0].sum())))
         return iteration == 2
 
     pipe = pipeline(folder, batch_size=1)

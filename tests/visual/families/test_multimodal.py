@@ -221,8 +221,7 @@ def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
         out = pipe(request, generator=dice(), num_images_per_prompt=2, **message)
         assert torch.equal(out.codes, plain.codes) and out.label == "exact"
         assert out.stats.forwards < plain.stats.forwards
-        again = pipe(request[0], generator=dice(), **message)
-        assert torch.equal(again.codes[0], plain.codes[0])
+        assert torch.equal(pipe(request[0], generator=dice(), **message).codes[0], plain.codes[0])
 
 
 @KINDS
@@ -234,8 +233,7 @@ def test_relaxed_rules_are_named_and_repeat(kind: str, rule: str) -> None:
     out = pipe(PROMPTS, **record)
     assert out.label == "approximate"
     assert int(out.codes.min()) >= 0 and int(out.codes.max()) < BOOK
-    again = pipe(PROMPTS[0], **{**record, "generator": dice()})
-    assert torch.equal(again.codes[0], out.codes[0])
+    assert torch.equal(pipe(PROMPTS[0], **{**record, "generator": dice()}).codes[0], out.codes[0])
 
 
 def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
@@ -247,8 +245,7 @@ def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
         difference = torch.cdist(book, book).fill_diagonal_(float("inf"))
         nearest = difference.topk(3, largest=False).indices
         assert rule.relation.near[:BOOK].tolist() == nearest.tolist()
-        ends = rule.relation.near[BOOK:].tolist()
-        assert ends == ([[BOOK] * 3] if kind == "emu3" else [])
+        assert rule.relation.near[BOOK:].tolist() == ([[BOOK] * 3] if kind == "emu3" else [])
 
 
 @KINDS
@@ -261,8 +258,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> Non
     alike = opened(kind, one, "gsd", partition=1)("a cat", generator=dice(), codes=inputs, **record)
     assert torch.equal(alike.codes[0][inputs >= 0], whole[0][inputs >= 0])
     assert alike.label == "approximate"
-    out = opened(kind)("a cat", generator=dice(), codes=inputs, **record)
-    assert torch.equal(out.codes, whole)
+    assert torch.equal(opened(kind)("a cat", generator=dice(), codes=inputs, **record).codes, whole)
     with pytest.raises(InputError, match="to be drawn"):
         opened(kind)("a cat", codes=torch.full((SIDE, SIDE), BOOK), **record)
 
@@ -280,8 +276,7 @@ def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
     for each in (pipe, ImagePipeline.from_pretrained(again, "model", device="cpu", budget=6)):
         sample.append(each(PROMPTS, generator=dice(), **record))
         assert sample[-1].images[0].size == (2 * SIDE, 2 * SIDE)
-        shared = ImagePipeline(**each.components, drafter=None)
-        assert shared.model is each.model
+        assert ImagePipeline(**each.components, drafter=None).model is each.model
     assert torch.equal(sample[0].codes, sample[1].codes)
     plain = ImagePipeline.from_pretrained(again, None)
     plain.save_pretrained(tmp_path / "three")  # the draft model goes along

@@ -118,8 +118,7 @@ def test_without_guidance_one_row_is_run(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
 def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> None:
     """Padding is neither seen nor counted, in prompts and in what they are guided from."""
-    longer = [BOS, 11, 11, 13, 14, 15, 12, BOI]
-    prompts = [*PROMPTS, longer, [BOS, BOI]]
+    prompts = [*PROMPTS, [BOS, 11, 11, 13, 14, 15, 12, BOI], [BOS, BOI]]
     none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 14, BOI]]
 
     def instance(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:

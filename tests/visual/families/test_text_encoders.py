@@ -56,8 +56,7 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_visible(encoder: Path) -
         codes: torch.Tensor = pipe(texts, generator=torch.Generator().manual_seed(1)).codes
         return codes
 
-    together = sample(texts)
-    assert torch.equal(together[:1], sample("red"))
+    assert torch.equal(sample(texts)[:1], sample("red"))
     parts = pipe.family.text_encoder.tokenizer, pipe.family.text_encoder.model
     with pytest.warns(UserWarning, match="reads the first 3"):
         assert len(TextEncoder(*parts, 3)(texts)[1]) == 3

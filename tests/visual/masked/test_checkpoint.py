@@ -62,8 +62,7 @@ def test_the_published_sizes_are_known(
     with torch.device("meta"):
         model = MaskedModel(config)
     assert math.ceil(sum(each.numel() for each in model.parameters()) / 1e6) == parameters
-    result = _config(model.state_dict(), None)
-    message, expected = result.to_dict(), config.to_dict()
+    message, expected = _config(model.state_dict(), None).to_dict(), config.to_dict()
     assert message.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
     assert message == expected
 

@@ -136,8 +136,7 @@ def test_each_latent_has_separate_noise(model: MaskedModel) -> None:
 
 def test_half_precision_gives_numbers(model: MaskedModel) -> None:
     labels, noises = torch.tensor([0, 1]), [NoiseStream(1), NoiseStream(2)]
-    half = bounded(model).half()
-    result = MaskedSampler(half, LearnedSchedule(100), 4, 3.0).draw(labels, noises)
+    result = MaskedSampler(bounded(model).half(), LearnedSchedule(100), 4, 3.0).draw(labels, noises)
     assert result.dtype == torch.float32 and bool(result.isfinite().all())
     whole = MaskedSampler(bounded(model), LearnedSchedule(100), 4, 3.0).draw(labels, noises)
     assert whole.dtype == torch.float64

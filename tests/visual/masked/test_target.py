@@ -85,10 +85,8 @@ def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
         states = session.verify([target.prompt(0)], [empty])
         target.draw([target.open_view(states[0], empty, distribution, stop, target.prompt(0))])
     assert [target.guess(0, index) for index in range(5)] == [*range(1, 5), None]
-    whole = target.read([0], [[]])[0]
-    expected = target.at(whole, 0, [2])
-    noise = target.noise(noises[0], [2])
-    again = target.add(expected, noise, [2])[0]
+    expected = target.at(target.read([0], [[]])[0], 0, [2])
+    again = target.add(expected, target.noise(noises[0], [2]), [2])[0]
     assert torch.allclose(target.table.latents[again], target.table.latents[3], atol=1e-12)
     assert drafter.name == "jacobi"
 

@@ -79,8 +79,7 @@ def test_a_cache_changes_nothing() -> None:
         for i in range(6):
             step = model(ids[:, i : i + 1], past_key_values=cache, logits_to_keep=1)
             torch.testing.assert_close(step.logits[:, 0], whole.logits[:, image_models.LENGTH + i])
-    read = model.lm_head(whole.hidden_states[-1])
-    torch.testing.assert_close(read, whole.logits)
+    torch.testing.assert_close(model.lm_head(whole.hidden_states[-1]), whole.logits)
 
 
 def test_training_moves_every_weight() -> None:
@@ -128,8 +127,7 @@ def test_sizes_follow_the_paper() -> None:
     config = LlamaGenConfig()
     assert (config.intermediate_size, config.max_position_embeddings) == (2048, 257)
     assert LlamaGenConfig(hidden_size=1280, num_attention_heads=20).intermediate_size == 3584
-    captions = LlamaGenConfig(condition="features", condition_length=120)
-    assert captions.max_position_embeddings == 376
+    assert LlamaGenConfig(condition="features", condition_length=120).max_position_embeddings == 376
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,7 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
     model = image_models.model(condition)
     small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
     drafter = ModelDrafter(small, depth=3, width=2, min_expected_gain=0.0)
-    engine = Engine(image_models.target(model), None, drafter=drafter, budget=6)
-    sample = draw(engine, 1)
+    sample = draw(Engine(image_models.target(model), None, drafter=drafter, budget=6), 1)
     assert sample.tokens == image_models.plain(model, 1, SAMPLED, 3)
     assert sample.report.label == "exact"
     assert sum(len(step.tree) for step in sample.steps) > ALL  # it did draft
@@ -205,8 +204,7 @@ def test_guidance_may_end_early() -> None:
     truth = image_models.plain(model, 1, sampling, count=5)
     while len(truth) < ALL:
         truth.append(int(image_models.guided(model, 1, truth, 1.0)[-1].argmax()))
-    known = {tuple(target.prompt(1)): truth}
-    for drafter in (None, NoisyTrees(known)):
+    for drafter in (None, NoisyTrees({tuple(target.prompt(1)): truth})):
         assert draw(Engine(target, None, drafter=drafter, budget=6), 1, sampling).tokens == truth
 
 
@@ -214,8 +212,7 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     """Their queries and keys vanish, so a masked condition position may as well be left out."""
     model = image_models.model("features")
     full = image_models.table(model)
-    short = ConditionTable(full.embeddings[[0, 1, 9, 10]], 2)
-    target = ImageTarget(model, short, 3.0)
+    target = ImageTarget(model, ConditionTable(full.embeddings[[0, 1, 9, 10]], 2), 3.0)
     assert target.max_length == ALL + 2
     sample = draw(Engine(target, None, drafter=None), 0, count=3).tokens
     with torch.no_grad():
@@ -249,8 +246,7 @@ def test_codes_may_be_passed() -> None:
 def test_what_a_feature_head_reads_and_gives() -> None:
     model = image_models.model("features")
     target = image_models.target(model)
-    tokens = torch.tensor([[*target.prompt(1), 4, 5]])
-    embedded = target.embed(tokens)
+    embedded = target.embed(torch.tensor([[*target.prompt(1), 4, 5]]))
     assert embedded.shape == (2, 5, 16)
     torch.testing.assert_close(embedded[0, :3], image_models.table(model).embeddings[3:6])
     torch.testing.assert_close(embedded[1, :3], image_models.table(model).embeddings[9:12])

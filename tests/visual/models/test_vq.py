@@ -43,8 +43,7 @@ def small_model(**changes: Any) -> Any:
 
 
 def pictures(count: int = 3, side: int = 8) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(count, 3, side, side, generator=generator) * 2 - 1
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
 def test_sizes_are_those_of_the_model() -> None:
@@ -113,8 +112,7 @@ def test_decoding_is_that_of_the_model(norm_type: str) -> None:
 
 def test_the_book_is_unit_length_and_separately_from_the_model() -> None:
     model = small_model()
-    tokenizer = VQTokenizer(model)
-    book = tokenizer.codebook()
+    book = VQTokenizer(model).codebook()
     assert book.shape == (CODES, SIZE) and book.dtype == torch.float32
     assert torch.allclose(book.norm(dim=-1), torch.ones(CODES))
     before = model.quantize.embedding.weight.clone()

@@ -38,8 +38,7 @@ def test_codes_become_the_pixels_of_the_published_layers(tmp_path: Path) -> None
     expected = Plain(weights).decode(some_codes())
     assert expected.shape == (2, 3, 16, 16)
     assert float(expected.std()) > 0.1 and float((expected.abs() < 1).double().mean()) > 0.8
-    instance = tokenizer.decode(some_codes())
-    assert torch.allclose(instance.double(), expected.clamp(-1, 1), atol=1e-5)
+    assert torch.allclose(tokenizer.decode(some_codes()).double(), expected.clamp(-1, 1), atol=1e-5)
     half = VQTokenizer.from_pretrained(tmp_path / "vq.pt").decode(some_codes())
     assert torch.allclose(half.double(), expected.clamp(-1, 1), atol=1e-4)
 
@@ -92,8 +91,7 @@ def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) ->
 def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
     torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
     model = load_llamagen(tmp_path / "c2i.pt", **SIZES)
-    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt"))
-    pipe = ImagePipeline(model, tokenizer, "jacobi")
+    pipe = ImagePipeline(model, VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt")), "jacobi")
     out = pipe(class_labels=[0, 2], generator=torch.Generator().manual_seed(0), output_type="pt")
     assert out.images.shape == (2, 3, 16, 16)
     expected = Plain(published()).decode(out.codes).clamp(-1, 1) / 2 + 0.5
@@ -107,8 +105,7 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
 
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
     mean = published()
-    plain = {name: value * 2 for name, value in mean.items()}
-    file = saved(tmp_path / "vq.pt", plain, ema=mean)
+    file = saved(tmp_path / "vq.pt", {name: value * 2 for name, value in mean.items()}, ema=mean)
     instance = VQTokenizer.from_pretrained(file, torch.float64).model
     assert torch.equal(
         instance.quantize.embedding.weight, mean["quantize.embedding.weight"].double()

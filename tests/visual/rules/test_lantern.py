@@ -96,8 +96,7 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
         text, truth = emitted(draft, verdict), plain(distributions, noise, 4)
         place = next((i for i, code in enumerate(text) if code != truth[i]), None)
         if draft.kind is DraftKind.COUPLED:
-            first = next((i for i, figure in enumerate(verdict.excess) if figure), None)
-            assert first == place
+            assert next((i for i, figure in enumerate(verdict.excess) if figure), None) == place
             assert set(verdict.excess) <= {0.0, 1.0}
         elif place is not None:
             assert verdict.excess[place] > 0.0
@@ -175,8 +174,7 @@ def test_nothing_follows_the_end() -> None:
     known = Counter[bool]()
     for seed in range(60):
         noise = NoiseStream(seed)
-        tree = DraftTree.chain([1, 2], "any")
-        verdict = judged(rule, tree, distributions, noise)
+        verdict = judged(rule, DraftTree.chain([1, 2], "any"), distributions, noise)
         assert verdict.path in ((), (0,))
         assert len(verdict.excess) == 1
         assert (verdict.token is None) == bool(verdict.path)

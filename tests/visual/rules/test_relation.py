@@ -74,8 +74,7 @@ def test_more_relaxation_relates_more(kind: str) -> None:
             "delta": [nearest_within(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
             "lam": [nearest_by_ratio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
         }[kind]
-        results = [related(relation, code, p) for relation in chain]
-        for less, more in itertools.pairwise(results):
+        for less, more in itertools.pairwise([related(relation, code, p) for relation in chain]):
             assert less.codes.tolist() == more.codes.tolist()[: len(less.codes)]
             assert less.mass <= more.mass
 
@@ -95,8 +94,7 @@ def test_what_relates_nothing_says_so() -> None:
     assert nearest_within(TABLE, 0, 0.5).nothing and nearest_within(TABLE, 5, 0.0).nothing
     assert nearest_by_ratio(TABLE, 5, 1.0).nothing and nearest_by_ratio(TABLE, 0, 9.0).nothing
     assert not nearest_within(TABLE, 1, 0.1).nothing
-    alone = CodePartition(np.arange(CODES, dtype=np.int32))
-    assert same_cluster(alone).nothing
+    assert same_cluster(CodePartition(np.arange(CODES, dtype=np.int32))).nothing
     assert not same_cluster(CodePartition(np.zeros(CODES, np.int32))).nothing
 
 

@@ -65,8 +65,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: boo
                 cache.extend([token], [slot - 1])
             cache.extend([1], [0])
         cache.commit(after[before:])
-        known = heads.states(target, after)
-        cache.notify(known[:, before - 1 : len(after) - 1])
+        cache.notify(heads.states(target, after)[:, before - 1 : len(after) - 1])
         tokens = after
         with cache.lease():
             root, node = cache.read(tokens), cache.extend([2], [ROOT])

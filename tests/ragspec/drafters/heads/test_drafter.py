@@ -164,8 +164,7 @@ def test_it_drafts_beside_others() -> None:
 
 def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:
     prompt = tiny.prompt(8, vocab_size=heads.VOCAB)
-    opened = drafter(target).open(DraftRequest(tuple(prompt), heads.VOCAB))
-    return opened, prompt
+    return drafter(target).open(DraftRequest(tuple(prompt), heads.VOCAB)), prompt
 
 
 def test_a_prompt_is_read_when_it_is_reported_and_not_in_the_first_draft() -> None:
@@ -179,8 +178,7 @@ def test_a_prompt_is_read_when_it_is_reported_and_not_in_the_first_draft() -> No
 
 def test_without_states_it_drafts_nothing() -> None:
     opened, prompt = session(CausalTarget(heads.model()))
-    context = DraftContext([*prompt, 3], len(prompt), 20)
-    assert len(opened.propose(context, 8)) == 0
+    assert len(opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)) == 0
     opened.observe(Step(DraftTree.empty(DraftKind.COUPLED), (), (4,)))
     assert opened.distributions() == []
 
@@ -190,8 +188,7 @@ def test_the_callers_head_is_left_as_it_is() -> None:
     instance = HeadDrafter(head, CausalTarget(heads.model(torch.float64)))
     assert head.fc.weight.dtype == torch.float32
     assert isinstance(instance.head, DraftHead) and instance.head.dtype == torch.float64
-    same = HeadDrafter(head, CausalTarget(heads.model(torch.float32)))
-    assert same.head is head
+    assert HeadDrafter(head, CausalTarget(heads.model(torch.float32))).head is head
 
 
 def test_heads_and_models_that_do_not_belong_together_are_refused() -> None:
@@ -231,8 +228,7 @@ def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_shape_may_be_passed() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
-    instance = HeadDrafter(heads.trained(), heads.model(), tree=shape)
-    assert instance.settings.shape is shape
+    assert HeadDrafter(heads.trained(), heads.model(), tree=shape).settings.shape is shape
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)

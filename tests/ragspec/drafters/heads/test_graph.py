@@ -121,8 +121,7 @@ def test_auto_drafts_with_the_head_in_the_cache(published: str, dtype: str) -> N
         assert engine.model.config.vocab_size == V  # now they are
         again = engine.generate(prompt, max_new_tokens=40, ignore_eos=True)
         assert again.tokens == expected.tokens and not again.report.faults
-    lookup = Engine.from_pretrained(published, "lookup", **place)
-    assert not lookup.needs.hidden_states
+    assert not Engine.from_pretrained(published, "lookup", **place).needs.hidden_states
     other = Engine.from_pretrained(resolve.fetched_folder(published), budget=8, **place)
     assert not other.needs.hidden_states
 

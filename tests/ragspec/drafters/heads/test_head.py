@@ -40,8 +40,7 @@ def test_a_fresh_head_repeats_the_state_before_its_layer() -> None:
 
 def test_a_guess_depends_on_what_stands_before_it_alone() -> None:
     head = heads.fresh(text_target())
-    generator = torch.Generator().manual_seed(3)
-    embedded, states = torch.randn(2, 1, 6, 32, generator=generator).unbind()
+    embedded, states = torch.randn(2, 1, 6, 32, generator=torch.Generator().manual_seed(3)).unbind()
     with torch.no_grad():
         whole = head(embedded, states).read
         part = head(embedded[:, :4], states[:, :4]).read
@@ -179,8 +178,7 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
 
 
 def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
-    target = text_target()
-    head = fresh_head(target, seeded(1, 0, 0), tokens=[2, 5, 11])
+    head = fresh_head(text_target(), seeded(1, 0, 0), tokens=[2, 5, 11])
     save_head(head, tmp_path, torch.bfloat16)
     read = open_head(tmp_path)
     assert read.tokens is not None

@@ -128,8 +128,7 @@ def test_a_layer_computes_what_the_targets_class_does(kind: str, tmp_path: Path)
     assert torch.equal(result.fed, result.read) is (kind != "deepseek_v3")
     if kind == "mimo":  # whose layers `speculators` can name
         save_head(head, tmp_path / "again")
-        again = open_head(tmp_path / "again")
-        torch.testing.assert_close(again(embedded, states).fed, result.fed)
+        torch.testing.assert_close(open_head(tmp_path / "again")(embedded, states).fed, result.fed)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -147,8 +146,7 @@ def test_texts_stay_as_they_are(kind: str, temperature: float, tmp_path: Path) -
 
 
 def test_further_layers_are_reported(tmp_path: Path) -> None:
-    reference = Reference("mimo")
-    folder = reference.save(tmp_path)
+    folder = Reference("mimo").save(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     first = {name: each for name, each in tensors.items() if "mtp_layers.0" in name}
     tensors |= {

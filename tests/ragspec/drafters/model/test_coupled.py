@@ -119,8 +119,7 @@ def test_noise_of_the_past_is_forgotten() -> None:
     session, growth = opened(SAMPLINGS["sampled"])
     propose(session, 16)
     assert {0, 1, 2} <= growth._noise.keys()
-    context = DraftContext([*PROMPT, 5, 6], len(PROMPT), 50)
-    session.propose(context, 16)
+    session.propose(DraftContext([*PROMPT, 5, 6], len(PROMPT), 50), 16)
     assert min(growth._noise) == 2
 
 

@@ -47,8 +47,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def session_of(model: Any, static: str, shape: TreeShape = SHAPE, **options: Any) -> ModelSession:
     drafter = ModelDrafter(model, mode="deterministic", tree=shape, static=static, **options)
-    vocab_size = int(model.config.vocab_size)
-    return drafter.open(DraftRequest((1, 2, 3, 4, 5), vocab_size))
+    return drafter.open(DraftRequest((1, 2, 3, 4, 5), int(model.config.vocab_size)))
 
 
 def emitted(tree: DraftTree, rng: np.random.Generator, size: int) -> list[int]:
@@ -80,8 +79,7 @@ def walked(
         if number % 9 == 8:
             tokens += rng.integers(0, size, 3).tolist()  # the target wrote without them
         budget = 5 if cut and number % 7 == 6 else 11
-        remaining = 2 + number % 6 if cut and number % 5 == 4 else 40
-        context = DraftContext(list(tokens), 5, remaining)
+        context = DraftContext(list(tokens), 5, 2 + number % 6 if cut and number % 5 == 4 else 40)
         expected, result = one.propose(context, budget), other.propose(context, budget)
         assert result.tokens.tolist() == expected.tokens.tolist()
         assert result.parents.tolist() == expected.parents.tolist()
@@ -212,8 +210,7 @@ def test_a_source_and_a_model_in_one_tree_change_no_token() -> None:
 
 def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     static = open_static(CausalTarget(model()), "eager")
-    current = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
-    root, a, b, c = current
+    root, a, b, c = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
     # One source has `a` and a wrong token below it, the other `a` again, and what is right.
     wrong = (b + 1) % tiny.VOCAB
     tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")

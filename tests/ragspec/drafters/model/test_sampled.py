@@ -202,8 +202,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
     trees = [propose(drafter, 9, seed) for seed in range(30)]
     for tree in trees:  # the text always goes on with the last draw
         last = int(np.flatnonzero(tree.parents == -1)[-1])
-        part = offered(session, tree)
-        session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
+        session.observe(Step(offered(session, tree), (), (int(tree.tokens[last]), 99)), 9)
     selected = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
     assert len(selected) == 1 and 0 < len(selected.pop()) < 9
     if isinstance(policy, AutoBudget):

@@ -42,8 +42,7 @@ def filled(
 ) -> DraftTree:
     distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
-    context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
-    draft_state = DraftState(cache, context, budget, depth)
+    draft_state = DraftState(cache, DraftContext([*PROMPT, 5], len(PROMPT), 40), budget, depth)
     return StaticGrowth(distribution, "static", shape).grow(draft_state)
 
 
@@ -69,8 +68,7 @@ def test_every_place_holds_the_choice_of_its_rank(sampling: Sampling) -> None:
         siblings = [i for i in range(node) if tree.parents[i] == parent]
         assert token == choices(above, sampling, 3)[len(siblings)]
         paths[node] = [*above, token]
-    counts = [int((depths(tree.parents) == depth).sum()) for depth in (1, 2, 3)]
-    assert counts == [3, 4, 3]
+    assert [int((depths(tree.parents) == depth).sum()) for depth in (1, 2, 3)] == [3, 4, 3]
 
 
 def test_budget_and_depth_cut_from_below() -> None:
@@ -86,8 +84,7 @@ def _shape() -> TreeShape:
 
 
 def test_a_shape_may_be_any_tree() -> None:
-    shape = TreeShape(parents=(-1, 0, 0, 2), ranks=(1, 0, 3, 0))
-    tree = filled(shape)
+    tree = filled(TreeShape(parents=(-1, 0, 0, 2), ranks=(1, 0, 3, 0)))
     assert tree.parents.tolist() == [-1, 0, 0, 2]
     first = choices([], SAMPLED, 2)[1]
     second = choices([first], SAMPLED, 4)
@@ -100,8 +97,7 @@ def test_shapes_by_rank_take_the_likeliest_places() -> None:
     assert shape.ranks == (0, 1, 0, 1, 0, 0)
     assert shape.width == 2
     assert len(TreeShape.by_rank().parents) == sum(LEVELS)
-    chain = TreeShape.by_rank((1, 1, 1))
-    assert chain.parents == (-1, 0, 1)
+    assert TreeShape.by_rank((1, 1, 1)).parents == (-1, 0, 1)
 
 
 @pytest.mark.parametrize("levels", [(), (0,), (2, 5), (3, -1)])
@@ -123,8 +119,7 @@ def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
     distribution = TokenDistribution(SAMPLED, NoiseStream(4), len(PROMPT))
     growth = StaticGrowth(distribution, "static", _shape())
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
-    context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
-    tree = growth.grow(DraftState(cache, context, 60, 9))
+    tree = growth.grow(DraftState(cache, DraftContext([*PROMPT, 5], len(PROMPT), 40), 60, 9))
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
@@ -136,8 +131,7 @@ def draft(seed: int) -> ImageTarget:
 
 
 def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
-    target = image_models.target(image_models.model())
-    prompt = target.prompt(0)
+    prompt = image_models.target(image_models.model()).prompt(0)
     sampling = Sampling(temperature=1.0, seed=seed)
     distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
     session = drafter.open(
@@ -226,8 +220,7 @@ def test_accepted_nodes_stay_and_are_not_read_again(architecture: str) -> None:
     text, cache = tiny.prompt(20), opened(architecture)
     with lease(cache_model(architecture)):
         for emitted in [(4, 5, 11), (3, 12), (13,), (4, 6, 5, 14)]:
-            before = cache.read(text)
-            cache_check(before, architecture, [text])
+            cache_check(cache.read(text), architecture, [text])
             cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT])
             cache.extend([5, 6], [1, 1])
             cache.extend([5], [3])

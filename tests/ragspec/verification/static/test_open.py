@@ -150,8 +150,7 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
         if architecture == "dynamic"
         else tiny.model(architecture)
     )
-    engine = Engine(model, budget=3, static="eager")
-    text = engine.generate(PROMPTS[0], max_new_tokens=6)
+    text = Engine(model, budget=3, static="eager").generate(PROMPTS[0], max_new_tokens=6)
     assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 

@@ -114,8 +114,7 @@ def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> Non
 
 
 def distribution(seed: int, **settings: Any) -> TokenDistribution:
-    sampling = Sampling(**settings)
-    return TokenDistribution(sampling, NoiseStream(seed), prompt_length=2)
+    return TokenDistribution(Sampling(**settings), NoiseStream(seed), prompt_length=2)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +215,7 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
         for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
             for row in set(session._rows) - set(rows):
                 session.leave(row)
-            active_rows = session.select_rows(rows)
-            assert sorted(active_rows) == rows
+            assert sorted(session.select_rows(rows)) == rows
             session.verify([[int(rng.integers(90))] for _ in rows], [a_tree(rng) for _ in rows])
             session.commit([() for _ in rows])
             places.append([session._place(row) for row in rows])
@@ -250,8 +248,7 @@ def test_two_sessions_at_once_have_separate_buffers() -> None:
         start(rng, 1, other)
         tree = a_tree(rng)
         result, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
-    difference = (result[0][: len(tree) + 1] - expected[0][: len(tree) + 1]).abs()
-    assert float(difference.max()) < CLOSE
+    assert float((result[0][: len(tree) + 1] - expected[0][: len(tree) + 1]).abs().max()) < CLOSE
 
 
 def test_buffers_grow_and_what_they_held_stays() -> None:

@@ -66,8 +66,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
         addresses = [buffer.data_ptr() for buffer in other._arena.buffers]
         for _ in range(STEPS):
             roots = [[int(root)] for root in rng.integers(0, 90, 2)]
-            logits = one.verify(roots, [DraftTree.empty()] * 2)
-            peeked = [int(each[0].argmax()) for each in logits]
+            peeked = [int(each[0].argmax()) for each in one.verify(roots, [DraftTree.empty()] * 2)]
             one.discard_uncommitted()
             trees = [a_tree(rng, current) for current in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
@@ -226,8 +225,7 @@ def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
 
 
 def test_the_longest_chain_is_visible_whole() -> None:
-    parents = torch.arange(-1, 63).clamp(min=0)[None]
-    layout = layout_of(parents, torch.tensor([5]))
+    layout = layout_of(torch.arange(-1, 63).clamp(min=0)[None], torch.tensor([5]))
     assert torch.equal(layout.see[0], torch.ones(64, 64).tril().bool())
     assert layout.positions[0].tolist() == list(range(5, 69))
 

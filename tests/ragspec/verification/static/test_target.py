@@ -52,8 +52,7 @@ def runner(target: CausalTarget) -> StepRunner:
 
 def written(model: Any, sampling: Sampling | None = None, **options: Any) -> list[int]:
     engine = Engine(model, drafter="context", budget=3, **options)
-    result = engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True)
-    return list(result.tokens)
+    return list(engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True).tokens)
 
 
 def take_a_step(target: CausalTarget) -> Any:
@@ -154,8 +153,7 @@ def _with_distributions(arena: Arena) -> list[FixedStep]:
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
     """The trial takes them one kernel at a time, whatever the mode."""
-    target = opened(local_model(), "compile")
-    with target.open(2, 40) as session, torch.no_grad():
+    with opened(local_model(), "compile").open(2, 40) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
         session.commit([(), ()])
@@ -214,8 +212,7 @@ def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> No
         return states if float(states.sum()) != 0.123 else states * 2  # what a graph cannot hold
 
     model.model.layers[0].forward = asks
-    target = opened(model, "compile")
-    engine = Engine(target, drafter="context", budget=3)
+    engine = Engine(opened(model, "compile"), drafter="context", budget=3)
     with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as on_progress:
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
@@ -275,8 +272,7 @@ def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
 
 def test_a_model_in_training_is_refused() -> None:
     model = local_model()
-    target = opened(model)
-    with target.open(1, 40) as session, torch.no_grad():
+    with opened(model).open(1, 40) as session, torch.no_grad():
         session.verify([PROMPT], [DraftTree.empty()])
         session.commit([()])
         model.train()
@@ -353,8 +349,7 @@ def test_a_step_writes_its_slots_in_place_and_sees_all(rows: int) -> None:
     stacks = filled()
     held = [buffer.clone() for buffer in stacks.buffers]
     columns = torch.tensor([[2, 3], [0, 1], [6, 7]])[:rows]
-    cache = step_cache(stacks, rows, 8, columns)
-    layer = cache.layers[0]
+    layer = step_cache(stacks, rows, 8, columns).layers[0]
     assert isinstance(layer, StepLayer)
     keys, values = torch.ones(rows, 2, 2, 8).double(), 2 * torch.ones(rows, 2, 2, 8).double()
     known_keys, known_values = layer.update(keys, values)

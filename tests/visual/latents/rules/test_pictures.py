@@ -76,8 +76,7 @@ def test_a_seed_fixes_the_latents_whatever_else_is_sampled(draw: Any, rule: Any)
 def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
     target = models.target(models.model())
     p = torch.randn(32, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
-    before = view_of(target, p, DraftTree.empty(), 1)
-    number = before.token(-1)
+    number = view_of(target, p, DraftTree.empty(), 1).token(-1)
     target.table.indices[number] = 5  # drawn for another place
     tree = DraftTree.chain([number], "jacobi", kind=DraftKind.COUPLED)
     for rule in (Near(10.0), Aligned(), Path()):
