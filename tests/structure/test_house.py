@@ -82,10 +82,9 @@ def home_of(path: Path, root: Path = ROOT) -> tuple[str, ...]:
 
 def modules_of(root: Path) -> dict[str, Path]:
     """Return every module of the library by import name; the links to rooms are not followed."""
-    places = [*(root / "ragspec").glob("*"), *(root / place for place in ROOMS.values())]
     files = [
         path
-        for place in places
+        for place in [*(root / "ragspec").glob("*"), *(root / place for place in ROOMS.values())]
         if not (place.name in ROOMS and place.parent.name == "ragspec")
         for path in (place.rglob("*.py") if place.is_dir() else [place])
         if path.suffix == ".py"

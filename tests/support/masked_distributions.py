@@ -91,8 +91,7 @@ def sampled(
         parts = (model(difference, side=side), other, labels, noises, SCALE)
         drafter = LatentDrafter(built_by(*parts, table=target.table), target, window, 0.0, begin)
     inputs = {"max_batch_size": count} | engine
-    running = Engine(target, None, drafter, budget=window, rule=rule, **inputs)
-    result = running.generate(
+    result = Engine(target, None, drafter, budget=window, rule=rule, **inputs).generate(
         [target.prompt(picture) for picture in range(count)],
         Sampling(temperature=1.0, seed=[noise.seed for noise in noises]),
         max_new_tokens=instance.places,

@@ -73,8 +73,7 @@ def pictures(
     target: LatentTarget, drafter: Any, rule: Any, rows: int, seed: int = 0, **options: Any
 ) -> tuple[torch.Tensor, list[Any]]:
     """Return a picture of every row, latents [R, N, D], and what the engine reports of each."""
-    engine = Engine(target, None, drafter, budget=6, rule=rule, **options)
-    result = engine.generate(
+    result = Engine(target, None, drafter, budget=6, rule=rule, **options).generate(
         [target.prompt(row) for row in range(rows)],
         Sampling(temperature=1.0, seed=list(range(seed, seed + rows))),
         max_new_tokens=SIDE**2,

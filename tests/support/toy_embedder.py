@@ -28,7 +28,6 @@ def make_embedder(folder: Path, dimensions: int = 16, seed: int = 0) -> Path:
     table = torch.randn(len(vocabulary), dimensions, generator=generator)
     table[0] = 0
     save_file({"embedding.weight": table.half()}, folder / "model.safetensors")
-    kinds = ["StaticEmbedding", "Normalize"]
     modules = [
         {
             "idx": number,
@@ -36,7 +35,7 @@ def make_embedder(folder: Path, dimensions: int = 16, seed: int = 0) -> Path:
             "path": "" if number == 0 else f"{number}_{kind}",
             "type": f"sentence_transformers.sentence_transformer.modules.{kind}",
         }
-        for number, kind in enumerate(kinds)
+        for number, kind in enumerate(["StaticEmbedding", "Normalize"])
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "config_sentence_transformers.json").write_text("{}")

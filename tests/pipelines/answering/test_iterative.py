@@ -169,10 +169,9 @@ def test_flare_looks_up_after_less_probable_tokens_alone(
     middle = sorted(math.exp(token.logprob) for token in result)[len(result) // 3]
     texts, queries = [], []
     for speculate, overlap in (("off", None), ("auto", None), (4, True)):
-        rag = IterativeRag(
+        answer = IterativeRag(
             request, index, speculate=speculate, overlap=overlap, flare=middle, **options
-        )
-        answer = rag.ask(QUESTION, sampling, **inputs)
+        ).ask(QUESTION, sampling, **inputs)
         assert answer.report.retrieval is not None
         texts.append(answer.generation.tokens)
         queries.append(answer.report.retrieval.queries)

@@ -66,8 +66,7 @@ def test_spans_are_the_passages(chat: bool) -> None:
 
 
 def test_starter_layout_is_the_one_the_starter_model_knows() -> None:
-    prompt = build_prompt(bpe(), "What?", hits_of(["One.", "Two."], "A\ntitle"))
-    assert prompt.text == (
+    assert build_prompt(bpe(), "What?", hits_of(["One.", "Two."], "A\ntitle")).text == (
         "Context:\n[1] A title\nOne.\n\n[2] A title\nTwo.\n\nQuestion: What?\nEvidence:"
     )
 

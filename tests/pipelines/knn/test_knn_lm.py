@@ -201,8 +201,7 @@ def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datas
     inputs: tuple[Any, ...] = ("off", "auto", 4)
     for speculate in inputs:
         counts = Counts()
-        lm = KnnLM(engine("auto"), store, speculate=speculate)
-        result = lm.generate(
+        result = KnnLM(engine("auto"), store, speculate=speculate).generate(
             tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
         )
         instance.append(result.tokens)

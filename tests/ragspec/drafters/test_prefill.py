@@ -105,8 +105,7 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
 
 
 def generate(drafter: Drafter) -> None:
-    model = tiny.model("llama", dtype=torch.float64)
-    result = Engine(model, drafter=drafter, budget=3).generate(
+    result = Engine(tiny.model("llama", dtype=torch.float64), drafter=drafter, budget=3).generate(
         PROMPT, max_new_tokens=4, ignore_eos=True
     )
     assert result.report.faults == {}

@@ -92,10 +92,9 @@ def test_a_seed_is_sampled_and_reported(plain: Engine) -> None:
 @pytest.mark.parametrize("new", [1, 2, 7, 30])
 def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None:
     whole = plain.generate(PROMPTS[1], max_new_tokens=30).tokens
-    engine = Engine(
+    result = Engine(
         model, drafter=MixingDrafter({tuple(PROMPTS[1]): whole}, depth=9, right=1.0), budget=18
-    )
-    result = engine.generate(PROMPTS[1], max_new_tokens=new)
+    ).generate(PROMPTS[1], max_new_tokens=new)
     assert result.tokens == whole[:new]
     assert len(result.tokens) == new or result.finish_reason == "stop"
 

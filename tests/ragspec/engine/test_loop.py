@@ -144,9 +144,8 @@ def test_a_rule_that_counts_is_opened_for_every_row(
 ) -> None:
     rule = Counting()
     engine = Engine(model, drafter=drafted.drafter, budget=10, rule=rule)
-    stop = [expected[0][4]]
     results = engine.generate(
-        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=stop
+        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=[expected[0][4]]
     )
     assert rule.verdicts == 0 and len(rule.opened) == len(results) == 4
     for result, row in zip(results, rule.opened, strict=True):

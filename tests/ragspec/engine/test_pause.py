@@ -40,10 +40,9 @@ def in_strides(
     results = [request.generate(prompt, sampling, stop_after=strides.randint(1, 6), **options)]
     while results[-1].finish_reason == "paused":
         stop_after = strides.randint(1, 6)
-        written = results[-1].tokens
         results.append(
             request.generate(
-                prompt, sampling, resume_from=written, stop_after=stop_after, **options
+                prompt, sampling, resume_from=results[-1].tokens, stop_after=stop_after, **options
             )
         )
     return results

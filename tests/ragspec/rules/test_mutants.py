@@ -43,10 +43,9 @@ SAMPLED, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool = False) -> float:
     """Return the largest deviation of a rule over a few random target and draft models."""
     tree = partial(grow, widths=widths, draw=draw, kind=kind)
-    worlds = [Distributions(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
     return max(
         distribution_deviation(rule, distributions, tree, len(widths) + 1)
-        for distributions in worlds
+        for distributions in [Distributions(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
     )
 
 

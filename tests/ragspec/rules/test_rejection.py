@@ -187,10 +187,9 @@ def test_chain_accepts_with_one_minus_total_variation() -> None:
 
 def test_distinct_candidates_beat_independent_ones() -> None:
     worlds = [Distributions(4, seed) for seed in range(4)]
-    drafts = zip(RULES[:3], (independent(1), independent(3), distinct(3)), strict=True)
     one, repeated, struck = (
         np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
-        for rule, tree in drafts
+        for rule, tree in zip(RULES[:3], (independent(1), independent(3), distinct(3)), strict=True)
     )
     assert one + 0.05 < repeated < struck - 0.01
 

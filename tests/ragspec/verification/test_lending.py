@@ -74,8 +74,7 @@ def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
     def on_progress(row: int, step: Step) -> None:
         look(step)
 
-    engine = Engine(model, drafter="context", budget=4)
-    engine.generate(
+    Engine(model, drafter="context", budget=4).generate(
         [5, 6, 5, 6, 5, 6],
         max_new_tokens=6,
         ignore_eos=True,

@@ -116,8 +116,7 @@ def test_prompts_that_cannot_be_divided_are_read_at_once() -> None:
     paths.piece, message = 4, list[int]()
     for target in (paths, CausalTarget(build_longrope("llama"))):
         widths = Widths(target.model)
-        engine = Engine(target, drafter=None)
-        engine.generate(
+        Engine(target, drafter=None).generate(
             list(range(1, 20)), max_new_tokens=2, on_read=lambda *figures: message.extend(figures)
         )
         assert widths.taken()[0] == 19

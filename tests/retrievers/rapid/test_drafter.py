@@ -93,8 +93,7 @@ def test_it_goes_on_after_what_was_written_before() -> None:
 
 
 def test_where_its_context_is_full_it_falls_silent() -> None:
-    small = tiny.model(seed=1, max_position_embeddings=32)
-    result = engine(Rapid(small)).generate(
+    result = engine(Rapid(tiny.model(seed=1, max_position_embeddings=32))).generate(
         tiny.prompt(60), draft_prompt=tiny.prompt(20), max_new_tokens=40, ignore_eos=True
     )
     assert result.tokens == engine(None).generate(tiny.prompt(60), **INPUTS).tokens

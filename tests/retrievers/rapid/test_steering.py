@@ -93,8 +93,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
     for drafter in drafters:
         for budget in (0, 4, 40, "auto"):
-            request = engine(drafter, budget)
-            result = request.generate(
+            result = engine(drafter, budget).generate(
                 prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **INPUTS
             )
             assert result.tokens == plain.tokens and result.label == plain.label

@@ -65,10 +65,9 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     drafter = parse_drafter(target, instance, window=4, min_expected_gain=0.0)
     prompt = target.prompt(0)
     distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(5), 1)
-    session = drafter.open(
+    tree = drafter.open(
         DraftRequest(tuple(prompt), target.vocab_size, distribution=distribution)
-    )
-    tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
+    ).propose(DraftContext(list(prompt), len(prompt), CODES), 4)
     drafted = target.table.latents[tree.tokens.tolist()]
     with torch.no_grad():
         conditions = instance.trunk.condition(torch.arange(1)), instance.trunk.unconditional(1)

@@ -388,10 +388,9 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
 
 
 def unpadded(read: Any) -> list[list[int]]:
-    pairs = zip(read["input_ids"], read["attention_mask"], strict=True)
     return [
         [int(token) for token, current in zip(ids, mask, strict=True) if current]
-        for ids, mask in pairs
+        for ids, mask in zip(read["input_ids"], read["attention_mask"], strict=True)
     ]
 
 

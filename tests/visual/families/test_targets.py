@@ -189,10 +189,9 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
 
     offloaded = copy.deepcopy(model("chameleon"))
     cpu_offload(offloaded, torch.device("cpu"))
-    targets = [ChameleonTarget(each, PROMPTS) for each in (offloaded, model("chameleon"))]
     sample = [
         Engine(target, drafter=None).generate(target.prompt(0), max_new_tokens=4).tokens
-        for target in targets
+        for target in [ChameleonTarget(each, PROMPTS) for each in (offloaded, model("chameleon"))]
     ]
     assert sample[0] == sample[1]
 

@@ -141,8 +141,7 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
 
 def test_depth_bounds_the_draft() -> None:
     target = CausalTarget(heads.model())
-    instance = drafter(target, depth=2)
-    result = Engine(target, drafter=instance, budget=9).generate(
+    result = Engine(target, drafter=drafter(target, depth=2), budget=9).generate(
         tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
     )
     deepest = [int(depths(s.tree.parents).max()) for s in result.steps if len(s.tree)]

@@ -28,10 +28,9 @@ def opened(
     sampling: Sampling, width: int = 3, min_expected_gain: float = 0.0, seed: int = 0
 ) -> tuple[ModelSession, CoupledGrowth]:
     distribution = TokenDistribution(sampling, NoiseStream(seed), len(PROMPT))
-    drafter = ModelDrafter(
+    session = ModelDrafter(
         tiny.model(dtype=torch.float64), width=width, min_expected_gain=min_expected_gain
-    )
-    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=distribution))
+    ).open(DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=distribution))
     assert isinstance(session._growth, CoupledGrowth)
     return session, session._growth
 

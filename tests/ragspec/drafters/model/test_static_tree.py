@@ -134,10 +134,9 @@ def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
     prompt = image_models.target(image_models.model()).prompt(0)
     sampling = Sampling(temperature=1.0, seed=seed)
     distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
-    session = drafter.open(
+    tree = drafter.open(
         DraftRequest(tuple(prompt), image_models.BOOK, distribution=distribution)
-    )
-    tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
+    ).propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
     assert tree.kind is drafter.kind
     return tree.tokens.tolist(), tree.parents.tolist()
 

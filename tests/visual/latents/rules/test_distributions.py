@@ -149,8 +149,7 @@ def texts(rule: Any, drafts: str, count: int = 300, instance: Any = LatentTarget
             other.head.write.bias += 0.03
         draft = models.target(other, steps=3, built_by=instance, table=target.table)
         drafter = LatentDrafter(draft, target, min_expected_gain=0.0)
-    engine = Engine(target, None, drafter, budget=3, rule=rule, max_batch_size=count)
-    result = engine.generate(
+    result = Engine(target, None, drafter, budget=3, rule=rule, max_batch_size=count).generate(
         [target.prompt(0)] * count,
         Sampling(temperature=1.0, seed=list(range(count))),
         max_new_tokens=3,
