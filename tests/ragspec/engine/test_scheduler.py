@@ -105,35 +105,29 @@ def tokens_of(handle: RequestHandle) -> list[int]:
     return [token for emission in handle for token in emission.step.tokens]
 
 
-@pytest.fixture(scope="module")
-def requests() -> list[Requests]:
-    return queries(12)
+REQUESTS = queries(12)
 
 
 @pytest.fixture(scope="module")
-def expected(plain: Engine, requests: list[Requests]) -> list[list[int]]:
-    return alone(plain, requests)
+def expected(plain: Engine) -> list[list[int]]:
+    return alone(plain, REQUESTS)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("budget", [6, Clocked()], ids=["fixed", "auto"])
 def test_the_tokens_are_those_of_each_request_alone(
-    name: str,
-    budget: Any,
-    target: CausalTarget,
-    requests: list[Requests],
-    expected: list[list[int]],
+    name: str, budget: Any, target: CausalTarget, expected: list[list[int]]
 ) -> None:
     rng = random.Random(name)
     with serving(engine_of(target, name, budget), max_batch_size=3, chunk=16) as pool:
         handles = []
-        for each in requests:
+        for each in REQUESTS:
             handles += submit(pool, [each])
             time.sleep(rng.choice([0.0, 0.01]))
         assert [tokens_of(handle) for handle in handles] == expected
     results = [handle.result() for handle in handles]
     assert [result.tokens for result in results] == expected
-    for result, (_, _, options) in zip(results, requests, strict=True):
+    for result, (_, _, options) in zip(results, REQUESTS, strict=True):
         assert result.label == "exact"
         assert result.report.tokens == len(result.tokens)
         assert (result.logprobs is None) == (options["logprobs"] is None)
@@ -141,11 +135,11 @@ def test_the_tokens_are_those_of_each_request_alone(
 
 
 def test_cancelled_texts_end_and_change_no_other(
-    target: CausalTarget, requests: list[Requests], expected: list[list[int]]
+    target: CausalTarget, expected: list[list[int]]
 ) -> None:
     rng = random.Random(5)
     with serving(engine_of(target, "context"), max_batch_size=3, chunk=8) as pool:
-        handles = submit(pool, requests)
+        handles = submit(pool, REQUESTS)
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.05))
             rng.choice(handles).cancel()
@@ -256,6 +250,10 @@ def test_a_prefix_of_another_tenant_is_noticed(
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
+TRUE_PREFIX, TRUE_SELECT = SequenceCache.prefix, TreeSession.select_rows
+TRUE_PREFILL_JOIN = PrefillJob.join
+
+
 def stale(self: SequenceCache, length: int, room: int) -> SequenceCache:
     """Leave the keys of another text."""
     other = TRUE_PREFIX(self, length, room)
@@ -264,21 +262,14 @@ def stale(self: SequenceCache, length: int, room: int) -> SequenceCache:
     return other
 
 
-TRUE_PREFIX = SequenceCache.prefix
-TRUE_SELECT = TreeSession.select_rows
-
-
 def unread(self: PrefillJob, session: Any) -> int:
     result = TRUE_PREFILL_JOIN(self, session)
     del self.left[: min(2, len(self.left) - 1)]
     return result
 
 
-TRUE_PREFILL_JOIN = PrefillJob.join
-
-
 @pytest.mark.parametrize(
-    ("owner", "name", "mutant"),
+    "mutant",
     [
         (SequenceCache, "prefix", stale),
         (PrefillJob, "join", unread),
@@ -286,18 +277,12 @@ TRUE_PREFILL_JOIN = PrefillJob.join
     ],
 )
 def test_what_is_wrong_with_the_cache_is_noticed(
-    owner: type,
-    name: str,
-    mutant: Callable[..., Any],
-    plain: Engine,
-    requests: list[Requests],
-    expected: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    mutant: Any, plain: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, mutant)
+        patched.setattr(*mutant)
         with serving(plain, max_batch_size=3, chunk=16) as pool:
-            handles = submit(pool, requests)
+            handles = submit(pool, REQUESTS)
             results = [handle.future.exception() or handle.result().tokens for handle in handles]
     assert results != expected
 
@@ -330,10 +315,10 @@ class Sharing(Drafter):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.filterwarnings("ignore:drafter 'sampled'")
 def test_state_of_a_drafter_that_texts_share_is_noticed(
-    shared: bool, target: CausalTarget, requests: list[Requests], expected: list[list[int]]
+    shared: bool, target: CausalTarget, expected: list[list[int]]
 ) -> None:
     with Engine(target, tiny.tokenizer(), drafter=Sharing(shared), budget=4) as pool:
-        results = [handle.result() for handle in submit(pool, requests)]
+        results = [handle.result() for handle in submit(pool, REQUESTS)]
     assert [each.tokens for each in results] == expected, "a fault of a drafter changes no text"
     assert any(each.report.faults for each in results) == shared
 
@@ -358,15 +343,11 @@ FAILING += [{"logits_processor": [each]} for each in (failing, third)]
 @pytest.mark.parametrize("options", FAILING)
 @pytest.mark.parametrize("name", ["plain", "context"])
 def test_a_request_that_fails_ends_alone(
-    options: dict[str, Any],
-    name: str,
-    target: CausalTarget,
-    requests: list[Requests],
-    expected: list[list[int]],
+    options: dict[str, Any], name: str, target: CausalTarget, expected: list[list[int]]
 ) -> None:
     with serving(engine_of(target, name), max_batch_size=4, chunk=16) as pool:
         handles = []
-        for each in requests:
+        for each in REQUESTS:
             handles += submit(pool, [each])
             failed = pool.submit([5, 6, 7, 8], max_new_tokens=9, **options)
         with pytest.raises(RuntimeError, match="not today"):
@@ -417,16 +398,12 @@ class Scarce:
 
 @pytest.mark.parametrize("name", ["plain", "context", "model"])
 def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
-    name: str,
-    target: CausalTarget,
-    requests: list[Requests],
-    expected: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, target: CausalTarget, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, scarce = engine_of(target, name), Scarce(2, 7)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
     with serving(engine, max_batch_size=5, chunk=16) as pool:
-        results = [handle.result().tokens for handle in submit(pool, requests)]
+        results = [handle.result().tokens for handle in submit(pool, REQUESTS)]
     assert results == expected
     assert scarce.failed > 3
 
@@ -500,9 +477,9 @@ def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
     assert len(pool.submit([7, 8], max_new_tokens=3, ignore_eos=True).result().tokens) == 3
 
 
-def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Requests]) -> None:
+def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
     pool = serving(plain, max_batch_size=2)
-    handles = submit(pool, requests)
+    handles = submit(pool, REQUESTS)
     pool.close()
     assert all(handle.done for handle in handles)
     assert {handle.result().finish_reason for handle in handles} <= {"stop", "length"}
@@ -555,14 +532,14 @@ def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine
 
 
 def test_engines_of_one_scheduler_serve_beside_each_other(
-    plain: Engine, requests: list[Requests], expected: list[list[int]]
+    plain: Engine, expected: list[list[int]]
 ) -> None:
     message = list[list[int]]()
     with serving(plain, max_batch_size=3) as pool:
         drafting = pool.with_drafter("context", 6)
         end = drafting.on_finish(lambda generation: message.append(generation.tokens))
         mixed = [
-            (drafting if i % 2 else pool).submit(p, s, **o) for i, (p, s, o) in enumerate(requests)
+            (drafting if i % 2 else pool).submit(p, s, **o) for i, (p, s, o) in enumerate(REQUESTS)
         ]
     end()
     assert [handle.result().tokens for handle in mixed] == expected
@@ -662,17 +639,13 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
 @pytest.mark.parametrize("place", ["on_step", "watch", "future", "on_finish"])
 @pytest.mark.filterwarnings("ignore:a callback")
 def test_a_callback_may_raise_anything_and_others_go_on(
-    place: str,
-    error: type[BaseException],
-    plain: Engine,
-    requests: list[Requests],
-    expected: list[list[int]],
+    place: str, error: type[BaseException], plain: Engine, expected: list[list[int]]
 ) -> None:
     def callback(*arguments: Any) -> None:
         raise error("not today")
 
     with serving(plain, max_batch_size=3, chunk=16) as pool:
-        handles = submit(pool, requests[:4])
+        handles = submit(pool, REQUESTS[:4])
         options: dict[str, Any] = {"on_step": callback} if place == "on_step" else {}
         handle = pool.submit([5, 6, 7, 8], max_new_tokens=9, ignore_eos=True, **options)
         if place == "watch":
@@ -686,18 +659,16 @@ def test_a_callback_may_raise_anything_and_others_go_on(
                 handle.result(timeout=20)
         else:
             assert len(handle.result(timeout=20).tokens) == 9
-        handles += submit(pool, requests[4:])
+        handles += submit(pool, REQUESTS[4:])
         assert [each.result(timeout=20).tokens for each in handles] == expected
 
 
-def test_calls_of_all_kinds_share_one_batch(
-    plain: Engine, requests: list[Requests], expected: list[list[int]]
-) -> None:
+def test_calls_of_all_kinds_share_one_batch(plain: Engine, expected: list[list[int]]) -> None:
     results: dict[int, list[int]] = {}
     pool = serving(plain, max_batch_size=4, chunk=16)
 
     def call(number: int) -> None:
-        prompt, sampling, options = requests[number]
+        prompt, sampling, options = REQUESTS[number]
         if number % 3 == 0:
             results[number] = pool.generate(prompt, sampling, **options).tokens
         elif number % 3 == 1:
@@ -707,9 +678,9 @@ def test_calls_of_all_kinds_share_one_batch(
         else:
             results[number] = pool.submit(prompt, sampling, **options).result().tokens
 
-    with ThreadPoolExecutor(len(requests)) as callers:
-        assert not any(callers.map(call, range(len(requests)), timeout=60))
-    assert [results[number] for number in range(len(requests))] == expected
+    with ThreadPoolExecutor(len(REQUESTS)) as callers:
+        assert not any(callers.map(call, range(len(REQUESTS)), timeout=60))
+    assert [results[number] for number in range(len(REQUESTS))] == expected
     assert pool.scheduler.open_requests == 0
 
 
@@ -749,14 +720,11 @@ def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
 
 
 def test_steps_may_be_taken_by_hand(
-    plain: Engine,
-    requests: list[Requests],
-    expected: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    plain: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, owner, handles = serving(plain, max_batch_size=3), object(), list[RequestHandle]()
     monkeypatch.setattr(plain.target, "piece", 8)
-    for prompt, sampling, options in (requests[0], *requests[:3]):
+    for prompt, sampling, options in (REQUESTS[0], *REQUESTS[:3]):
         (request,), _ = pool.prepare(prompt, sampling, options)  # type: ignore[arg-type]
         handles.append(pool.add(request, owner))
     pool.step()

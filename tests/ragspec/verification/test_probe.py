@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import ragspec.verification.tree_session as session_module
 from ragspec.errors import UnsupportedModelError
+from ragspec.verification import tree_attention, tree_session
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, shortest_window
@@ -90,28 +90,20 @@ def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("owner", "part", "mutant", "name"),
+    ("mutant", "name"),
     [
-        (session_module, "_related", chains_only, "llama"),
-        (session_module, "_layout", by_slot, "llama"),
-        (SequenceCache, "move", keeps_the_first_slots, "llama"),
-        (SequenceCache, "move", moves_one_too_far, "llama"),
-        ("ragspec.verification.tree_attention", "_model_allows", sees_everything, "mistral"),
+        ((tree_session, "_related", chains_only), "llama"),
+        ((tree_session, "_layout", by_slot), "llama"),
+        ((SequenceCache, "move", keeps_the_first_slots), "llama"),
+        ((SequenceCache, "move", moves_one_too_far), "llama"),
+        ((tree_attention, "_model_allows", sees_everything), "mistral"),
     ],
     ids=["mask", "positions", "no-compaction", "off-by-one", "no-window"],
 )
 def test_a_broken_target_is_caught(
-    owner: Any,
-    part: str,
-    mutant: Any,
-    name: str,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    mutant: Any, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isinstance(owner, str):
-        monkeypatch.setattr(f"{owner}.{part}", mutant)
-    else:
-        monkeypatch.setattr(owner, part, mutant)
+    monkeypatch.setattr(*mutant)
     verdict = probe(CausalTarget(build(name, dtype)))
     assert verdict.mode == "chain", verdict
     assert "logits are off by" in verdict.reason
@@ -231,10 +223,8 @@ def test_infinite_logits_are_named() -> None:
     with torch.no_grad():
         model.lm_head.weight.fill_(3e38)
     verdict = probe(CausalTarget(model))
-    assert (verdict.mode, verdict.reason.split(" on ")[0]) == (
-        "refused",
-        "its own logits are infinite",
-    )
+    assert verdict.mode == "refused"
+    assert verdict.reason.split(" on ")[0] == "its own logits are infinite"
 
 
 def test_special_tokens_are_not_used() -> None:
