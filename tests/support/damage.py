@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ragspec.errors import StoreError
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    """Fail as the system does where no space is left."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def truncate(data: bytes, draw: random.Random) -> bytes:

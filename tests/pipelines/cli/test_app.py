@@ -20,6 +20,7 @@ from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
 from ragspec.reports import trace
 from tests.support import tiny
+from tests.support.damage import full_disk
 
 Capture = pytest.CaptureFixture[str]
 
@@ -201,10 +202,7 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
 def test_what_the_system_refuses_is_one_line(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(show, "show", full)
+    monkeypatch.setattr(show, "show", full_disk)
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
     assert main(arguments) == 1
     assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
@@ -267,10 +265,7 @@ def test_a_full_disk_is_named_and_leaves_no_trace(
     with pytest.MonkeyPatch.context() as patch:
         from ragspec.reports import trace
 
-        def full(write: Any, line: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(trace, "_put", full)
+        patch.setattr(trace, "_put", full_disk)
         assert main([*run, str(path)]) == 2
     assert written and not path.exists()
     assert "No space left" in capsys.readouterr().err

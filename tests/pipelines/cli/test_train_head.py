@@ -27,8 +27,11 @@ from ragspec.training.run import check_out
 from ragspec.training.trainer import CHECKPOINT, HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
+from tests.support.damage import full_disk
 
 Capture = pytest.CaptureFixture[str]
+Files = tuple[str, Path]
+QUIET = Terminal(quiet=True)
 
 
 @pytest.fixture
@@ -48,15 +51,9 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 
 
 def train(
-    model: str | Path,
-    data: Path,
-    out: Path,
-    settings: HeadTraining,
-    terminal: Terminal,
-    **more: Any,
+    model: str, data: Path, out: Path, settings: HeadTraining, log: Terminal = QUIET, **more: Any
 ) -> dict[str, Any]:
-    options = HeadOptions(data, out, PlaceOptions(), str(model), **more)
-    return train_from_files(options, settings, terminal)
+    return train_from_files(HeadOptions(data, out, PlaceOptions(), model, **more), settings, log)
 
 
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
@@ -183,36 +180,31 @@ def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
-    result = train(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    result = train(str(model), data, tmp_path / "head", settings)
     assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 40)
 
 
 def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
-    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quiet, hasty = Terminal(quiet=True), replace(SETTINGS, seconds=1e-12)
-    assert train(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
-    with monkeypatch.context() as patch:
-        stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            train(*some, tmp_path / "parts", SETTINGS, quiet)
-    over = train(*some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True)
+    hasty = replace(SETTINGS, seconds=1e-12)
+    assert train(*some, tmp_path / "hasty", hasty)["steps"] == 1
+    for name in ("parts", "fewer"):
+        with monkeypatch.context() as patch:
+            stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                train(*some, tmp_path / name, SETTINGS)
+    over = train(*some, tmp_path / "parts", replace(SETTINGS, steps=3), resume=True)
     assert over["steps"] == 3
     assert over["loss"] is None
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
-    with monkeypatch.context() as patch:
-        stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            train(*some, tmp_path / "fewer", SETTINGS, quiet)
     for steps in (2, 1, 12):  # fewer than are done loses none of them
         settings = replace(SETTINGS, steps=steps)
-        over = train(*some, tmp_path / "fewer", settings, quiet, resume=True)
+        over = train(*some, tmp_path / "fewer", settings, resume=True)
         assert over["steps"] == max(3, steps)
     with pytest.raises(StoreError, match=r"--start .*fewer learns on from its head"):
-        train(*some, tmp_path / "fewer", SETTINGS, quiet, resume=True)
-    assert (
-        train(*some, tmp_path / "fewer", SETTINGS, quiet, start=tmp_path / "fewer")["steps"] == 12
-    )
+        train(*some, tmp_path / "fewer", SETTINGS, resume=True)
+    assert train(*some, tmp_path / "fewer", SETTINGS, start=tmp_path / "fewer")["steps"] == 12
 
 
 def test_pictures_are_read_whole_whatever_the_length(
@@ -231,13 +223,13 @@ def test_pictures_are_read_whole_whatever_the_length(
 
     monkeypatch.setattr(StateReader, "read", spy)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
-    train(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    train(str(model), data, tmp_path / "head", settings)
     assert len(known) == 3 * 2 + 6
     assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
 
 
 @pytest.fixture
-def some(tmp_path: Path) -> tuple[str, Path]:
+def some(tmp_path: Path) -> Files:
     rows = [json.dumps({"text": tiny.TEXT[i : i + 60]}) for i in range(0, 120, 3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     return tiny.save(tmp_path / "model"), tmp_path / "rows.jsonl"
@@ -263,14 +255,9 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_that_was_stopped_goes_on_to_the_same_head(
-    some: tuple[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: signal.Signals,
-    capsys: pytest.CaptureFixture[str],
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int, capsys: Capture
 ) -> None:
-    quiet = Terminal(quiet=True)
-    whole = train(*some, tmp_path / "whole", ENOUGH, quiet)
+    whole = train(*some, tmp_path / "whole", ENOUGH)
     with monkeypatch.context() as patch:
         stopped_at(5, patch, lambda: os.kill(os.getpid(), how))
         with pytest.raises(KeyboardInterrupt):
@@ -278,11 +265,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
     assert "stopped after step 5" in capsys.readouterr().err
     open_head(tmp_path / "parts")  # what was learned so far drafts already
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
-        train(*some, tmp_path / "parts", ENOUGH, quiet)
+        train(*some, tmp_path / "parts", ENOUGH)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
         other = replace(ENOUGH, batch_size=2, seed=4)
-        train(*some, tmp_path / "parts", other, quiet, resume=True)
-    parts = train(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
+        train(*some, tmp_path / "parts", other, resume=True)
+    parts = train(*some, tmp_path / "parts", ENOUGH, resume=True)
     assert parts["steps"] == whole["steps"] == 30
     assert parts["loss"] == whole["loss"]
     assert not (tmp_path / "parts" / CHECKPOINT).exists()
@@ -290,7 +277,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
 
 
 def test_the_best_head_on_held_out_texts_is_written(
-    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.training import run as train_head_run
 
@@ -303,26 +290,20 @@ def test_the_best_head_on_held_out_texts_is_written(
 
     monkeypatch.setattr(train_head_run, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
-    train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
+    train(*some, tmp_path / "head", SETTINGS)
     written = open_head(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
 
 
 def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
-    some: tuple[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     from ragspec.training import run as train_head_run
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
-        patch.setattr(torch, "save", full)
+        patch.setattr(torch, "save", full_disk)
         result = train(*some, tmp_path / "head", SETTINGS, Terminal())
         assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
 
@@ -332,25 +313,24 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", torn)
         with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
-            train(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
-    again = train(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
-    assert again["steps"] == 12
+            train(*some, tmp_path / "other", SETTINGS)
+    assert train(*some, tmp_path / "other", SETTINGS, resume=True)["steps"] == 12
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
     with pytest.raises(StoreError, match="Expected an interrupted training"):
-        train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train(*some, tmp_path / "head", SETTINGS, resume=True)
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):
         with pytest.raises(StoreError, match=r"Leave --resume out\. No head is there"):
             check_out(tmp_path / name, resume=True)
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
-        train(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train(*some, tmp_path / "head", SETTINGS, resume=True)
 
 
-def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -> None:
-    quiet, still = Terminal(quiet=True), replace(SETTINGS, steps=1, learning_rate=1e-9)
-    first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
-    more = train(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
+def test_a_head_can_begin_with_another(some: Files, tmp_path: Path) -> None:
+    still = replace(SETTINGS, steps=1, learning_rate=1e-9)
+    first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9))
+    more = train(*some, tmp_path / "more", still, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
     instance, before = (open_head(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)

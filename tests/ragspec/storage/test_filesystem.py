@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ragspec.errors import StoreError
 from ragspec.storage.filesystem import read_file, reserve, unreadable, writer_lock
 from ragspec.storage.manifest import FileRecord, Manifest, check_file, sha256_file
+from tests.support.damage import full_disk
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no fork, no blocks")
 
@@ -40,10 +41,7 @@ def test_a_reserved_file_has_its_room_on_the_disk(
 def test_a_full_disk_is_reported_before_anything_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.posix_fallocate", full, raising=False)
+    monkeypatch.setattr("os.posix_fallocate", full_disk, raising=False)
     with pytest.raises(StoreError, match=r"No space left on device.*takes 9 bytes; make room"):
         reserve(tmp_path / "x", 9)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import subprocess
 import sys
 import warnings
@@ -19,6 +18,7 @@ from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.storage.store import publish
 from tests.support import tiny
 from tests.support.corpora import build, reopen, rows, text_of
+from tests.support.damage import full_disk
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the rug", "a draft of a text"]
 
@@ -197,11 +197,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store = build(tmp_path / "c", rows(1))
     store.append([1, 2, 3], scope="global")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.posix_fallocate", full, raising=False)
+        patch.setattr("os.posix_fallocate", full_disk, raising=False)
         for write in (store.flush, store.close):
             with pytest.raises(StoreError, match="No space left"):
                 write()

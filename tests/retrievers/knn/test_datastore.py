@@ -19,7 +19,7 @@ from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import AHEAD, Knn, NeighbourCache
 from ragspec.retrievers.knn.neighbours import Neighbours
 from tests.support import tiny
-from tests.support.damage import check_damage
+from tests.support.damage import check_damage, full_disk
 
 
 def engine(**model: Any) -> Engine:
@@ -174,10 +174,7 @@ def test_a_model_that_overflows_has_no_datastore(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(datastore, "_states", full)
+    monkeypatch.setattr(datastore, "_states", full_disk)
     with pytest.raises(StoreError, match="cannot take the keys"):
         Datastore.build(texts(), engine(), tmp_path / "store")
     assert not (tmp_path / "store").exists()
