@@ -27,7 +27,7 @@ def target() -> Any:
     return tiny.model(dtype=torch.float64)
 
 
-def engine(drafter: Any, budget: Any = 6) -> Engine:
+def engine(drafter: Any = None, budget: Any = 6) -> Engine:
     return Engine(target(), tiny.tokenizer(), drafter, budget=budget)
 
 

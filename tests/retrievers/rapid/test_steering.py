@@ -13,6 +13,7 @@ from ragspec.retrievers import ContextDrafter, Rapid
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
+from tests.retrievers.rapid.test_drafter import engine, target
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
 
@@ -27,16 +28,8 @@ INPUTS: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
 OF_MODEL = tiny.prompt(7, seed=4)
 
 
-def target() -> Any:
-    return tiny.model(dtype=torch.float64)
-
-
 def other() -> Any:
     return tiny.model(seed=1, dtype=torch.float64)
-
-
-def engine(drafter: Any = None, budget: Any = 6) -> Engine:
-    return Engine(target(), tiny.tokenizer(), drafter, budget=budget)
 
 
 def naive(p: torch.Tensor, q: torch.Tensor, eta: float, z: torch.Tensor) -> torch.Tensor:
@@ -101,10 +94,8 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
             assert drafter is not noisy or budget != 40 or result.report.accepted > 5
     for budget in (0, 4, "auto"):
         current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
-        assert (
-            current.generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS).tokens
-            == plain.tokens
-        )
+        result = current.generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS)
+        assert result.tokens == plain.tokens
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
