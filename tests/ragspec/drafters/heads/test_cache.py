@@ -74,17 +74,6 @@ def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: boo
         torch.testing.assert_close(node[0], expected[1].to(root))
 
 
-def test_a_text_may_be_read_twice() -> None:
-    head, target, prompt, text = setting(False)
-    cache = opened(head, target)
-    cache.notify(heads.states(target, prompt))
-    with cache.lease():
-        first, again = cache.read([*prompt, text[0]]), cache.read([*prompt, text[0]])
-        other = cache.read([*prompt, text[1]])
-    torch.testing.assert_close(first, again)
-    assert not torch.allclose(first, other)
-
-
 def test_of_a_long_prompt_the_end_is_enough() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)
@@ -97,7 +86,7 @@ def test_of_a_long_prompt_the_end_is_enough() -> None:
     torch.testing.assert_close(node[0], expected[1])
 
 
-def test_without_its_states_a_text_cannot_be_read() -> None:
+def test_a_text_can_be_read_twice_but_not_without_its_states() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)
     assert not cache.readable([*prompt, text[0]])
@@ -106,6 +95,11 @@ def test_without_its_states_a_text_cannot_be_read() -> None:
     assert not cache.readable([*prompt, *text[:2]])
     assert not cache.readable([*prompt, heads.VOCAB])
     assert cache.room([*prompt, text[0]]) > 100
+    with cache.lease():
+        first, again = cache.read([*prompt, text[0]]), cache.read([*prompt, text[0]])
+        other = cache.read([*prompt, text[1]])
+    torch.testing.assert_close(first, again)
+    assert not torch.allclose(first, other)
 
 
 def test_guidance_reaches_the_head() -> None:
