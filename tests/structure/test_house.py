@@ -16,14 +16,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-# Rooms are folders of the checkout, linked into the package.
-ROOMS = {
-    "retrievers": "retrievers",
-    "visual": "visual",
-    "training": "training/heads",
-    "pipelines": "pipelines",
-}
+from tests.structure.wheel import ROOMS, ROOT
+
 # Each layer may import those before it, and its own folder.
 LAYERS = (
     ("errors", "registry", "storage"),

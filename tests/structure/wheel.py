@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+# Rooms are folders of the checkout, linked into the package.
 ROOMS = {
     "retrievers": "retrievers",
     "visual": "visual",
