@@ -138,7 +138,6 @@ CASES = [
     ("report q.jsonl -o mine.html", 2, "mine.html holds something else"),
     ("draw star --json docs/a.txt", 2, "docs/a.txt holds something else"),
     ("draw star --out docs --json docs/a.txt", 2, "docs/a.txt holds something else"),
-    ("bench text --json docs", 2, "docs is a folder"),
     ("bench answers q.jsonl --docs docs --json q.jsonl", 2, "q.jsonl holds something else"),
     ("bench answers q.jsonl --docs docs --html docs", 2, "docs is a folder"),
     ("bench answers q.jsonl --docs docs --html mine.html", 2, "mine.html holds something else"),
