@@ -66,12 +66,6 @@ def generate(engine: Engine, sampling: Sampling) -> Generation:
     return generation
 
 
-def changed_at(generation: Generation, index: int) -> Generation:
-    tokens = list(generation.tokens)
-    tokens[index] = (tokens[index] + 1) % 96
-    return replace(generation, tokens=tokens)
-
-
 def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> None:
     sampling = Sampling(temperature=1.0)
     speculative = generate(engine, sampling)
@@ -92,7 +86,8 @@ def test_plain_engine_shares_the_model_and_drafts_nothing(engine: Engine) -> Non
 
 def test_greedy_margin_is_the_distance_of_the_best_two_logits(engine: Engine) -> None:
     plain = generate(engine, Sampling())
-    other = changed_at(plain, 5)
+    other = replace(plain, tokens=list(plain.tokens))
+    other.tokens[5] = (other.tokens[5] + 1) % 96
     result = compare(engine, other, plain, Sampling()).first_divergence
     assert result is not None
     assert (result.index, result.plain, result.speculative) == (5, plain.tokens[5], other.tokens[5])

@@ -63,10 +63,6 @@ def emitted(tree: DraftTree, rng: np.random.Generator, size: int) -> list[int]:
     return [*results, int(rng.integers(0, size))]
 
 
-def step_of(tree: DraftTree, tokens: list[int]) -> Step:
-    return Step(tree=tree, path=(), tokens=tuple(tokens))
-
-
 def walked(
     one: ModelSession, other: ModelSession, size: int, steps: int = STEPS, *, cut: bool = True
 ) -> int:
@@ -91,7 +87,7 @@ def walked(
             np.testing.assert_allclose(chances, claims, rtol=1e-8, atol=1e-12)
         new = emitted(expected, rng, size)
         for session in (one, other):
-            session.observe(step_of(expected, new))
+            session.observe(Step(tree=expected, path=(), tokens=tuple(new)))
         tokens += new
         nodes += len(result)
     return nodes

@@ -23,7 +23,7 @@ from ragspec.verification.static.buffers import Arena, LayerShape, compact
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
-from ragspec.verification.static.step import FixedStep, StaticStep, StepShape
+from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_attention import lease
 from tests.support import tiny
 from tests.support.model_state import state_of
@@ -136,19 +136,15 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
             session.follow([distribution], [text])
             session.verify([text[-1:]], [DraftTree.empty()])
             session.commit([()])
-        (step,) = _with_distributions(session._arena)
+        keys: list[Any] = list(session._arena.steps)
+        (key,) = (key for key in keys if key[0][0].distribution is not None)
         penalties = session._arena.distributions[1].distributions._penalties
         assert penalties is not None
         held = penalties._held[1, 0, 0, :10].clone()
         assert held.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0]
         with lease(model, session._configs):
-            step()
+            session._arena.steps[key]()
         assert torch.equal(penalties._held[1, 0, 0, :10], held)
-
-
-def _with_distributions(arena: Arena) -> list[FixedStep]:
-    keys: list[Any] = list(arena.steps)
-    return [arena.steps[key] for key in keys if key[0][0].distribution is not None]
 
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
