@@ -110,11 +110,8 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
 def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
     assert compose(None, Sources()) is None
     assert compose("context", Sources()).name == "context"
-    assert [each.name for each in compose(["lookup", "rest"], sources)] == [
-        "lookup",
-        "history",
-        "corpus",
-    ]
+    names = [each.name for each in compose(["lookup", "rest"], sources)]
+    assert names == ["lookup", "history", "corpus"]
     assert drafts_with_model("rasd") and drafts_with_model(["lookup", "model"])
     assert not drafts_with_model("auto") and not drafts_with_model(None)
 

@@ -100,10 +100,8 @@ def test_the_latents_are_as_their_card_says() -> None:
     for name, inputs in ways.items():
         pipe = ImagePipeline.from_pretrained("latent-tiles", **inputs)
         sample[name] = pipe(class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], seed=0)
-    assert (
-        sample["aligned"].label == "exact-for(distribution)"
-        and sample["near"].label == "approximate"
-    )
+    assert sample["aligned"].label == "exact-for(distribution)"
+    assert sample["near"].label == "approximate"
     assert sample["aligned"].stats.codes_per_forward > 1.7 < sample["near"].stats.codes_per_forward
     difference = (sample["near"].latents - sample["plain"].latents).abs()
     assert float(difference.max()) < 0.2 < float(sample["plain"].latents.std())

@@ -227,11 +227,8 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
     for row in figures["rows"]:
         assert row["equal"] and row["chunks"] > 0
         assert row["variants"]["head, chunks"]["head"] > 0 == row["variants"]["auto"]["head"]
-    assert (
-        figures["figures"]["plain"]["decode"]
-        == figures["figures"]["plain"]["tokens a forward"]
-        == 1
-    )
+    plain = figures["figures"]["plain"]
+    assert plain["decode"] == plain["tokens a forward"] == 1
 
 
 @pytest.fixture(scope="module")
@@ -273,9 +270,8 @@ def test_image_sizes(tmp_path: Path) -> None:
     run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
     figures = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert figures["label"] == "random weights" and figures["size"] == "small"
-    assert (
-        figures["table"]["table_MB"] == 4 * figures["table"]["codes"] * figures["table"]["k"] / 1e6
-    )
+    table = figures["table"]
+    assert table["table_MB"] == 4 * table["codes"] * table["k"] / 1e6
     plain, *others = figures["pictures"]
     assert plain["forwards"] == 16 and len(others) == 3
     for row in others:

@@ -121,10 +121,7 @@ def differs(first: torch.Tensor, second: torch.Tensor) -> float:
     ways = torch.cat([torch.eye(first.shape[1]), torch.randn(6, first.shape[1], generator=sample)])
     values = []
     for direction in ways.double():
-        a, b = (
-            (first.double() @ direction).sort().values,
-            (second.double() @ direction).sort().values,
-        )
+        a, b = ((each.double() @ direction).sort().values for each in (first, second))
         both = torch.cat([a, b])
         gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(
             b, both, right=True
@@ -132,8 +129,7 @@ def differs(first: torch.Tensor, second: torch.Tensor) -> float:
         size = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
         values.append(2.0 * math.exp(-2.0 * (size * float(gap.abs().max())) ** 2))
         centre = both.mean()
-        for power in (1, 2):
-            values.append(_mean_differs((a - centre) ** power, (b - centre) ** power))
+        values += [_mean_differs((a - centre) ** n, (b - centre) ** n) for n in (1, 2)]
     return min(values)
 
 

@@ -155,10 +155,8 @@ def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> N
     book = torch.randn(tiny_images.CODES, 4, generator=torch.Generator().manual_seed(0))
     bounded = make_rule("lantern", book, tv_budget=0.5)
     free = make_rule("lantern", book)
-    assert (
-        source("auto", bounded, instance.model, parts)(instance, LABELS).kind
-        is DraftKind.DETERMINISTIC
-    )
+    drafter = source("auto", bounded, instance.model, parts)(instance, LABELS)
+    assert drafter.kind is DraftKind.DETERMINISTIC
     for rule in (free, Walk()):
         drafter = source("auto", rule, instance.model, parts)(instance, LABELS)
         assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)

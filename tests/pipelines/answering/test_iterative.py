@@ -205,10 +205,8 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     said = f"Looked up {pluralize(message.queries, 'query')} in "
     said += f"{pluralize(message.calls, 'search')} over {pluralize(message.strides, 'stride')}"
     assert said in result.report.summary()
-    assert (
-        f"{message.hits} of {message.hits + message.rollbacks} guesses right"
-        in result.report.summary()
-    )
+    said = f"{message.hits} of {message.hits + message.rollbacks} guesses right"
+    assert said in result.report.summary()
 
 
 def test_any_function_serves_and_is_requested_in_threads() -> None:
@@ -282,11 +280,8 @@ def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) 
         message = result.report.retrieval
         assert message is not None and message.queries == len(calls)
         assert (message.changed == 0) == (changes == "never")
-        assert (
-            result.label
-            == result.report.label
-            == ("exact" if changes == "never" else "approximate")
-        )
+        label = "exact" if changes == "never" else "approximate"
+        assert result.label == result.report.label == label
         assert ("Repeated queries had other" in message.summary()) == (changes != "never")
 
 

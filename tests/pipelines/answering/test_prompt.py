@@ -47,9 +47,8 @@ def check_spans(prompt: Prompt, tokenizer: Any) -> None:
         if text.isascii():
             for token, (a, b) in zip(prompt.token_ids[start:end], chars, strict=True):
                 assert tokenizer.decode([token]) == text[a:b]
-        assert (
-            tokenizer.decode(list(prompt.token_ids[start:end])) == text[chars[0][0] : chars[-1][1]]
-        )
+        read = tokenizer.decode(list(prompt.token_ids[start:end]))
+        assert read == text[chars[0][0] : chars[-1][1]]
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -25,12 +25,8 @@ from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 
 def test_steps_hold_every_token(tmp_path: Path) -> None:
     chart = step_chart(sample_trace(tmp_path).steps, {"context": "s0", "<b>model</b>": "s3"})
-    assert [column.parts for column in chart.columns] == [
-        [("own", 1)],
-        [("s0", 3), ("own", 1)],
-        [("s3", 2), ("own", 1)],
-        [("own", 1)],
-    ]
+    parts = [column.parts for column in chart.columns]
+    assert parts == [[("own", 1)], [("s0", 3), ("own", 1)], [("s3", 2), ("own", 1)], [("own", 1)]]
     assert (chart.most, chart.mean) == (4, 9 / 4)
     assert [column.number for column in chart.columns] == [0, 1, 2, 3]
     assert chart.columns[0].tip == "step 0: 1 of target model; 0 drafted"
@@ -132,11 +128,8 @@ def test_what_was_copied_from_no_document_has_its_colour(
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
     assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")
-    assert [(row.name, row.amount, row.more[0]) for row in view.sources[:3]] == [
-        (name, 2, "2"),
-        ("context", 1, "1"),
-        ("recycling", 0, "1"),
-    ]
+    rows = [(row.name, row.amount, row.more[0]) for row in view.sources[:3]]
+    assert rows == [(name, 2, "2"), ("context", 1, "1"), ("recycling", 0, "1")]
     assert [inputs for inputs, _ in view.legend] == [name, "context", "target model"]
     assert [inputs for inputs, _ in view.drafters][2] == "recycling"
 

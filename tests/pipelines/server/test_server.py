@@ -229,10 +229,8 @@ def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
 def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     with served(instance) as (client, _):
-        body, documents = (
-            {"temperature": 0, "max_tokens": 20},
-            [{"title": "Rules", "text": passage}],
-        )
+        body = {"temperature": 0, "max_tokens": 20}
+        documents = [{"title": "Rules", "text": passage}]
         with_it = chat(client, "What is the same?", **body, documents=documents).json()
         without = chat(client, "What is the same?", **body).json()
     assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)

@@ -252,7 +252,8 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
 
 def test_a_costly_source_that_pays_is_always_asked() -> None:
     session = opened()
-    assert all([ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50)])
+    requests = [ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50)]
+    assert all(requests)
     assert session.extra == PLAIN
 
 

@@ -326,7 +326,5 @@ def test_a_target_of_chains_keeps_those_sampled_first(monkeypatch: pytest.Monkey
     row = row_of("auto", "dear third row", drafter)
     assert bias(row, WithoutReplacement(), drafter, chains=True) <= EXACT
     prune_freely(monkeypatch)
-    assert (
-        bias(row_of("auto", "dear third row", drafter), WithoutReplacement(), drafter, chains=True)
-        > KNOWN
-    )
+    row = row_of("auto", "dear third row", drafter)
+    assert bias(row, WithoutReplacement(), drafter, chains=True) > KNOWN

@@ -205,10 +205,8 @@ def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
 def test_nothing_is_reported_where_nothing_is_there(best: bool, hidden: bool) -> None:
     tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, (LAST,) if hidden else ())
     assert Prefill(tokens).restricted(needs) is None
-    top_tokens, states = (
-        TopTokens.of(torch.zeros(1, 2, dtype=torch.int64)),
-        heads.last(torch.zeros(1, 1, 3)),
-    )
+    top_tokens = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64))
+    states = heads.last(torch.zeros(1, 1, 3))
     part = Prefill(tokens, top_tokens, states).restricted(needs)
     if part is None:
         assert not best and not hidden

@@ -71,11 +71,8 @@ class Run:
     """One interleaving over one engine, by a seed."""
 
     def __init__(self, engine: Engine, queries: list[Query], seed: int) -> None:
-        self.engine, self.queries, self.rng = (
-            engine.with_limits(3, None, 8),
-            queries,
-            random.Random(seed),
-        )
+        self.engine = engine.with_limits(3, None, 8)
+        self.queries, self.rng = queries, random.Random(seed)
         self.owner = object()
         self.cases: list[Case] = []
         self.memory = self.rng.random() < 0.3

@@ -75,10 +75,8 @@ def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine
 def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
     whole = engine.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True).tokens
     tuned = Engine(tiny.model("llama"), drafter=MixingDrafter({(5, 6, 7): whole}), budget=6)
-    tuned.model.generation_config.eos_token_id, selected = (
-        whole[4],
-        tuned.model.generation_config.eos_token_id,
-    )
+    config = tuned.model.generation_config
+    config.eos_token_id, selected = whole[4], config.eos_token_id
     try:
         ended = tuned.generate([5, 6, 7], max_new_tokens=10)
         ignoring = tuned.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True)
@@ -86,7 +84,7 @@ def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
             [5, 6, 7], max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[2]]
         )
     finally:
-        tuned.model.generation_config.eos_token_id = selected
+        config.eos_token_id = selected
     assert ended.tokens == whole[: whole.index(whole[4]) + 1]
     assert ignoring.tokens == whole
     assert other.tokens == whole[: whole.index(whole[2]) + 1]
@@ -149,11 +147,6 @@ class Pair:
         return scores if self.other and self.memory.calls % 3 else self.memory(ids, scores)
 
 
-def of_one_memory() -> list[Any]:
-    memory = Counting()
-    return [Pair(memory, False), Pair(memory, True)]
-
-
 def call(count: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = count(ids, scores)
     return result
@@ -163,7 +156,7 @@ INPUTS: dict[str, Any] = {
     "object": lambda: [Counting()],
     "method": lambda: [Counting().act],
     "partial": lambda: [functools.partial(call, Counting())],
-    "two": of_one_memory,
+    "two": lambda: [Pair(memory := Counting(), False), Pair(memory, True)],
     "twice": lambda: [Counting()] * 2,
 }
 
@@ -251,10 +244,8 @@ def test_what_cannot_be_copied_is_refused_for_several_texts(model: Any) -> None:
     inputs = Holding(lock=threading.Lock())
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
         row_processors_texts(engine, ROW_PROCESSORS_PROMPTS, Sampling(), [inputs])
-    assert (
-        len(row_processors_texts(engine, ROW_PROCESSORS_PROMPTS[:1], Sampling(), [inputs])[0])
-        == NEW
-    )
+    texts = row_processors_texts(engine, ROW_PROCESSORS_PROMPTS[:1], Sampling(), [inputs])
+    assert len(texts[0]) == NEW
 
 
 class Rows:

@@ -188,11 +188,8 @@ def test_a_chunk_begins_again() -> None:
 
 
 def test_window_and_chunk_hold_at_once_and_none_bounds_nothing() -> None:
-    assert (
-        AttentionWindow().plain
-        and not AttentionWindow(size=2).plain
-        and not AttentionWindow(chunk=2).plain
-    )
+    assert AttentionWindow().plain
+    assert not AttentionWindow(size=2).plain and not AttentionWindow(chunk=2).plain
     both = AttentionWindow(size=2, chunk=4).reaches(torch.tensor(5), torch.arange(8))
     assert both.nonzero().flatten().tolist() == [4, 5, 6, 7]  # causality is not its business
     assert bool(AttentionWindow().reaches(torch.tensor(5), torch.arange(8)).all())

@@ -72,19 +72,12 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
         number = noise.uniform(place.index, NoiseUse.DRAFT)
         return [0 if number < float(q[0]) else 1]
 
-    distributions, tree = (
-        Distributions(2, 4, alike=0.0),
-        partial(grow, widths=(1, 1), draw=by_token),
-    )
+    tree = partial(grow, widths=(1, 1), draw=by_token)
+    case = (Distributions(2, 4, alike=0.0), tree, 4, 2)  # four tokens of two steps
     with pytest.raises(NoiseUsedTwiceError):
-        distribution_deviation(Block(), distributions, tree, length=4, steps=2)
-    assert (
-        distribution_deviation(Block(), distributions, tree, length=4, steps=2, reuse=True) > 0.05
-    )
-    single = distribution_deviation(
-        ChainRejection(), distributions, tree, length=4, steps=2, reuse=True
-    )
-    assert single <= EXACT
+        distribution_deviation(Block(), *case)
+    assert distribution_deviation(Block(), *case, reuse=True) > 0.05
+    assert distribution_deviation(ChainRejection(), *case, reuse=True) <= EXACT
 
 
 def test_one_candidate_is_chain_rejection() -> None:
@@ -124,9 +117,8 @@ def test_disjoint_distributions_leave_the_target_alone() -> None:
     distributions = Distributions(4, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    assert (
-        distribution_deviation(KSeq(), distributions, partial(grow, widths=(3,)), length=1) <= EXACT
-    )
+    tree = partial(grow, widths=(3,))
+    assert distribution_deviation(KSeq(), distributions, tree, length=1) <= EXACT
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
@@ -210,10 +202,8 @@ def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
 
 def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
-    assert (
-        distribution_deviation(Typical(), Distributions(3, 1), partial(grow, widths=(1,)), length=2)
-        > 0.02
-    )
+    tree = partial(grow, widths=(1,))
+    assert distribution_deviation(Typical(), Distributions(3, 1), tree, length=2) > 0.02
 
 
 @pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])

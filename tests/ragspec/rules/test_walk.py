@@ -107,10 +107,8 @@ def test_walk_keeps_the_distribution_for_deterministic_drafts(widths: Tokens, ze
 def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
     tree = partial(grow, widths=(2, 1))
     assert distribution_deviation(Walk(), Distributions(3, 3), tree, length=3) <= EXACT
-    assert (
-        distribution_deviation(Walk(), Distributions(2, 3), partial(grow, widths=(1,)), 4, steps=2)
-        <= EXACT
-    )
+    tree = partial(grow, widths=(1,))
+    assert distribution_deviation(Walk(), Distributions(2, 3), tree, 4, steps=2) <= EXACT
 
 
 @pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])

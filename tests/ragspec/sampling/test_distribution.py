@@ -160,10 +160,8 @@ def test_tokens_are_sampled_from_these_probabilities(sampling: Sampling, size: i
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_a_row_is_sampled_alike_alone_and_among_others(sampling: Sampling) -> None:
-    scores, distribution = (
-        logits(16, 1500, 2.0, seed=5),
-        TokenDistribution(sampling, NoiseStream(9)),
-    )
+    scores = logits(16, 1500, 2.0, seed=5)
+    distribution = TokenDistribution(sampling, NoiseStream(9))
     together = distribution.select(scores, range(16))
     alone = [int(distribution.select(scores[row : row + 1], [row])) for row in range(16)]
     assert together.tolist() == alone

@@ -173,10 +173,10 @@ def model_that_asks(**request: Any) -> Any:
 def theirs(model: Any, **call: Any) -> list[list[int]]:
     """Return what transformers writes greedily after each prompt alone."""
     settings = {"max_new_tokens": NEW, "do_sample": False, "num_beams": 1, **call}
-    texts = []
-    for prompt in PROMPTS:
-        texts.append(model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist())
-    return texts
+    texts = (
+        (len(prompt), model.generate(torch.tensor([prompt]), **settings)) for prompt in PROMPTS
+    )
+    return [text[0, start:].tolist() for start, text in texts]
 
 
 def ours(model: Any, sampling: Sampling | None = None, **options: Any) -> list[list[int]]:
@@ -406,12 +406,8 @@ def test_settings_out_of_range_are_named() -> None:
 def test_a_model_without_a_config_asks_for_nothing() -> None:
     assert default_processors(None, torch.tensor([[1, 2]]), 9, [3], 97) == []
     assert Sampling().with_defaults(None) == Sampling()
-    assert (
-        default_processors(
-            tiny.model("llama").generation_config, torch.tensor([[1, 2]]), 9, [3], 97
-        )
-        == []
-    )
+    config = tiny.model("llama").generation_config
+    assert default_processors(config, torch.tensor([[1, 2]]), 9, [3], 97) == []
 
 
 def test_the_margin_of_a_choice_is_that_of_the_model_s_its_settings() -> None:

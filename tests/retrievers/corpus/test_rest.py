@@ -175,9 +175,8 @@ def test_accept_prob_follows_what_the_target_accepts() -> None:
     for start in range(5, 40):
         for result, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
             result.observe(Step(propose(result, [start, start + 1]), (), tokens))
-    assert (
-        propose(trusting, [3, 4]).accept_prob[0] > first > propose(doubting, [3, 4]).accept_prob[0]
-    )
+    more, less = (propose(each, [3, 4]).accept_prob[0] for each in (trusting, doubting))
+    assert more > first > less
     doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
 
 

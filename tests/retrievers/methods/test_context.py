@@ -229,8 +229,4 @@ def test_the_expected_acceptance_is_the_accept_prob_of_the_best_draft_of_the_lon
     place = context(prompt, output)
     expected_acceptance = session.expected_acceptance(place)
     tree = session.propose(place, 1)
-    assert (
-        expected_acceptance == np.float32(tree.accept_prob[0])
-        if len(tree)
-        else expected_acceptance == 0.0
-    )
+    assert expected_acceptance == (np.float32(tree.accept_prob[0]) if len(tree) else 0.0)

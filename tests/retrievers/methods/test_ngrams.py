@@ -102,10 +102,8 @@ def test_ngrams_with_one_beginning_share_its_nodes() -> None:
     tree = session.propose(at([0, 1]), 16)
     assert len(tree) == 7
     assert sorted(branches(tree)) == [(2, 3, 4), (2, 3, 5), (6, 7, 8)]
-    accept_prob = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
-    assert (
-        accept_prob[2] > accept_prob[3] > accept_prob[5] > accept_prob[4]
-    )  # shared nodes are claimed for both
+    prob = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
+    assert prob[2] > prob[3] > prob[5] > prob[4]  # shared nodes are claimed for both
     assert len(session.propose(at([0, 1]), 3)) == 3
     assert depths(session.propose(at([0, 1], left=3), 16).parents).max() == 2
 

@@ -182,10 +182,8 @@ def test_texts_and_model_together_need_no_more_steps_than_either() -> None:
 
 def test_a_draft_model_that_knows_nothing_silences_texts_only_in_the_papers_form() -> None:
     unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, min_expected_gain=0.0)
-    texts, paper = (
-        forwards(ContextDrafter()),
-        forwards(Rasd(unlike, [ContextDrafter()], grace=None)),
-    )
+    texts = forwards(ContextDrafter())
+    paper = forwards(Rasd(unlike, [ContextDrafter()], grace=None))
     assert texts <= forwards(Rasd(unlike, [ContextDrafter()])) < paper
 
 

@@ -130,10 +130,8 @@ def test_a_linked_folder_is_listed_as_skipped_and_read_where_it_is_named(tmp_pat
     (docs / ".hidden").symlink_to(elsewhere)
     result = load_documents(docs)
     assert [document.name for document in result.documents] == ["docs.txt"]
-    assert [skipped.path for skipped in result.skipped] == [
-        str(docs / "link"),
-        str(docs / "round.zip"),
-    ]
+    paths = [skipped.path for skipped in result.skipped]
+    assert paths == [str(docs / "link"), str(docs / "round.zip")]
     assert all(skipped.reason.startswith("is a link to a folder") for skipped in result.skipped)
     (named,) = load_documents(docs / "link").documents
     assert named.name == "elsewhere.txt"

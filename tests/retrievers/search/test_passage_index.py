@@ -120,10 +120,8 @@ def test_no_flipped_byte_of_an_approximate_index_is_served(embedder: Path, tmp_p
 
 
 def test_what_is_detected_hangs_on_the_query_alone(embedder: Path) -> None:
-    sample, words = (
-        random.Random(4),
-        ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"],
-    )
+    sample = random.Random(4)
+    words = ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"]
     texts = [" ".join(sample.choices(words, k=6)) for _ in range(60)]
     texts[7], texts[31], texts[50] = texts[3], texts[3], texts[3]
     instance = [Document(f"{i}.txt", f"{i % 3}", text) for i, text in enumerate(texts)]

@@ -145,11 +145,8 @@ def test_an_index_of_before_and_of_texts_alone(embedder: Path, tmp_path: Path) -
     (tmp_path / "c.txt").write_text(text(3))
     assert add(tmp_path / "idx", [tmp_path / "c.txt"]).added == ("c.txt",)
     assert not refresh(tmp_path / "idx"), "documents that came from no file stay"
-    assert [each.name for each in PassageIndex.open(tmp_path / "idx").documents] == [
-        "a",
-        "b",
-        "c.txt",
-    ]
+    names = [each.name for each in PassageIndex.open(tmp_path / "idx").documents]
+    assert names == ["a", "b", "c.txt"]
 
 
 def test_an_index_without_a_dense_part_grows(folder: Path, tmp_path: Path) -> None:

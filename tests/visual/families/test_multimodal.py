@@ -380,11 +380,8 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
     janus.tokenizer.chat_template = None
     pipe = ImagePipeline(tiny_prompted.model("janus"), janus.tokenizer, None)
     words = janus.tokenizer.convert_ids_to_tokens(encoded(pipe, "red cat")[0][0])
-    assert words[-1] == "<boi>" and [word for word in words if word in ("red", "cat", "User")] == [
-        "User",
-        "red",
-        "cat",
-    ]
+    assert words[-1] == "<boi>"
+    assert [word for word in words if word in ("red", "cat", "User")] == ["User", "red", "cat"]
 
 
 def unpadded(read: Any) -> list[list[int]]:

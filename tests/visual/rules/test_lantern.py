@@ -148,18 +148,14 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
     for seed in range(120):
         distributions, noise = Distributions(CODES, seed % 4), NoiseStream(seed)
         draft = tree(distributions, noise, ())
-        code, current = (
-            emitted(draft, judged(rule, draft, distributions, noise))[0],
-            plain(distributions, noise, 1)[0],
-        )
+        code = emitted(draft, judged(rule, draft, distributions, noise))[0]
+        current = plain(distributions, noise, 1)[0]
         assert clusters[code] == clusters[current]
         moved += code != current
     assert moved > 0
     if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
-        result, p = (
-            first_distribution(rule, Distributions(CODES, 0), tree),
-            distribution_after(Distributions(CODES, 0)),
-        )
+        result = first_distribution(rule, Distributions(CODES, 0), tree)
+        p = distribution_after(Distributions(CODES, 0))
         for cluster in range(3):
             inside = clusters == cluster
             assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
@@ -225,11 +221,8 @@ def test_broken_rules_are_visible(old: str, new: str) -> None:
             excess = first_excess(rule, distributions, fixed(3))
             worst = max(worst, abs(variation(result, distribution_after(distributions)) - excess))
         for seed in range(150):
-            rule, distributions, noise = (
-                where.Lantern(TABLE, 6, 0.5),
-                Distributions(CODES, seed % 9),
-                NoiseStream(seed),
-            )
+            rule, noise = where.Lantern(TABLE, 6, 0.5), NoiseStream(seed)
+            distributions = Distributions(CODES, seed % 9)
             tree = coupled(3)(distributions, noise, ())
             full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
             worst = max(worst, judged(rule, tree, distributions, noise).path != full.path)

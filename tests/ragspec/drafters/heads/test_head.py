@@ -66,10 +66,8 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
     target: CausalTarget = heads.picture_target() if picture else text_target()
     head = heads.fresh(target)
     config = head.config
-    assert (config.vocab_size, config.hidden_size) == (
-        target.vocab_size,
-        target.model.config.hidden_size,
-    )
+    assert config.vocab_size == target.vocab_size
+    assert config.hidden_size == target.model.config.hidden_size
     assert target.model.config.hidden_size % config.layers["num_attention_heads"] == 0
     check_head(head.config, target)
 
