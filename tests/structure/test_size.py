@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.structure.test_house import LIBRARY, ROOT, parse
+from tests.structure.test_house import LIBRARY, parse
+from tests.structure.wheel import ROOT
 
 
 class Limit(NamedTuple):

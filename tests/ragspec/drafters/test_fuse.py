@@ -200,8 +200,8 @@ def test_sources_of_one_name_are_reported_separately() -> None:
         for _ in range(20):
             tree = session.propose(replace(PLACE, adviser=claims), claims.allowance(1))
             claims.observe(Step(claims.fit(tree, 1), (), (1, 5)), 1)
-    claims = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
-    assert claims == pytest.approx({9: 0.0, 1: 1.0}, abs=0.2)
+    accept_prob = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
+    assert accept_prob == pytest.approx({9: 0.0, 1: 1.0}, abs=0.2)
     assert tree.sources == ("rest", "rest 2")
     assert session.faults == {"rest 3": FAULTS_ALLOWED}
 

@@ -305,8 +305,8 @@ def test_slots_are_at_most_a_fourth_too_many() -> None:
         slots = slots_of(count, MOST)
         assert slots >= count
         assert slots == LEAST_SLOTS or slots * 4 <= count * 5
-    slots = [slots_of(n, MOST) for n in (1, 128, 129, 160, 161, 257)]
-    assert slots == [128, 128, 160, 160, 192, 320]
+    counts = [slots_of(n, MOST) for n in (1, 128, 129, 160, 161, 257)]
+    assert counts == [128, 128, 160, 160, 192, 320]
 
 
 def test_shapes_of_all_lengths_are_few() -> None:
