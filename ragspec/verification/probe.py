@@ -323,7 +323,7 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         why = "queries are scaled by slot in the cache, and a tree has more slots than positions"
         return _verdict(trial, "chain", attempt, why)
     if attempt.passed:
-        return _verdict(trial, "tree", attempt, "trees give the logits of their paths")
+        return _verdict(trial, "tree", attempt, "drafts give the logits of their paths")
     why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"
     second = trial.attempt(PathTarget(target.model).open, CHAINS)
     if second.passed:
