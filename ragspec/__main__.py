@@ -25,7 +25,10 @@ def main() -> int:
 
 def run() -> None:
     """Run the command line and exit; after Ctrl-C at once, as a thread that loads would abort."""
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # another one, while the first was handled
+        code = 130
     if code == 130:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -50,10 +50,8 @@ class BatchCache:
             return self.rows[0].write(layer_idx, key_states, value_states)
         keys = torch.split(key_states, self.counts, 2)
         values = torch.split(value_states, self.counts, 2)
-        parts = [
-            row.write(layer_idx, key, value)
-            for row, key, value in zip(self.rows, keys, values, strict=True)
-        ]
+        new = zip(self.rows, keys, values, strict=True)
+        parts = [row.write(layer_idx, key, value) for row, key, value in new]
         self._parts[id(key_states)] = key_states, parts
         return key_states, value_states
 

@@ -188,10 +188,9 @@ class GraphRunner:
         """Return what the runtime reads and writes in the place of the buffers."""
         bound = self._bound.get(buffers)
         if bound is None:
-            kinds, value = (("key", buffers.keys), ("value", buffers.values)), self.session.value
             bound = self._bound[buffers] = {
-                f"{kind}{layer}": value(each.numpy())
-                for kind, held in kinds
+                f"{kind}{layer}": self.session.value(each.numpy())
+                for kind, held in (("key", buffers.keys), ("value", buffers.values))
                 for layer, each in held.items()
             }
         return bound

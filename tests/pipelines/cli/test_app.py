@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -243,12 +245,20 @@ def test_the_line_break_that_ends_standard_input_is_not_read(
     assert lengths == [6, 6, 7]
 
 
-def test_an_interrupt_while_the_commands_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(name: str) -> Any:
+def test_interrupts_while_the_commands_are_imported_and_while_one_is_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: object) -> Any:
         raise KeyboardInterrupt
 
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(entry, "import_module", interrupted)
-    assert entry.main() == INTERRUPTED
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            entry.run()
+        monkeypatch.setattr(signal, "signal", interrupted)
+    assert codes == [INTERRUPTED] * 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
