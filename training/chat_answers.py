@@ -5,23 +5,24 @@
 Most prompts are the model's own (as in Magpie, arXiv 2406.08464: it goes on after the chat
 template's opening of a user's turn, and after the first words of one, so that there is enough of
 each kind); the rest ask about passages of permissive documents. Half of the answers are greedy.
-A record has the ids of a whole chat and where the answer starts. It is sealed line by line: a run
-that was ended goes on with the next round. No share-alike text is read.
+A line has the ids of a chat, without what the prefix cache had, and where the answer starts; their
+hidden states are kept beside it (see `stored_states`). A run that was ended goes on with the next round. No share-alike text is
+read.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stored_states import StateRecorder, append_chats, next_round
 from text_data import Document, read_documents
 
 from ragspec import Engine, Sampling
+from ragspec.drafters.heads.head import default_taps
 from ragspec.sampling.stopping import repeats
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
@@ -83,25 +84,30 @@ def passage_prompts(documents: list[Document], count: int, random_: random.Rando
 
 
 def answered(
-    engine: Engine, prompts: list[str], parts: tuple[str, str], sampling: Sampling | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the ids of whole chats with the model's answers; those that loop are left out."""
-    whole = [parts[0] + prompt + parts[1] for prompt in prompts]
-    ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in whole]
+    engine: Engine,
+    recorder: StateRecorder,
+    prompts: list[str],
+    parts: tuple[str, str],
+    sampling: Sampling | None = None,
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return whole chats with the model's answers, and their states; none that loop.
+
+    Args:
+        recorder: The engine's drafter.
+    """
+    texts = [parts[0] + prompt + parts[1] for prompt in prompts]
+    ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    recorder.sessions.clear()
     answers = engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS)
+    sessions = {tuple(session.tokens): session for session in recorder.sessions}
+    rows, states = [], []
     for prompt, answer in zip(ids, answers, strict=True):
-        if not repeats(answer.tokens):
-            yield {"ids": [*prompt, *answer.tokens], "start": len(prompt)}
-
-
-def next_round(path: Path) -> int:
-    """Return the number of the round to go on with; a line that a kill tore is cut off."""
-    path.touch()
-    whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
-    if torn:
-        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
-    lines = whole.splitlines()
-    return json.loads(lines[-1])["round"] + 1 if lines else 0
+        if len(answer.tokens) > 2 and not repeats(answer.tokens):
+            whole = *prompt, *answer.tokens
+            states.append(sessions[whole].states())
+            first = len(whole) - 2 - len(states[-1])
+            rows.append({"ids": whole[first:-2], "start": len(prompt) - first})
+    return rows, states
 
 
 def main() -> None:
@@ -110,29 +116,34 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, required=True, help="folder with data/lm/")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="another one for each process")
     parser.add_argument("--minutes", type=float, default=60.0)
     args = parser.parse_args()
     documents = read_documents(args.shared)
-    engine = Engine.from_pretrained(
-        args.model, drafter=None, dtype=args.dtype, max_batch_size=GROUPS * OF_GROUP + PASSAGES
+    writer = Engine.from_pretrained(
+        args.model, drafter=None, dtype=args.dtype, max_batch_size=args.batch_size
     )
-    parts = turn_parts(engine.tokenizer)
-    began, number = time.monotonic(), next_round(args.out)
+    target, parts = writer.target, turn_parts(writer.tokenizer)
+    recorder = StateRecorder(default_taps(target))
+    size = args.batch_size
+    engine = Engine(target, writer.tokenizer, recorder, budget=1, max_batch_size=size)
+    width = len(recorder.order) * target.config.hidden_size
+    began, number = time.monotonic(), next_round(args.out, width)
     while time.monotonic() - began < 60.0 * args.minutes:
-        chosen = random.Random(number)
+        chosen = random.Random(f"{args.seed} {number}")
         prompts = passage_prompts(documents, PASSAGES, chosen)
         for opening in chosen.sample(OPENINGS, GROUPS):
-            prompts += local_prompts(engine, parts[0], opening, OF_GROUP, chosen.randrange(1 << 20))
+            prompts += local_prompts(writer, parts[0], opening, OF_GROUP, chosen.randrange(1 << 20))
         prompts = sorted(set(prompts))
         chosen.shuffle(prompts)
         half = len(prompts) // 2
         warm = Sampling(temperature=WARM, seed=range(number * 1000, number * 1000 + half))
-        instance = list(answered(engine, prompts[half:], parts))
-        instance += answered(engine, prompts[:half], parts, warm)
-        with args.out.open("a", encoding="utf-8") as stream:
-            for record in instance:
-                stream.write(json.dumps(record | {"round": number}, ensure_ascii=False) + "\n")
+        rows, states = answered(engine, recorder, prompts[half:], parts)
+        more = answered(engine, recorder, prompts[:half], parts, warm)
+        instance = [row | {"round": number} for row in rows + more[0]]
+        append_chats(args.out, instance, states + more[1])
         print(
             f"round {number}: {len(instance)} chats, {time.monotonic() - began:.0f} s", flush=True
         )

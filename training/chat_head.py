@@ -1,13 +1,12 @@
 """Train the draft head of a chat model on its own answers, with EAGLE-3's form and rounds.
 
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
-    python training/chat_head.py --shared DIR --answers answers.jsonl --work WORK --out HEAD
+    python training/chat_head.py --answers answers.jsonl --work WORK --out HEAD
 
-The model's states of all answers, and of some passages of permissive documents, are read once and
-stay in a file of WORK. The head begins as the model's last layer, its logits are by the model's own
-rows, and only answers and passages are learned, not prompts. The second stage adds rounds in which
-the head reads itself: without them its second token is rarely right. Both go on from where they
-were ended. The head is written in bfloat16; `auto` drafts with one in `heads/NAME` of the cache.
+The head begins as the model's last layer, its logits are by the model's own rows, and only answers
+are learned, not prompts. The second stage adds rounds in which the head reads itself: without them
+its second token is rarely right. Both go on from where they were ended. The head is written in
+bfloat16; `auto` drafts with one in `heads/NAME` of the cache.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from stored_states import StoredStates, Text, store_states
-from text_data import read_documents, read_jsonl
+from stored_states import StoredStates, read_chats
 
 from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.fresh import fresh_head
@@ -38,20 +35,9 @@ from ragspec.training.trainer import (
 )
 from ragspec.verification.causal import CausalTarget
 
-PASSAGE = 1200  # characters, about 300 tokens
 HELD_OUT = 40  # answers that judge the head
 ENDLESS = 1_000_000  # steps: the minutes end a stage
 LONGEST = 1024  # tokens of a text
-
-
-def passages(shared: Path, count: int) -> Iterator[str]:
-    """Yield passages from anywhere in permissive documents, the longer of them more often."""
-    chosen = random.Random(0)
-    documents = read_documents(shared)
-    weights = [len(document.text) for document in documents]
-    for document in chosen.choices(documents, weights, k=count):
-        start = chosen.randrange(max(1, len(document.text) - PASSAGE))
-        yield document.text[start : start + PASSAGE]
 
 
 def stage(
@@ -65,9 +51,9 @@ def stage(
     """Train for the minutes of a stage, or what is left of them."""
     if (out / "config.json").is_file() and not (out / CHECKPOINT).is_file():
         return
-    texts = [text.ids for text in states.texts]
+    texts = [chat.ids for chat in states.chats]
     trainer = HeadTrainer(target, texts, settings, head=head, reader=states)
-    judged = [held_out.read([number]) for number in range(len(held_out.texts))]
+    judged = [held_out.read([number]) for number in range(len(held_out.chats))]
     run = HeadRun(trainer, out, lambda: agreement(trainer.head, target, judged), print)
     if (out / CHECKPOINT).is_file():
         run.resume(load_state(out))
@@ -86,36 +72,27 @@ def stage(
 def main() -> None:
     """Run what is left of both stages and write the head."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, required=True, help="folder with data/lm/")
-    parser.add_argument("--answers", type=Path, required=True, help="what chat_answers.py wrote")
-    parser.add_argument("--work", type=Path, required=True, help="for states and both stages")
+    parser.add_argument(
+        "--answers", type=Path, nargs="+", required=True, help="as they were written"
+    )
+    parser.add_argument("--work", type=Path, required=True, help="for both stages")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--passages", type=int, default=500)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--depth", type=int, default=3, help="rounds of the second stage")
     parser.add_argument("--minutes", type=float, nargs=2, default=(50.0, 40.0))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model, tokenizer = load_model(args.model, "cpu", args.dtype)
-    target = CausalTarget(model)
-    answers = [Text(row["ids"], row["start"]) for row in read_jsonl(args.answers)]
-    random.Random(0).shuffle(answers)
-    read = [Text(tokenizer(each)["input_ids"], 1) for each in passages(args.shared, args.passages)]
+    target = CausalTarget(load_model(args.model, "cpu", args.dtype)[0])
     longest = min(LONGEST, target.max_length or LONGEST)  # the trainer would split a longer one
-    answers, read = (
-        [Text(text.ids[:longest], text.start) for text in texts if text.start < len(text.ids)]
-        for texts in (answers, read)
-    )
-    taps, held_out = default_taps(target), min(HELD_OUT, len(answers) // 10)
-    parts = {"learned": answers[held_out:] + read, "held-out": answers[:held_out]}
-    stored = []
-    for name, texts in parts.items():
-        store_states(target, texts, args.work / name, taps)
-        stored.append(StoredStates(target, args.work / name, taps))
-    learned = [text.ids[text.start :] for text in parts["learned"]]
+    width = (1 + len(default_taps(target))) * target.config.hidden_size
+    chats = [chat for path in args.answers for chat in read_chats(path, width, longest)]
+    random.Random(0).shuffle(chats)
+    held_out = min(HELD_OUT, len(chats) // 10)
+    stored = StoredStates(target, chats[held_out:]), StoredStates(target, chats[:held_out])
+    learned = [chat.ids[chat.start :] for chat in stored[0].chats]
     tokens = frequent_tokens(learned, args.vocabulary, target.vocab_size)
     head = fresh_head(
         target, torch.Generator().manual_seed(0), form="eagle3", tokens=tokens, learns_rows=False

@@ -1,103 +1,157 @@
-"""Hidden states of texts in one file, which are read once and learned from in many trainings."""
+"""Hidden states of a model's own chats, kept as it writes them and learned from in many trainings.
+
+Beside `NAME.jsonl`, a chat per line, `NAME.bin` has the states of its tokens.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ragspec.needs import LAST
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
+from ragspec.needs import LAST, HiddenStates, Needs
+from ragspec.rules.base import Step
 from ragspec.training.batches import StateRead
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 
-BATCH = 3000  # tokens of a forward
-NEWS = 50  # forwards between two lines of progress
+
+class StateRecorder(Drafter):
+    """Drafts nothing and keeps the states of all texts.
+
+    Args:
+        taps: What a head reads; the last states are kept before them.
+
+    Attributes:
+        sessions: Those of all texts since the list was cleared.
+    """
+
+    name, looks_up = "recorder", False
+
+    def __init__(self, taps: Sequence[int]) -> None:
+        self.order = (LAST, *taps)
+        self.needs = Needs(hidden_states=tuple(set(self.order)))
+        self.sessions: list[Recording] = []
+
+    def open(self, request: DraftRequest) -> Recording:
+        """Return a session that keeps the states of one text."""
+        self.sessions.append(Recording(request.prompt, self.order))
+        return self.sessions[-1]
 
 
-class Text(NamedTuple):
-    """Token ids, of which those from `start` on are learned from."""
+class Recording(DraftSession):
+    """The tokens and states of one text; see `StateRecorder`."""
+
+    def __init__(self, prompt: Sequence[int], order: Sequence[int]) -> None:
+        self.tokens: Sequence[int] = prompt
+        self._order = order
+        self._parts: list[torch.Tensor] = []
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return no draft; the context goes on to tell all tokens."""
+        self.tokens = context.tokens
+        return DraftTree.empty()
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Keep the states of the prompt."""
+        if prefill.hidden is not None:
+            self._keep(prefill.hidden)
+
+    def observe(self, step: Step) -> None:
+        """Keep the root's states."""
+        if step.hidden is not None:
+            self._keep(step.hidden)
+
+    def _keep(self, hidden: HiddenStates) -> None:
+        self._parts.append(hidden.of(self._order)[0].to("cpu", torch.bfloat16))
+
+    def states(self) -> torch.Tensor:
+        """Return the states of all tokens but the last two, bf16 [T, H times states].
+
+        Those that the prefix cache had are missing before them. The last token is not read, and a
+        text that ends is not observed.
+        """
+        return torch.cat(self._parts)
+
+
+def append_chats(path: Path, rows: Sequence[dict[str, Any]], states: Sequence[Any]) -> None:
+    """Append chats and their states, of which a line without states cannot remain."""
+    with path.with_suffix(".bin").open("ab") as stream:
+        for each in states:
+            stream.write(each.contiguous().view(torch.int16).numpy().tobytes())
+    with path.open("a", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def next_round(path: Path, width: int) -> int:
+    """Return the number of the round to go on with; what a kill tore is cut off.
+
+    Args:
+        width: Numbers of the states of a token.
+    """
+    path.touch()
+    whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
+    if torn:
+        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+    rows = [json.loads(line) for line in whole.splitlines()]
+    with path.with_suffix(".bin").open("ab") as stream:
+        stream.truncate(2 * width * sum(len(row["ids"]) for row in rows))
+    return rows[-1]["round"] + 1 if rows else 0
+
+
+class Chat(NamedTuple):
+    """Token ids with states, of which those from `start` on are learned from.
+
+    Attributes:
+        states: Those of all ids, bf16 as i16 [T, H times states].
+    """
 
     ids: list[int]
     start: int
+    states: np.ndarray[Any, np.dtype[np.int16]]
+
+
+def read_chats(path: Path, width: int, longest: int) -> list[Chat]:
+    """Return the chats of a file, cut to so many tokens; see `append_chats`."""
+    states = np.memmap(path.with_suffix(".bin"), np.int16, "r").reshape(-1, width)
+    chats, done = list[Chat](), 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        size = len(row["ids"])
+        kept = min(size, longest)
+        if row["start"] < kept:
+            chats.append(Chat(row["ids"][:kept], row["start"], states[done : done + kept]))
+        done += size
+    return chats
 
 
 class StoredStates:
-    """Reads batches of texts for a `HeadTrainer`.
+    """Reads batches of chats for a `HeadTrainer`."""
 
-    Args:
-        folder: As `store_states` wrote it.
-        taps: What the head reads; () for the last states.
-    """
-
-    def __init__(self, target: CausalTarget, folder: Path, taps: Sequence[int]) -> None:
-        about = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        self.target, self.texts = target, [Text(*text) for text in about["texts"]]
-        lengths = [len(text.ids) for text in self.texts]
-        self._ends = np.cumsum([0, *lengths])
-        width, order = about["width"], about["taps"]
-        shape = int(self._ends[-1]), len(order), width
-        self._states = np.memmap(folder / "states.bin", np.int16, "r", shape=shape)
-        self._last, self._taps = order.index(LAST), [order.index(tap) for tap in taps]
+    def __init__(self, target: CausalTarget, chats: Sequence[Chat]) -> None:
+        self.target, self.chats = target, chats
 
     def read(self, numbers: Sequence[int]) -> StateRead:
-        """Return the batch of the texts with these numbers."""
+        """Return the batch of the chats with these numbers."""
         device = self.target.device
         embedded, last, taps, real = [], [], [], []
         for number in numbers:
-            ids, start = self.texts[number]
-            held = np.array(self._states[self._ends[number] : self._ends[number + 1]])
-            states = torch.from_numpy(held).view(torch.bfloat16).float().to(device)
+            ids, start, held = self.chats[number]
+            states = torch.from_numpy(np.array(held)).view(torch.bfloat16).float().to(device)
             with torch.no_grad():
                 tokens = torch.tensor([ids], device=device)
                 embedded.append(self.target.embed(tokens)[0].float())
-            last.append(states[:, self._last])
-            taps.append(states[:, self._taps].flatten(1))
+            width = self.target.config.hidden_size
+            last.append(states[:, :width])
+            taps.append(states[:, width:])
             learned = torch.ones(len(ids), dtype=torch.bool, device=device)
             learned[: max(1, start - 1)] = False  # the first answer's token too is drafted
             real.append(learned)
         pad = torch.nn.utils.rnn.pad_sequence
-        rows = [pad(each, batch_first=True) for each in (embedded, last, real)]
-        read = pad(taps, batch_first=True) if self._taps else None
-        return StateRead(rows[0], rows[1], rows[2], taps=read)
-
-
-def store_states(
-    target: CausalTarget, texts: Sequence[Text], folder: Path, taps: Sequence[int]
-) -> None:
-    """Write the last states of texts and those of the taps, in bfloat16, unless they are there."""
-    if (folder / "texts.json").is_file():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    order = (LAST, *taps)
-    texts = sorted(texts, key=lambda text: len(text.ids))
-    total, width = sum(len(text.ids) for text in texts), target.config.hidden_size
-    states = np.memmap(folder / "states.bin", np.int16, "w+", shape=(total, len(order), width))
-    layers = target.config.num_hidden_layers
-    places = [layers if tap == LAST else tap for tap in order]
-    done, number, forwards = 0, 0, 0
-    while number < len(texts):
-        size = max(1, min(16, BATCH // len(texts[number].ids)))
-        part = [torch.tensor(text.ids) for text in texts[number : number + size]]
-        ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True).to(target.device)
-        real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in part], True)
-        with torch.no_grad():
-            output = target.model.model(
-                input_ids=ids,
-                attention_mask=real.to(target.device),
-                output_hidden_states=True,
-                use_cache=False,
-            )
-        told = torch.stack([output.hidden_states[place] for place in places], 2)
-        for row, each in zip(told.to("cpu", torch.bfloat16), part, strict=True):
-            states[done : done + len(each)] = row[: len(each)].view(torch.int16).numpy()
-            done += len(each)
-        number, forwards = number + size, forwards + 1
-        if forwards % NEWS == 0:
-            print(f"states of {done:,} of {total:,} tokens", flush=True)
-    states.flush()
-    about = {"texts": texts, "taps": order, "width": width}
-    (folder / "texts.json").write_text(json.dumps(about), encoding="utf-8")
+        rows = [pad(each, batch_first=True) for each in (embedded, last, real, taps)]
+        return StateRead(rows[0], rows[1], rows[2], taps=rows[3])
