@@ -81,6 +81,11 @@ def check_images(images: Any, channels: int, reduction: int) -> None:
         )
 
 
+def bounded(values: torch.Tensor, most: float = 1.0) -> torch.Tensor:
+    """Return values cut to [-most, most]; infinite ones become NaN, which is an error later."""
+    return values.clamp(-most, most) + 0.0 * values
+
+
 def side_of(places: int) -> int | None:
     """Return the side of a square of this many places; None if they form no square."""
     side = isqrt(places)

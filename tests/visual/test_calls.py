@@ -144,22 +144,26 @@ def test_an_empty_negative_prompt_is_none(folders: dict[str, Path], kind: str) -
     assert not torch.equal(some.codes[1], plain.codes[1])
 
 
-def damage(weight: torch.Tensor) -> None:
+def damage(weight: torch.Tensor, number: float) -> None:
     with torch.no_grad():
-        weight.view(-1)[0] = torch.nan
+        weight.view(-1)[0] = number
 
 
 PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
     "head": lambda pipe: pipe.model.lm_head.weight,
     "decoder": lambda pipe: pipe.tokenizer.model.decoder.conv_in.bias,
+    "pixels": lambda pipe: pipe.tokenizer.model.decoder.conv_out.bias,
     "book": lambda pipe: pipe.tokenizer.model.quantize.embedding.weight,
 }
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("part", PARTS)
-def test_nan_is_an_error_not_an_exact_image(folders: dict[str, Path], part: str) -> None:
+def test_no_number_is_an_error_not_an_exact_image(
+    folders: dict[str, Path], part: str, number: float
+) -> None:
     pipe = opened(folders["codes"])
-    damage(PARTS[part](pipe))
+    damage(PARTS[part](pipe), number)
     codes = {"codes": torch.zeros(9, dtype=torch.int64)} if part == "book" else {}
     with pytest.raises(ModelError, match=r"NaN|not finite"):
         pipe(**CALLS["codes"], seed=5, **codes)
@@ -168,7 +172,7 @@ def test_nan_is_an_error_not_an_exact_image(folders: dict[str, Path], part: str)
         ("masked", "diffloss.net.input_proj.bias"),
     ):
         pipe = opened(folders[kind])
-        damage(pipe.model.get_parameter(weight))
+        damage(pipe.model.get_parameter(weight), number)
         with pytest.raises(ModelError, match="latents that are not finite"):
             pipe(**CALLS[kind], seed=5, output_type="latent")
 
@@ -192,6 +196,9 @@ def test_a_pipeline_is_saved_where_it_was_loaded(
     again = opened(tmp_path)
     assert again.batch_size == 3 and again.source.name == "jacobi"
     assert torch.allclose(values(again(**CALLS[kind], seed=5)), expected, atol=1e-3)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    again.save_pretrained(tmp_path)
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]
 
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from ragspec.drafters.heads.head import DraftHead, HeadStates
-from ragspec.drafters.heads.vocabulary import DraftVocabulary
+from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
@@ -49,7 +49,7 @@ class Objective:
 
 def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     """Return a function with frozen weights from states to logits f32, of all tokens or some."""
-    module = target.output_head if tokens is None else DraftVocabulary.of_target(target, tokens)
+    module = target.output_head if tokens is None else output_rows(target, tokens)
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
     def logits(states: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ragspec.visual.checks import bounded
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 
 MOST = 4.0  # limit of predicted clean latents, in deviations
@@ -91,7 +92,7 @@ class DiffusionHead(nn.Module):
         for layer in self.layers:
             states = layer(states, conditioning)
         out: Tensor = self.write(self.norm(states))
-        return out.clamp(-MOST, MOST)
+        return bounded(out, MOST)
 
 
 def _reader(latent_dim: int, width: int, hidden: int) -> nn.Module:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
+from ragspec.visual.checks import bounded
 from ragspec.visual.latents.model import MOST
 
 OFFSET = 0.008
@@ -145,7 +146,7 @@ class Sampler:
         clean = self.head.denoise(noisy[:, None], times[:, None], conditioning)
         guided = clean[:, 0]
         if conditioning.shape[1] == 2:
-            guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
+            guided = bounded(clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1]), MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
         kind = torch.promote_types(noisy.dtype, torch.float32)
         deviations = self.deviations[steps - 1, None].to(noisy.device, kind)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import bounded, is_number
 from ragspec.visual.latents.sampler import Sampler, path_noise
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
@@ -64,7 +64,7 @@ class NoiseSampler(Sampler):
             noise = noise[size:] + self.scale * (noise[:size] - noise[size:])
         clean = self.schedule.clean(steps, noisy, noise)
         if self.clip is not None:
-            clean = clean.clamp(-self.clip, self.clip)
+            clean = bounded(clean, self.clip)
         deviations = self.temperature * self.schedule.deviation(steps, variance)
         return self.schedule.mean(steps, noisy, clean), deviations
 

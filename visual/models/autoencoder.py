@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.visual.checks import bounded
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns
 
 _GROUPS = 32
@@ -129,7 +130,7 @@ class Autoencoder:
     def _images(self, latents: Tensor) -> Tensor:
         weight = self.model.post_quant_conv.weight
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
-        return self._decode(laid).float().clamp(-1, 1)
+        return bounded(self._decode(laid).float())
 
     def _decode(self, latents: Tensor) -> Tensor:
         """Return the images of latents [B, d, h, w]."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.checks import check_images, side_of
+from ragspec.visual.checks import bounded, check_images, side_of
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -30,6 +30,7 @@ from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
 _SIZES = ("in_channels", "block_out_channels", "norm_type")
+_ROUNDED = 4e-3  # from unit length, by rounding to 16 bits
 _LAYOUT = WeightLayout(
     "LlamaGen tokenizer",
     CONVOLUTIONS | {"quantize.embedding.weight": 2},
@@ -86,11 +87,14 @@ class VQTokenizer(Autoencoder):
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
 
-        A normalised code-book is written normalised, for tools that do not normalise themselves.
+        A normalised code-book is written normalised, for tools that do not normalise themselves;
+        rounded once, so that it stays the same however often it is saved.
         """
         saved = copy(self)
         saved.model = deepcopy(self.model)
-        saved.model.quantize.embedding.weight.copy_(self._book())
+        weight, book = saved.model.quantize.embedding.weight, self._book()
+        unit = (weight.float().norm(dim=-1, keepdim=True) - 1.0).abs() < _ROUNDED
+        weight.copy_(torch.where(unit, weight, book))
         Autoencoder.save_pretrained(saved, path, dtype)
 
     @property
@@ -214,7 +218,7 @@ class ModelVQ:
     def decode(self, codes: Tensor) -> Tensor:
         """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
         place = self.model.quantize.embedding.weight.device
-        return self._pictures(codes.to(place)).float().clamp(-1, 1)
+        return bounded(self._pictures(codes.to(place)).float())
 
     def _pictures(self, codes: Tensor) -> Tensor:
         pictures: Tensor = self.model.decode(codes)

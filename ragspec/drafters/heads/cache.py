@@ -13,11 +13,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.heads.vocabulary import DraftVocabulary
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
@@ -28,7 +27,7 @@ class HeadModel(CausalTarget):
     """A draft head with the interface of a `CausalTarget`; set `states` before each forward.
 
     Args:
-        vocabulary: Logits of the tokens that it drafts; None for the target's own output head.
+        rows: See `DraftHead.rows`; a `HeadGraph` has its own.
 
     Attributes:
         states: Hidden states before the tokens of the next forward [copies, n, H].
@@ -37,13 +36,9 @@ class HeadModel(CausalTarget):
     """
 
     def __init__(
-        self,
-        head: DraftHead | HeadGraph,
-        target: CausalTarget,
-        vocabulary: DraftVocabulary | None = None,
+        self, head: DraftHead | HeadGraph, target: CausalTarget, rows: nn.Module | None = None
     ) -> None:
-        self.head = head
-        self.vocabulary = vocabulary
+        self.head, self._rows = head, rows
         self.target = target
         self.model = head.layers
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
@@ -63,15 +58,22 @@ class HeadModel(CausalTarget):
             return self.head.project(states).to(self.target.dtype)
 
     def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
-        """Return the logits [1, k, V] of the last k predicted states; see `CausalTarget`."""
+        """Return the logits [1, k, v] of the last k predicted states; see `CausalTarget`."""
+        n = tokens.shape[1]
         with tree_view(view), torch.no_grad():
             embedded = self.head.embed(self.target, tokens)
+            if isinstance(self.head, HeadGraph):
+                kept = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+                logits, self.guessed = self.head.run(embedded, self.states, view, cache, kept)
+                cache.advance(n)
+                return logits
             read, self.guessed = self.head.read(embedded, self.states, view, cache)
-            cache.advance(tokens.shape[1])
+            cache.advance(n)
             rows = slice(-keep, None) if isinstance(keep, int) else keep
             states = read[:, rows].to(self.target.dtype)
-            if self.vocabulary is not None:
-                return self.vocabulary.spread(self.vocabulary(states))
+            if self._rows is not None:
+                rows_logits: Tensor = self._rows(states)
+                return rows_logits
             return self.target.head_logits(states, view.positions[:, rows] + self.first)
 
 
@@ -80,7 +82,7 @@ class HeadCache(DraftCache):
 
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
-        self._head = model
+        self._head, self.tokens = model, model.head.tokens
         self._places: list[int] = []  # positions in the text of the tokens with a state
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)

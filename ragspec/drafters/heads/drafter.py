@@ -78,7 +78,7 @@ class HeadDrafter(Drafter):
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
         self.head = _ready(head, self.target)
-        self.vocabulary = self.head.vocabulary(self.target)
+        self._rows = None if isinstance(self.head, HeadGraph) else self.head.rows(self.target)
         self.taps = taps_of(self.head.config, self.target)
         self.needs = Needs(hidden_states=tuple(set(self.taps)))
         self.name = name
@@ -95,7 +95,7 @@ class HeadDrafter(Drafter):
 
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
-        model = HeadModel(self.head, self.target, self.vocabulary)
+        model = HeadModel(self.head, self.target, self._rows)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)
 

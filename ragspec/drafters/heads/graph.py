@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
-from ragspec.drafters.heads.head import HeadStates
-from ragspec.drafters.heads.vocabulary import DraftVocabulary
+from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget
@@ -42,28 +41,36 @@ def open_graph(weights: HeadWeights, target: CausalTarget) -> HeadGraph | None:
 
 
 class HeadGraph:
-    """Runs the layer of a head over the keys and values of one sequence; see `open_graph`.
+    """Runs a head over the keys and values of one sequence; see `open_graph`.
 
     Args:
         target: The head is stored in 8 bits if this is.
+
+    Attributes:
+        tokens: Ids of the tokens that it may draft, i64 [v]; None for all.
     """
 
     def __init__(self, weights: HeadWeights, target: CausalTarget) -> None:
+        from onnx import TensorProto, helper
+
         from ragspec.verification.onnx.graph import Graph, declare, of_width
 
-        config = weights.config
+        config, info = weights.config, helper.make_tensor_value_info
+        self.config, self.tokens = config, weights.state.get("tokens")
+        self.layers = nn.Module()  # none that a forward changes
         modules = _Modules(weights, isinstance(target.output_head, BlockLinear))
+        self._fc = modules.linear("fc") if config.join == "attend" else nn.Identity()
         graph, heads, width = Graph(), *_heads(config.layers)[1:]
         read, fed = _build(graph, modules)
-        shape = 1, heads, width
+        rows: Any = modules.linear("output") if config.has_output else target.output_head
+        if self.tokens is not None and not config.has_output:
+            rows = output_rows(target, self.tokens)
+        selected = graph.add("Gather", [read, "rows"], "selected", axis=1)
+        self._names, shape = (graph.linear("logits", selected, rows), fed), (1, heads, width)
         inputs = of_width({"embedded": config.embedding_size, "before": config.hidden_size})
-        self._names = tuple(dict.fromkeys((read, fed)))
-        outputs = dict.fromkeys(self._names, config.hidden_size)
-        proto = declare(graph, inputs, of_width(outputs), shape)
-        self.config, self.tokens = config, weights.state.get("tokens")
-        self._fc = modules.linear("fc") if config.join == "attend" else nn.Identity()
-        self._rows = modules.linear("output") if config.has_output else None
-        self.layers = nn.Module()  # none that a forward changes
+        inputs.append(info("rows", TensorProto.INT64, ["k"]))
+        logits = info(self._names[0], TensorProto.FLOAT, [1, "k", rows.out_features])
+        proto = declare(graph, inputs, [logits, *of_width({fed: config.hidden_size})], shape)
         self._theta = float(_rope(config.layers).get("rope_theta", 10_000.0))
         self._width = width
         session, tables = Session(proto, graph.floating()), self._rotary(POSITIONS)
@@ -75,22 +82,17 @@ class HeadGraph:
             states: Tensor = self._fc(taps)
         return states
 
-    def vocabulary(self, target: CausalTarget) -> DraftVocabulary | None:
-        """Return the logits of the tokens that it drafts; see `DraftHead.vocabulary`."""
-        if self._rows is not None:
-            return DraftVocabulary(self._rows, self.tokens, target.vocab_size)
-        return None if self.tokens is None else DraftVocabulary.of_target(target, self.tokens)
-
     def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens; see `DraftHead.embed`."""
         return target.embed(tokens)
 
-    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
-        """Return the output after n tokens; see `DraftHead.read`."""
+    def run(
+        self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache, keep: Tensor
+    ) -> list[Tensor]:
+        """Return logits of `tokens` [1, k, v] after k of n tokens, and the states to feed."""
         assert isinstance(view, TreeView)
-        inputs = {"embedded": embedded, "before": states}
-        outputs = self._runner.run(cache.rows, [view], inputs, self._names)
-        return HeadStates(outputs[0], outputs[-1])
+        inputs = {"embedded": embedded, "before": states, "rows": keep}
+        return self._runner.run(cache.rows, [view], inputs, self._names)
 
     def _rotary(self, positions: int) -> dict[str, Tensor]:
         """Return rotary tables [positions, width / 2]."""

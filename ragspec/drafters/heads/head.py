@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.vocabulary import DraftVocabulary
+from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
@@ -198,11 +198,11 @@ class DraftHead(nn.Module):
         output: HeadStates = self(embedded, states, view.positions, cache)
         return output
 
-    def vocabulary(self, target: CausalTarget) -> DraftVocabulary | None:
-        """Return the logits of the tokens that it drafts; None for the target's own output head."""
-        if self.output is not None:
-            return DraftVocabulary(self.output, self.tokens, target.vocab_size)
-        return None if self.tokens is None else DraftVocabulary.of_target(target, self.tokens)
+    def rows(self, target: CausalTarget) -> nn.Module | None:
+        """Return the map from states to logits of `tokens`; None for the target's output head."""
+        if self.output is not None or self.tokens is None:
+            return self.output
+        return output_rows(target, self.tokens)
 
     def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
         """Return the embeddings [copies * B, n, E] of tokens i64 [B, n]."""

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
 
 from ragspec.errors import InputError, UnsupportedModelError
@@ -34,54 +33,27 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
     return tuple(sorted(token for _, token in zip(range(size), chain(ranked, fill), strict=False)))
 
 
-class DraftVocabulary(nn.Module):
-    """Logits of the tokens that a head may draft.
+def output_rows(target: CausalTarget, tokens: Tensor) -> nn.Module:
+    """Return the rows of a target's output head for some tokens: states [..., H] to [..., v].
 
-    Args:
-        rows: A linear map from states [..., H] to logits [..., v].
-        tokens: Increasing ids of its rows, i64 [v]; None if they are all tokens of the target.
-        size: V of the target.
+    Raises:
+        UnsupportedModelError: The output head is not one linear map, or the target combines several
+            rows of states (guidance).
     """
-
-    def __init__(self, rows: nn.Module, tokens: Tensor | None, size: int) -> None:
-        super().__init__()
-        self.rows, self.tokens, self.size = rows, tokens, size
-
-    @classmethod
-    def of_target(cls, target: CausalTarget, tokens: Tensor) -> DraftVocabulary:
-        """Return the rows of the target's own output head for some tokens.
-
-        Raises:
-            UnsupportedModelError: The output head is not one linear map, or the target combines
-                several rows of states (guidance).
-        """
-        output = target.output_head
-        if not isinstance(output, nn.Linear | BlockLinear) or target.copies > 1:
-            raise UnsupportedModelError(
-                f"the output head of {type(target.model).__name__} is no single linear map "
-                f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
-                "reduced vocabulary. Train the head without vocabulary."
-            )
-        tokens = tokens.to(target.device)
-        if isinstance(output, BlockLinear):
-            return cls(output.rows(tokens), tokens, target.vocab_size)
-        rows = nn.Linear(output.in_features, len(tokens), device="meta")
-        rows.weight = _frozen(output.weight[tokens])
-        rows.bias = None if output.bias is None else _frozen(output.bias[tokens])
-        return cls(rows, tokens, target.vocab_size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the logits [..., v] of states [..., H]."""
-        logits: Tensor = self.rows(states)
-        return logits
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., v] as [..., V], with minus infinity for all other tokens."""
-        if self.tokens is None:
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
-        whole[..., self.tokens] = logits
-        return whole
+    output = target.output_head
+    if not isinstance(output, nn.Linear | BlockLinear) or target.copies > 1:
+        raise UnsupportedModelError(
+            f"the output head of {type(target.model).__name__} is no single linear map "
+            f"({type(output).__name__}, {target.copies} row(s) a text); expected one for a "
+            "reduced vocabulary. Train the head without vocabulary."
+        )
+    tokens = tokens.to(target.device)
+    if isinstance(output, BlockLinear):
+        return output.rows(tokens)
+    rows = nn.Linear(output.in_features, len(tokens), device="meta")
+    rows.weight = _frozen(output.weight[tokens])
+    rows.bias = None if output.bias is None else _frozen(output.bias[tokens])
+    return rows
 
 
 def _frozen(weight: Tensor) -> nn.Parameter:

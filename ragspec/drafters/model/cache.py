@@ -44,7 +44,12 @@ class DraftCache:
         vocab_size: V of the target, the size of returned logits. The draft model's vocabulary may
             be padded to another size.
         capacity: Initial number of slots.
+
+    Attributes:
+        tokens: Ids of the tokens that have logits, i64 [v]; None for all V.
     """
+
+    tokens: Tensor | None = None
 
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int = _FIRST_SIZE) -> None:
         self.model = model
@@ -86,7 +91,7 @@ class DraftCache:
         return 1 << 30 if limit is None else limit - len(tokens) + 1
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read the missing part of the committed text; return the root's logits [1, V].
+        """Read the missing part of the committed text; return the root's logits [1, v].
 
         An unfinished draft is dropped. The root is always read again, for its logits.
         """
@@ -94,7 +99,7 @@ class DraftCache:
         return self._read(tokens[len(self) :], range(len(self), len(tokens)))
 
     def _read(self, fresh: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Read and commit n tokens; return the logits [1, V] after the last one."""
+        """Read and commit n tokens; return the logits [1, v] after the last one."""
         n = len(fresh)
         causal = len(self) == 0 or n == 1
         logits = self._forward(fresh, positions, None if causal else np.tri(n, dtype=np.bool_), 1)
@@ -102,7 +107,7 @@ class DraftCache:
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Read n draft nodes below earlier ones; return their logits [n, V].
+        """Read n draft nodes below earlier ones; return their logits [n, v].
 
         Args:
             above: Slot of each node's parent, -1 for the root. Slots count from 0 in the order of
@@ -201,7 +206,7 @@ class DraftCache:
         visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
         keep: int,
     ) -> Tensor:
-        """Run one forward over n new slots; return the logits of the last `keep`: [keep, V].
+        """Run one forward over n new slots; return the logits of the last `keep`: [keep, v].
 
         Args:
             positions: Logical positions of all m speculative slots, the n new ones last.
@@ -221,7 +226,15 @@ class DraftCache:
         self.forwards += 1
         cache = BatchCache([self._cache])
         logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
-        return fitted(logits[0], self.vocab_size)
+        return logits[0] if self.tokens is not None else fitted(logits[0], self.vocab_size)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Return logits [n, v] as [n, V], with minus infinity for tokens that have none."""
+        if self.tokens is None:
+            return logits
+        whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        whole[:, self.tokens] = logits
+        return whole
 
     def _reserve(self, slots: int) -> None:
         """Let buffers at fixed addresses have so many slots; others grow as they are written."""

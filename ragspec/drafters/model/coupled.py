@@ -56,6 +56,8 @@ class CoupledGrowth(Growth):
         self._known: list[tuple[Sequence[int], Tensor, Tensor]] = []
         self._noise: dict[int, Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
+        filtered = distribution.sampling.filtered and not distribution.sampling.greedy
+        self.whole = bool(distribution.processors) or filtered
 
     def _begin(self, draft_state: DraftState) -> None:
         super()._begin(draft_state)
@@ -66,7 +68,8 @@ class CoupledGrowth(Growth):
     def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
         begin = draft_state.context.generated
         indices = [begin + self._nodes.depth(node) for node in parents]
-        tokens, perturbed = self._contenders(logits, indices)
+        ids = None if self.whole else draft_state.cache.tokens
+        tokens, perturbed = self._contenders(logits, indices, ids)
         chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)
         self._known.append((parents, tokens, chances))
         for node, row in zip(parents, listed(tokens, chances, self._candidates), strict=True):
@@ -139,10 +142,15 @@ class CoupledGrowth(Growth):
         least = _ROW * draft_state.min_expected_gain
         return [node for node, gain in zip(fresh, gains, strict=True) if gain >= least]
 
-    def _contenders(self, logits: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _contenders(
+        self, logits: Tensor, indices: Sequence[int], ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the first choices i64 [R, k] after R nodes, and their perturbed logits f64 [R, k].
 
         The logits are `log q / T + g`, or `log q` if greedy, up to a constant per row.
+
+        Args:
+            ids: The tokens that have logits; None for all.
         """
         distribution, k = self.distribution, min(CONTENDERS, logits.shape[-1])
         sampling = distribution.sampling
@@ -150,19 +158,19 @@ class CoupledGrowth(Growth):
             return distribution.best(logits, indices, k)
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not sampling.greedy:
-            noise = self._gumbel(indices, scores)
+            noise = self._gumbel(indices, scores, ids)
             scores = torch.add(noise, scores, alpha=1.0 / sampling.temperature)
         values, tokens = scores.topk(k, dim=-1)
-        return tokens, values.double()
+        return tokens if ids is None else ids[tokens], values.double()
 
-    def _gumbel(self, indices: Sequence[int], like: Tensor) -> Tensor:
-        """Return the noise of the whole vocabulary at R indices [R, V].
+    def _gumbel(self, indices: Sequence[int], like: Tensor, ids: Tensor | None) -> Tensor:
+        """Return the noise of the tokens with logits at R indices [R, v].
 
         The noise is cached: all nodes of a depth and the next steps use the same index.
         """
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
-            tokens = torch.arange(like.shape[-1], device=like.device)
+            tokens = torch.arange(like.shape[-1], device=like.device) if ids is None else ids
             noise_rows = self.distribution.noise.gumbel_rows(
                 missing, tokens.expand(len(missing), -1)
             )

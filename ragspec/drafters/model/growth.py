@@ -81,7 +81,7 @@ class DraftNodes:
         return path[::-1]
 
     def read(self, cache: DraftCache, nodes: Sequence[int]) -> Tensor:
-        """Read R nodes with the model; return their logits [R, V].
+        """Read R nodes with the model; return their logits [R, v].
 
         Nodes with the same path share one cache slot.
         """
@@ -107,7 +107,12 @@ class Growth(ABC):
     Args:
         distribution: That of the target, without processors that keep state.
         name: The source name of the nodes.
+
+    Attributes:
+        whole: Whether it needs logits of all tokens.
     """
+
+    whole = True
 
     def __init__(self, distribution: TokenDistribution, name: str, kind: DraftKind) -> None:
         self.distribution = distribution
@@ -123,6 +128,7 @@ class Growth(ABC):
         with cache.lease():
             logits = cache.read(context.tokens)
             while True:
+                logits = cache.whole(logits) if self.whole else logits
                 if processors:
                     paths = [nodes.path(node) for node in fresh]
                     logits = self.distribution.process(logits, context.tokens, paths)
@@ -138,7 +144,10 @@ class Growth(ABC):
 
     @abstractmethod
     def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
-        """Add the children of R nodes, given the processed logits [R, V] after them."""
+        """Add the children of R nodes, given the processed logits after them.
+
+        They are [R, V], or [R, v] of `DraftCache.tokens` unless it needs the `whole`.
+        """
 
     @abstractmethod
     def _unread(self, draft_state: DraftState) -> list[int]:

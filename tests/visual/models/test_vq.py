@@ -130,6 +130,9 @@ def test_storage_keeps_codes_and_pictures(tmp_path: Path, dtype: torch.dtype) ->
     loaded = VQTokenizer.from_pretrained(tmp_path)
     assert loaded.model.dtype == torch.float32
     assert torch.allclose(loaded.codebook(), tokenizer.codebook(), atol=1e-2)
+    loaded.save_pretrained(tmp_path / "again", dtype=dtype)
+    again = VQTokenizer.from_pretrained(tmp_path / "again").model.quantize.embedding.weight
+    assert torch.equal(again, loaded.model.quantize.embedding.weight)
     codes = tokenizer.encode(pictures())
     assert float((loaded.decode(codes) - tokenizer.decode(codes)).abs().max()) < 0.05
     if dtype == torch.float32:
