@@ -6,7 +6,7 @@
 The head begins as the model's last layer, its logits are by the model's own rows, and only answers
 are learned, not prompts. The second stage adds rounds in which the head reads itself: without them
 its second token is rarely right. Both go on from where they were ended. The head is written in
-bfloat16; `auto` drafts with one in `heads/NAME` of the cache.
+8 bits; `auto` drafts with one in `heads/NAME` of the cache.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main() -> None:
         ENDLESS, minutes[1], batch_size=4, length=LONGEST, noise=0.0, depth=args.depth
     )
     stage(target, *stored, second, settings, head)
-    save_head(open_head(second, target), args.out, torch.bfloat16)
+    save_head(open_head(second, target), args.out, "int8")
 
 
 if __name__ == "__main__":

@@ -57,10 +57,7 @@ class BlockLinear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear) -> BlockLinear:
         """Return a linear layer with its weights rounded."""
-        weights = linear.weight.detach().reshape(linear.out_features, -1, BLOCK)
-        scales = weights.abs().amax(-1) / 127
-        codes = (weights / torch.where(scales == 0, 1.0, scales)[..., None]).round() + CENTRE
-        return cls(codes.to(torch.uint8), scales, linear.bias)
+        return cls(*in_blocks(linear.weight.detach()), linear.bias)
 
     def rows(self, index: Tensor) -> BlockLinear:
         """Return the layer of some outputs."""
@@ -70,7 +67,7 @@ class BlockLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights as floats [N, K]."""
-        return _floats(self.codes, self.scales)
+        return block_floats(self.codes, self.scales)
 
     @property
     def operands(self) -> dict[str, Tensor]:
@@ -112,14 +109,23 @@ class BlockEmbedding(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights as floats [V, H]."""
-        return _floats(self.codes, self.scales)
+        return block_floats(self.codes, self.scales)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, [..] -> [.., H]."""
-        return _floats(self.codes[ids], self.scales[ids])
+        return block_floats(self.codes[ids], self.scales[ids])
 
 
-def _floats(codes: Tensor, scales: Tensor) -> Tensor:
+def in_blocks(weights: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return weights [N, K] as codes [N, K / 32, 32] and scales [N, K / 32], in a dtype."""
+    blocks = weights.reshape(len(weights), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).to(dtype or weights.dtype)
+    divisors = torch.where(scales == 0, 1.0, scales.to(weights.dtype))
+    codes = (blocks / divisors[..., None]).round().clamp(-127, 127) + CENTRE
+    return codes.to(torch.uint8), scales
+
+
+def block_floats(codes: Tensor, scales: Tensor) -> Tensor:
     """Return weights as floats: codes [.., K / 32, 32] and scales [.., K / 32] -> [.., K]."""
     return ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
 

@@ -105,6 +105,6 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     head = open_head(out)
     assert head.config.draft_vocab_size == 20 and not head.config.has_output
     weights = open_head(work / "second").fc.weight
-    assert torch.equal(head.fc.weight, weights.bfloat16().float())
+    assert torch.allclose(head.fc.weight, weights, atol=0.01 * float(weights.abs().max()))
     scripts[1].main()  # both are done
     assert not capsys.readouterr().out

@@ -19,6 +19,7 @@ from ragspec.errors import (
     RagspecError,
     UnsupportedModelError,
 )
+from ragspec.models.quantized import block_floats
 
 if TYPE_CHECKING:
     from ragspec.drafters.heads.head import DraftHead
@@ -28,6 +29,7 @@ T = TypeVar("T")
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+PARTS = "codes", "scales"  # see `BlockLinear`
 PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
 LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -41,6 +43,8 @@ LAYER_SETTINGS = (
 @dataclass(slots=True)
 class Checkpoint:
     """A configuration and named tensors, which are read when they are asked for.
+
+    Weights that were saved in 8 bits, as `NAME.codes` and `NAME.scales`, count as `NAME.weight`.
 
     Attributes:
         names: The file of each tensor.
@@ -84,7 +88,8 @@ class Checkpoint:
             from safetensors import safe_open
 
             with safe_open(weights, "pt") as file:
-                return cls(folder, config, dict.fromkeys(file.keys(), weights))
+                names = {_whole(name): weights for name in file.keys()}  # noqa: SIM118
+                return cls(folder, config, names)
 
         return checked(folder, opened)
 
@@ -103,8 +108,15 @@ class Checkpoint:
         def read() -> dict[str, Tensor]:
             for path in {self.names[name] for name in names if name not in tensors}:
                 with safe_open(path, "pt") as file:
+                    stored = {*file.keys()}
                     for name in names:
-                        if self.names[name] == path:
+                        parts = [name.removesuffix("weight") + each for each in PARTS]
+                        if self.names[name] != path:
+                            continue
+                        if name not in stored and stored.issuperset(parts):
+                            codes, scales = map(file.get_tensor, parts)
+                            tensors[name] = block_floats(codes, scales.float())
+                        else:
                             tensors[name] = file.get_tensor(name)
             return tensors
 
@@ -158,6 +170,12 @@ def checked(folder: Path, function: Callable[[], T]) -> T:
             f"{folder} holds no draft head that can be read ({error}); fetch it again, or train it "
             "again with `ragspec train-head`."
         ) from error
+
+
+def _whole(name: str) -> str:
+    """Return the name of the weight that a stored tensor is a part of."""
+    stem, _, part = name.rpartition(".")
+    return f"{stem}.weight" if part in PARTS else name
 
 
 def size_of(settings: Mapping[str, Any], name: str) -> int:

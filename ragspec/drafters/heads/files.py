@@ -17,6 +17,7 @@ from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, check
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
+from ragspec.models.quantized import BLOCK, INT8, in_blocks
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, eagle, mtp)
@@ -81,13 +82,14 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
     )
 
 
-def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | None = None) -> None:
     """Write a head to a folder, in the layout that other engines read.
 
     EAGLE-1 goes into EAGLE's layout, EAGLE-3 and MTP into that of `speculators`.
 
     Args:
-        dtype: Dtype of the saved weights; None for their own.
+        dtype: Dtype of the saved weights; None for their own. "int8" stores linear weights in 8
+            bits, which only ragspec reads.
 
     Raises:
         StoreError: The files cannot be written.
@@ -98,10 +100,17 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | None = N
     folder = Path(folder)
     layout = speculators if head.config.output_norm else eagle
     config, weights = layout.written(head)
-    tensors = {
-        name: value.detach().to(dtype=dtype if value.is_floating_point() else None).contiguous()
-        for name, value in weights.items()
-    }
+    small = dtype == INT8
+    kind = torch.bfloat16 if small else dtype
+    tensors = dict[str, torch.Tensor]()
+    for name, value in weights.items():
+        value = value.detach()
+        if small and value.is_floating_point() and value.ndim == 2 and value.shape[1] % BLOCK == 0:
+            codes, scales = in_blocks(value.float(), torch.float16)
+            stem = name.removesuffix("weight")
+            tensors |= {f"{stem}codes": codes, f"{stem}scales": scales}
+        else:
+            tensors[name] = value.to(dtype=kind if value.is_floating_point() else None).contiguous()
     every = asdict(head.config)
     about = {name: every[name] for name in ("target", "vocab_size", "feeds_norm")}
     text = json.dumps(config | {"ragspec": about}, indent=2)

@@ -18,7 +18,7 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import check_head, target_print
 from ragspec.drafters.heads.vocabulary import frequent_tokens, output_rows
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.models.quantized import quantized
+from ragspec.models.quantized import BlockLinear, quantized
 from ragspec.training.batches import seeded
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -88,13 +88,25 @@ def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
 
 def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
     head = heads.fresh(text_target())
-    for name, dtype in (("whole", None), ("half", torch.bfloat16)):
+    for name, dtype in (("whole", None), ("half", torch.bfloat16), ("quarter", "int8")):
         save_head(head, tmp_path / name, dtype)
-    whole, half = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half"))
-    assert half < 0.6 * whole
+    whole, half, quarter = (
+        (tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half", "quarter")
+    )
+    assert half < 0.6 * whole and quarter < 0.4 * whole
     opened = open_head(tmp_path / "half")
     assert opened.fc.weight.dtype == torch.float32
     torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
+    small = open_head(tmp_path / "quarter")
+    assert torch.equal(small.layers.layers[0].post_attention_layernorm.weight, torch.ones(32))
+    before, after = BlockLinear.of(head.fc), BlockLinear.of(small.fc)  # rounded no second time
+    weight = small.fc.weight.detach()
+    assert float((before.weight - weight).abs().max()) < float(before.scales.max())
+    assert torch.equal(after.weight, weight)
+    save_head(small, tmp_path / "again", "int8")
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (
+        tmp_path / "quarter" / WEIGHTS
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
