@@ -1,12 +1,11 @@
-"""A draft head over a saved document, with and without hidden states of retrieved chunks.
+"""A draft head over a saved document.
 
     OMP_NUM_THREADS=1 python benchmarks/long_heads.py --data DIR --head HEAD [--tokens 6000]
 
 The script reads a part of each document in DIR/longdocs once. All variants answer each question
-over its KV cache in changing order: plain, `auto`, the head alone, and both. The head gets the
-hidden states of the question alone ("question") or of chunks of the document, too ("chunks").
-Decoding is greedy. The figures are tokens a forward, and the speedups over plain decoding, of
-decoding and of the whole answer: medians of the ratios of questions, and quartiles.
+over its KV cache in changing order: plain, `auto`, the head alone, and both. Decoding is greedy.
+The figures are tokens a forward, and the speedups over plain decoding, of decoding and of the whole
+answer: medians of the ratios of questions, and quartiles.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ QUESTIONS = (
     "How does the text end?",
 )
 PLAIN, AUTO = "plain", "auto"
-WITHOUT_CHUNKS: Mapping[str, Any] = {"known_states": ()}
 WARM_UP = 8  # tokens
-Variants = Mapping[str, tuple[Engine, Mapping[str, Any]]]
 
 
-def make_variants(engine: Engine, head: Path, budget: int | None) -> dict[str, tuple[Engine, Any]]:
-    """Return engines over one target, and their options for each question.
+def make_variants(engine: Engine, head: Path, budget: int | None) -> dict[str, Engine]:
+    """Return engines over one target.
 
     Args:
         engine: Engine of the target.
@@ -57,40 +54,33 @@ def make_variants(engine: Engine, head: Path, budget: int | None) -> dict[str, t
         return HeadDrafter(head, engine.target)
 
     return {
-        PLAIN: (over(None), {}),
-        AUTO: (over(AUTO), {}),
-        "head, question": (over(head_drafter(), budget), WITHOUT_CHUNKS),
-        "head, chunks": (over(head_drafter(), budget), {}),
-        "auto and head, question": (over([AUTO, head_drafter()]), WITHOUT_CHUNKS),
-        "auto and head, chunks": (over([AUTO, head_drafter()]), {}),
+        PLAIN: over(None),
+        AUTO: over(AUTO),
+        "head": over(head_drafter(), budget),
+        "auto and head": over([AUTO, head_drafter()]),
     }
 
 
 def measure(
     document: Document,
-    variants: Variants,
+    variants: Mapping[str, Engine],
     part: tuple[int, int],
     questions: Sequence[str],
     tokens: int,
 ) -> list[dict[str, Any]]:
     """Return a row for each question over one document."""
-    reader = variants["head, chunks"][0]  # also records hidden states
-    opened = LongDocument.open(document, reader, token_range=part)
-    views = {name: (opened.over(engine), options) for name, (engine, options) in variants.items()}
-    for view, options in views.values():
-        view.ask(questions[0], max_new_tokens=WARM_UP, **options)
+    opened = LongDocument.open(document, variants[PLAIN], token_range=part)
+    views = {name: opened.over(engine) for name, engine in variants.items()}
+    for view in views.values():
+        view.ask(questions[0], max_new_tokens=WARM_UP)
     rows, order = [], list(views)
     for number, question in enumerate(questions):
         row: dict[str, Any] = {"document": document.name, "tokens": opened.tokens}
         row |= {"question": question, "bytes": opened.bytes, "variants": {}}
-        row["chunks"] = sum(
-            end - start for start, end in opened.chunks.spans(question, opened.prefix)
-        )
         texts = []
         for name in order[number % len(order) :] + order[: number % len(order)]:
-            view, options = views[name]
             began = time.perf_counter()
-            answer = view.ask(question, max_new_tokens=tokens, **options)
+            answer = views[name].ask(question, max_new_tokens=tokens)
             whole, report = time.perf_counter() - began, answer.report
             texts.append(list(answer.generation.tokens))
             row["variants"][name] = {

@@ -35,11 +35,6 @@ class HiddenStates:
         """Return the number of positions."""
         return next(iter(self.by_tap.values())).shape[1]
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the states."""
-        return sum(states.nbytes for states in self.by_tap.values())
-
     def at(self, positions: slice | Tensor | Sequence[int]) -> HiddenStates:
         """Return the states of some positions."""
         return HiddenStates({tap: states[:, positions] for tap, states in self.by_tap.items()})

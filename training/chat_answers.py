@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stored_states import StateRecorder, append_chats, next_round
+from stored_states import Recording, StateRecorder, append_chats, next_round
 from text_data import Document, read_documents
 
 from ragspec import Engine, Sampling
@@ -89,8 +89,8 @@ def answered(
     prompts: list[str],
     parts: tuple[str, str],
     sampling: Sampling | None = None,
-) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return whole chats with the model's answers, and their states; none that loop.
+) -> list[Recording]:
+    """Return whole chats with the model's answers, none that loop.
 
     Args:
         recorder: The engine's drafter.
@@ -98,16 +98,8 @@ def answered(
     texts = [parts[0] + prompt + parts[1] for prompt in prompts]
     ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     recorder.sessions.clear()
-    answers = engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS)
-    sessions = {tuple(session.tokens): session for session in recorder.sessions}
-    rows, states = [], []
-    for prompt, answer in zip(ids, answers, strict=True):
-        if len(answer.tokens) > 2 and not repeats(answer.tokens):
-            whole = *prompt, *answer.tokens
-            states.append(sessions[whole].states())
-            first = len(whole) - 2 - len(states[-1])
-            rows.append({"ids": whole[first:-2], "start": len(prompt) - first})
-    return rows, states
+    engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS)
+    return [s for s in recorder.sessions if len(s.answer) > 2 and not repeats(s.answer)]
 
 
 def main() -> None:
@@ -140,10 +132,9 @@ def main() -> None:
         chosen.shuffle(prompts)
         half = len(prompts) // 2
         warm = Sampling(temperature=WARM, seed=range(number * 1000, number * 1000 + half))
-        rows, states = answered(engine, recorder, prompts[half:], parts)
-        more = answered(engine, recorder, prompts[:half], parts, warm)
-        instance = [row | {"round": number} for row in rows + more[0]]
-        append_chats(args.out, instance, states + more[1])
+        instance = answered(engine, recorder, prompts[half:], parts)
+        instance += answered(engine, recorder, prompts[:half], parts, warm)
+        append_chats(args.out, instance, number)
         print(
             f"round {number}: {len(instance)} chats, {time.monotonic() - began:.0f} s", flush=True
         )

@@ -3,17 +3,17 @@
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
     python training/chat_head.py --answers answers.jsonl --work WORK --out HEAD
 
-The head begins as the model's last layer, its logits are by the model's own rows, and only answers
-are learned, not prompts. The second stage adds rounds in which the head reads itself: without them
-its second token is rarely right. Both go on from where they were ended. The head is written in
-8 bits; `auto` drafts with one in `heads/NAME` of the cache.
+Answers over long documents (`long_answers.py`) serve as well, with the head to begin with as
+--start. A fresh head begins as the model's last layer, its logits are by the model's own rows, and
+only answers are learned, not prompts. The second stage adds rounds in which the head reads itself:
+without them its second token is rarely right. Both go on from where they were ended. The head is
+written in 8 bits; `auto` drafts with one in `heads/NAME` of the cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
 
 import torch
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument(
         "--answers", type=Path, nargs="+", required=True, help="as they were written"
     )
+    parser.add_argument("--start", type=Path, help="a head for the second stage; none: a fresh one")
     parser.add_argument("--work", type=Path, required=True, help="for both stages")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
@@ -89,19 +90,20 @@ def main() -> None:
     longest = min(LONGEST, target.max_length or LONGEST)  # the trainer would split a longer one
     width = (1 + len(default_taps(target))) * target.config.hidden_size
     chats = [chat for path in args.answers for chat in read_chats(path, width, longest)]
-    random.Random(0).shuffle(chats)
-    held_out = min(HELD_OUT, len(chats) // 10)
-    stored = StoredStates(target, chats[held_out:]), StoredStates(target, chats[:held_out])
-    learned = [chat.ids[chat.start :] for chat in stored[0].chats]
-    tokens = frequent_tokens(learned, args.vocabulary, target.vocab_size)
-    head = fresh_head(
-        target, torch.Generator().manual_seed(0), form="eagle3", tokens=tokens, learns_rows=False
-    )
+    held_out = chats[-HELD_OUT:]  # with the rest of their rounds, so that no subject is learned
+    groups = {chat.group for chat in held_out}
+    learned = [chat for chat in chats if chat.group not in groups]
+    stored = StoredStates(target, learned), StoredStates(target, held_out)
     first, second = args.work / "first", args.work / "second"
     minutes = [60.0 * each for each in args.minutes]
-    settings = HeadTraining(ENDLESS, minutes[0], batch_size=4, length=LONGEST, noise=0.0)
-    stage(target, *stored, first, settings, head)
-    head = open_head(first, target).to(target.device)
+    if args.start is None:
+        texts = [chat.ids[chat.start :] for chat in learned]
+        tokens = frequent_tokens(texts, args.vocabulary, target.vocab_size)
+        generator = torch.Generator().manual_seed(0)
+        head = fresh_head(target, generator, form="eagle3", tokens=tokens, learns_rows=False)
+        settings = HeadTraining(ENDLESS, minutes[0], batch_size=4, length=LONGEST, noise=0.0)
+        stage(target, *stored, first, settings, head)
+    head = open_head(args.start or first, target).to(target.device)
     settings = HeadTraining(
         ENDLESS, minutes[1], batch_size=4, length=LONGEST, noise=0.0, depth=args.depth
     )

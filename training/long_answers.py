@@ -4,26 +4,24 @@
 
 A part of a permissive document that no evaluation uses is read once, and several questions made by
 templates are asked over it: of sentences, headings and words in it, for summaries and quotations.
-Answers are greedy; what began to repeat itself ends there, as answers do in use. A record is a part
-with its questions and answers, sealed line by line: a run that was ended goes on with the next
-round. No share-alike text is read.
+Answers are greedy; what began to repeat itself ends there, as answers do in use. A line has the ids
+of a question and its answer; their hidden states are kept beside it (see `stored_states`). A run
+that was ended goes on with the next round. No share-alike text is read.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
-import torch
-from chat_answers import next_round
+from stored_states import Recording, StateRecorder, append_chats, next_round
 from text_data import Document, read_documents, sentence_spans
 from text_questions import clean, heading_question, is_askable, is_content, make_question
 
 from ragspec import Engine
+from ragspec.drafters.heads.head import default_taps
 from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.retrievers.search.documents import Document as ReadDocument
 
@@ -89,14 +87,20 @@ def questions_over(part: Document, chosen: random.Random) -> list[str]:
     return instance
 
 
-def answered(engine: Engine, part: Document, questions: list[str]) -> list[dict[str, Any]]:
-    """Return the questions with the tokens of the model's greedy answers."""
+def answered(
+    engine: Engine, recorder: StateRecorder, part: Document, questions: list[str]
+) -> list[Recording]:
+    """Return the model's greedy answers to questions over a part.
+
+    Args:
+        recorder: The engine's drafter.
+    """
     opened = LongDocument.open(ReadDocument(part.title, part.title, part.text), engine)
-    results = []
-    for question in questions:
-        answer = opened.ask(question, max_new_tokens=NEW_TOKENS)
-        results.append({"question": question, "answer": list(answer.generation.tokens)})
-    return results
+    recorder.sessions.clear()
+    with opened:
+        for question in questions:
+            opened.ask(question, max_new_tokens=NEW_TOKENS)
+    return [session for session in recorder.sessions if len(session.answer) > 2]
 
 
 def main() -> None:
@@ -105,23 +109,23 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, required=True, help="folder with data/lm/")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--minutes", type=float, default=40.0)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     documents = [each for each in read_documents(args.shared) if len(each.text) >= PART[0]]
-    engine = Engine.from_pretrained(args.model, dtype=args.dtype)
-    began, number = time.monotonic(), next_round(args.out)
+    plain = Engine.from_pretrained(args.model, drafter=None, dtype=args.dtype)
+    recorder = StateRecorder(default_taps(plain.target))
+    engine = Engine(plain.target, plain.tokenizer, recorder, budget=1)
+    width = len(recorder.order) * plain.model.config.hidden_size
+    began, number = time.monotonic(), next_round(args.out, width)
     while time.monotonic() - began < 60.0 * args.minutes:
         chosen = random.Random(number)
         part = cut_part(documents, chosen)
-        chats = answered(engine, part, questions_over(part, chosen))
-        record = {"round": number, "title": part.title, "text": part.text, "chats": chats}
-        with args.out.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-        written = sum(len(chat["answer"]) for chat in chats)
+        sessions = answered(engine, recorder, part, questions_over(part, chosen))
+        append_chats(args.out, sessions, number)
+        written = sum(len(session.answer) for session in sessions)
         print(
-            f"round {number}: {len(part.text):,} characters, {len(chats)} answers, {written} "
+            f"round {number}: {len(part.text):,} characters, {len(sessions)} answers, {written} "
             f"tokens, {time.monotonic() - began:.0f} s",
             flush=True,
         )

@@ -49,8 +49,13 @@ class Recording(DraftSession):
 
     def __init__(self, prompt: Sequence[int], order: Sequence[int]) -> None:
         self.tokens: Sequence[int] = prompt
-        self._order = order
+        self._start, self._order = len(prompt), order
         self._parts: list[torch.Tensor] = []
+
+    @property
+    def answer(self) -> Sequence[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self._start :]
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return no draft; the context goes on to tell all tokens."""
@@ -70,22 +75,25 @@ class Recording(DraftSession):
     def _keep(self, hidden: HiddenStates) -> None:
         self._parts.append(hidden.of(self._order)[0].to("cpu", torch.bfloat16))
 
-    def states(self) -> torch.Tensor:
-        """Return the states of all tokens but the last two, bf16 [T, H times states].
+    def row(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return ids and the answer's start among them, and their states, bf16 [T, H times states].
 
-        Those that the prefix cache had are missing before them. The last token is not read, and a
-        text that ends is not observed.
+        What the prefix cache had is missing at the beginning. So are the last two tokens: the last
+        one is not read, and a text that ends is not observed.
         """
-        return torch.cat(self._parts)
+        states = torch.cat(self._parts)
+        first = len(self.tokens) - 2 - len(states)
+        return {"ids": list(self.tokens[first:-2]), "start": self._start - first}, states
 
 
-def append_chats(path: Path, rows: Sequence[dict[str, Any]], states: Sequence[Any]) -> None:
-    """Append chats and their states, of which a line without states cannot remain."""
+def append_chats(path: Path, sessions: Sequence[Recording], number: int) -> None:
+    """Append the chats of a round; a line without states cannot remain."""
+    rows = [session.row() for session in sessions]
     with path.with_suffix(".bin").open("ab") as stream:
-        for each in states:
-            stream.write(each.contiguous().view(torch.int16).numpy().tobytes())
+        for _, states in rows:
+            stream.write(states.contiguous().view(torch.int16).numpy().tobytes())
     with path.open("a", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(row) + "\n" for row in rows)
+        stream.writelines(json.dumps(row | {"round": number}) + "\n" for row, _ in rows)
 
 
 def next_round(path: Path, width: int) -> int:
@@ -108,9 +116,11 @@ class Chat(NamedTuple):
     """Token ids with states, of which those from `start` on are learned from.
 
     Attributes:
+        group: File and round.
         states: Those of all ids, bf16 as i16 [T, H times states].
     """
 
+    group: tuple[Path, int]
     ids: list[int]
     start: int
     states: np.ndarray[Any, np.dtype[np.int16]]
@@ -125,7 +135,8 @@ def read_chats(path: Path, width: int, longest: int) -> list[Chat]:
         size = len(row["ids"])
         kept = min(size, longest)
         if row["start"] < kept:
-            chats.append(Chat(row["ids"][:kept], row["start"], states[done : done + kept]))
+            group, held = (path, row["round"]), states[done : done + kept]
+            chats.append(Chat(group, row["ids"][:kept], row["start"], held))
         done += size
     return chats
 
@@ -141,7 +152,7 @@ class StoredStates:
         device = self.target.device
         embedded, last, taps, real = [], [], [], []
         for number in numbers:
-            ids, start, held = self.chats[number]
+            _, ids, start, held = self.chats[number]
             states = torch.from_numpy(np.array(held)).view(torch.bfloat16).float().to(device)
             with torch.no_grad():
                 tokens = torch.tensor([ids], device=device)

@@ -10,12 +10,11 @@ the small bundled one says little. A question without matches gets the beginning
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.answering.prompt import Prompt, build_prompt
+from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.fusion import Hit
@@ -66,25 +65,6 @@ class Chunks:
         ordered = sorted(prompt.hits, key=lambda hit: hit.passage.start)
         ids = build_prompt(tokenizer, question, ordered, template=template).token_ids
         return tuple(map(self._placed, ordered)), ids
-
-    def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
-        """Return the tokens (start, end) of the chunks that fit in a prompt over the document.
-
-        They are in document order; the last match is cut to fit. The list is empty if the tokenizer
-        returns no offsets.
-        """
-        if not prompt.spans:
-            return []
-        first, starts = prompt.spans[0][0], [start for start, _ in prompt.chars[0]]
-        spans, left = list[tuple[int, int]](), self.room
-        for hit in self._hits(question):
-            places = (hit.passage.start, hit.passage.end)
-            start, end = (first + bisect_left(starts, place) for place in places)
-            end = min(end, start + left)
-            if start < end:
-                spans.append((start, end))
-                left -= end - start
-        return sorted(spans)
 
     def _hits(self, question: str) -> Sequence[Hit]:
         """Return the matches of a question, best first; without any, the first chunks."""

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -65,7 +64,6 @@ class LongDocument(Answerer):
         self.document = saved.document
         self.token_range = saved.token_range
         self.hit, self.prefix = _laid(engine, saved)
-        self.states = saved.states
         self._embedder = embedder
         self._chunks: Chunks | None = None
         if not saved.layers:
@@ -142,9 +140,8 @@ class LongDocument(Answerer):
 
     @property
     def bytes(self) -> int:
-        """The bytes of the keys and values and, if a drafter needs them, of the hidden states."""
-        states = 0 if self.states is None else self.states.bytes
-        return self._cache_bytes(self.tokens) + states
+        """The bytes of the keys and values."""
+        return self._cache_bytes(self.tokens)
 
     def _cache_bytes(self, length: int) -> int:
         """Return the bytes of the keys and values of some tokens."""
@@ -167,7 +164,7 @@ class LongDocument(Answerer):
             StoreError: The folder cannot be written.
         """
         about = (self.document, self.template, self.token_range)
-        saved = SavedDocument(*about, self.prefix.token_ids, self._layers(), self.states)
+        saved = SavedDocument(*about, self.prefix.token_ids, self._layers())
         save_document(Path(path), saved, self.engine)
 
     def over(self, engine: Engine) -> Self:
@@ -193,8 +190,8 @@ class LongDocument(Answerer):
 
     def _read(self, on_read: OnRead | None) -> None:
         """Prefill the document."""
-        wants, tokens = self.engine.needs.hidden_states, list(self.prefix.token_ids)
-        self.states = self.engine.prefill(tokens, cached=not wants, states=wants, on_read=on_read)
+        tokens = list(self.prefix.token_ids)
+        self.engine.prefill(tokens, on_read=on_read)
         if self.engine.prefix_cache.export(tokens) is None:
             raise UnsupportedModelError(
                 f"what {type(self.engine.model).__name__} makes of a document cannot be kept: its "
@@ -218,11 +215,6 @@ class LongDocument(Answerer):
         if options.get("transform") is not None or self.engine.needs.draft_prompt:
             chunks, ids = self.chunks.find(self.engine.tokenizer, text, self.template)
             options.setdefault("draft_prompt", ids)
-        taps = set(self.engine.needs.hidden_states)
-        if self.states is not None and taps and taps <= set(self.states.by_tap):
-            spans = self.chunks.spans(text, self.prefix)
-            states = [KnownStates(start, self.states.at(slice(start, end))) for start, end in spans]
-            options.setdefault("known_states", tuple(states))
         generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragspec.errors import StoreError
-from ragspec.needs import HiddenStates
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 KIND = "saved document"
 CACHE, DOCUMENT = "cache.safetensors", "document.json"
-_STATES = "states."  # before the numbers of hidden states, in the names of tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,6 @@ class SavedDocument:
         token_range: The document's own tokens that are read, from and to; None for all.
         tokens: Tokens of the prompt up to the end of the document [T].
         layers: Keys and values of `tokens`, by layer; none before it is read.
-        states: Hidden states at `tokens`, for drafters that need them; None if not requested.
     """
 
     document: Document
@@ -45,7 +42,6 @@ class SavedDocument:
     token_range: tuple[int, int] | None = None
     tokens: tuple[int, ...] = ()
     layers: Layers = field(default_factory=dict)
-    states: HiddenStates | None = None
 
 
 def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
@@ -61,8 +57,6 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
         tensors = {
             f"{n}.{i}": part for n, pair in saved.layers.items() for i, part in enumerate(pair)
         }
-        states = {} if saved.states is None else saved.states.by_tap
-        tensors |= {f"{_STATES}{tap}": part for tap, part in states.items()}
         record = {
             "document": asdict(saved.document),
             "template": asdict(saved.template),
@@ -119,13 +113,10 @@ def _read(store: OpenStore, engine: Engine) -> SavedDocument:
     record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
     template = record["template"]
     tensors = load_file(store.file(CACHE), device=str(engine.target.device))
-    named = [name for name in tensors if name.startswith(_STATES)]
-    states = {int(name.removeprefix(_STATES)): tensors.pop(name) for name in named}
     return SavedDocument(
         parse_document(record["document"]),
         PromptTemplate(**template | {"stop": tuple(template["stop"])}),
         record["token_range"] and tuple(record["token_range"]),
         tuple(record["tokens"]),
         {n: (tensors[f"{n}.0"], tensors[f"{n}.1"]) for n in range(len(tensors) // 2)},
-        HiddenStates(states) if states else None,
     )

@@ -38,19 +38,6 @@ class SourceText:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownStates:
-    """The target's hidden states over a part of a prompt, from an earlier forward.
-
-    Attributes:
-        start: Index in the prompt of the first state's token.
-        states: Hidden states, see `Step.hidden`.
-    """
-
-    start: int
-    states: HiddenStates
-
-
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """The prompt of a new row and its sources, which `Drafter.open` gets once.
@@ -62,8 +49,6 @@ class DraftRequest:
         texts: Further texts that are not part of the prompt.
         distribution: Token distribution of the row (processors and noise).
         draft_prompt: Replaces the prompt for a drafter that needs a draft prompt.
-        known_states: States of parts of the prompt, in its order, beside those of the `Prefill`,
-            for drafters that need hidden states.
         static: How the target runs steps of fixed shape, see `Engine`.
     """
 
@@ -73,7 +58,6 @@ class DraftRequest:
     texts: tuple[SourceText, ...] = ()
     distribution: TokenDistribution | None = None
     draft_prompt: tuple[int, ...] | None = None
-    known_states: tuple[KnownStates, ...] = ()
     static: str = "off"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from ragspec.engine.sequence import Parts, Sequence
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
-from ragspec.needs import HiddenStates, Needs, match
+from ragspec.needs import Needs, match
 from ragspec.registry import resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
@@ -240,37 +240,22 @@ class Engine:
     def __exit__(self, *raised: object) -> None:
         self.close(cancel=raised[0] is not None)
 
-    def prefill(
-        self,
-        prompt: Any,
-        *,
-        cached: bool = True,
-        states: Iterable[int] = (),
-        tenant: str = "",
-        on_read: OnRead | None = None,
-    ) -> HiddenStates | None:
+    def prefill(self, prompt: Any, *, tenant: str = "", on_read: OnRead | None = None) -> None:
         """Read a prompt into the prefix cache, whose keys and values later requests share.
 
         Args:
-            cached: Leave out the tokens that are in the prefix cache; False reads all of them.
-            states: The hidden states to return, see `Needs.hidden_states`.
             tenant, on_read: See `Options`.
-
-        Returns:
-            Hidden states of the n last tokens, those that were read; None without `states`.
 
         Raises:
             InputError, PromptTooLongError: An argument is invalid.
         """
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
-        request = replace(request, prefill=True, cached=cached, states=tuple(states))
-        handle = self.add(request, object())
+        handle = self.add(replace(request, prefill=True), object())
         try:
             handle.result()
         finally:
             handle.close()
-        return handle.sequence.states
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep caches and packed weights ready inside the block, see `Scheduler.hold`."""

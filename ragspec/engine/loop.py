@@ -206,7 +206,7 @@ class Loop:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
         first, *others = rows = job.sequences
         if first.request.prefill:
-            first.states, first.stop.reason = job.states, "length"
+            first.stop.reason = "length"
             self._live += rows  # they leave at the end of the step
             return []
         self._live += rows

@@ -83,9 +83,7 @@ class PrefillJob:
         """Return the first sequence's row in the session; take one if it has none."""
         first = self.sequences[0]
         if first.slot is None:
-            request = first.request
-            tokens = self.left if request.cached else []
-            first.slot, count = session.join(tokens, request.tenant, first.room)
+            first.slot, count = session.join(self.left, first.request.tenant, first.room)
             del self.left[:count]
             first.cached = max(first.cached, count)
         return first.slot
@@ -111,14 +109,10 @@ class PrefillJob:
                     yield sequence, on_read, 0, self.total
                 yield sequence, on_read, read, self.total
 
-    @property
-    def states(self) -> HiddenStates | None:
-        """The hidden states of the last tokens read, None if none are kept."""
-        return HiddenStates.joined(self.hidden) if self.hidden else None
-
     def notify(self, sequence: Sequence) -> None:
         """Give the drafter the best tokens and hidden states of the prompt's last tokens."""
-        best, states = _joined(self.top_tokens), self.states
+        best = _joined(self.top_tokens)
+        states = HiddenStates.joined(self.hidden) if self.hidden else None
         count = len(best) if best is not None else 0 if states is None else len(states)
         if sequence.drafter is not None and count:
             tokens = np.asarray(sequence.context.tokens[-count:], dtype=np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
-from ragspec.drafters.base import KnownStates, SourceText
+from ragspec.drafters.base import SourceText
 from ragspec.engine.prompts import (
     check_length,
     encode_prompts,
@@ -50,8 +50,6 @@ class Request:
         predicted: Whether the last of them is a prediction.
         defaults: The model's generation config, None to ignore it.
         prefill: Read the prompt into the prefix cache, and generate nothing.
-        cached: Whether a prefill leaves out what the prefix cache has.
-        states: The hidden states that a prefill returns, see `Needs.hidden_states`.
         options: The others, see `Options`.
     """
 
@@ -70,14 +68,11 @@ class Request:
     resume_from: tuple[int, ...] = ()
     transform: Transform | None = None
     draft_prompt: tuple[int, ...] | None = None
-    known_states: tuple[KnownStates, ...] = ()
     tenant: str = ""
     priority: int = 0
     on_read: OnRead | None = None
     on_step: OnStep | None = None
     prefill: bool = False
-    cached: bool = True
-    states: tuple[int, ...] = ()
 
 
 class Options(TypedDict, total=False):
@@ -112,8 +107,6 @@ class Options(TypedDict, total=False):
             is added if no drafter reads texts.
         draft_prompt: Token ids or text that drafters with a context of their own, such as `Rapid`,
             read in place of the prompt. One prompt.
-        known_states: Hidden states over parts of the prompt, read before, in the prompt's order;
-            for drafters that need them. One prompt.
 
         on_read: Called with the tokens read and their total while a long prompt is read: first
             with 0, then after each forward. Of several prompts the longest counts.
@@ -137,7 +130,6 @@ class Options(TypedDict, total=False):
     resume_from: Sequence[int] | None
     transform: Transform | None
     draft_prompt: str | Sequence[int] | None
-    known_states: Sequence[KnownStates]
     on_read: OnRead | None
     on_step: OnStep | None
     tenant: str
@@ -195,8 +187,7 @@ def read_requests(
     memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
     requests: list[Request] = []
     for number, prompt in enumerate(encoded.ids):
-        known = _known_states(options.get("known_states", ()), prompt)
-        one = replace(common, prompt=tuple(prompt), known_states=known)
+        one = replace(common, prompt=tuple(prompt))
         if predictions and (predicted := predictions[number]) is not None:
             one = replace(one, texts=(*one.texts, predicted), predicted=True)
         requests += _samples(one, number, options, alone, memo)
@@ -352,9 +343,8 @@ def _check_kinds(options: Mapping[str, Any], prompts: int, alone: bool) -> None:
             raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
     if options.get("resume_from") is not None and not alone:
         raise InputError("got resume_from= with several texts; expected one prompt and n=1.")
-    for name in ("draft_prompt", "known_states"):
-        if prompts > 1 and options.get(name):
-            raise InputError(f"got {name}= with {prompts} prompts; expected one prompt.")
+    if prompts > 1 and options.get("draft_prompt"):
+        raise InputError(f"got draft_prompt= with {prompts} prompts; expected one prompt.")
 
 
 def stop_strings(stop: str | Sequence[str] | None, tokenizer: Any) -> tuple[str, ...]:
@@ -377,24 +367,6 @@ def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
     if (number := whole(top)) is None or not 0 <= number <= vocab_size:
         raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
     return number
-
-
-def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple[KnownStates, ...]:
-    """Return the states, which must be of successive parts of the prompt."""
-    end = 0
-    for part in states:
-        if not isinstance(part, KnownStates) or part.start < end:
-            raise InputError(
-                f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
-                "prompt's order."
-            )
-        end = part.start + len(part.states)
-    if end > len(prompt):
-        raise InputError(
-            f"known_states reach to token {end} of a prompt of {len(prompt)}; expected states "
-            "of the prompt's own tokens."
-        )
-    return tuple(states)
 
 
 def _check_seeds(sampling: Sampling, prompts: int) -> None:

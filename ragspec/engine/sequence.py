@@ -16,7 +16,7 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
 from ragspec.models.quantized import weights_of
-from ragspec.needs import HiddenStates, Needs, match
+from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under
 from ragspec.rules.base import Rule, Step
@@ -65,7 +65,6 @@ class Sequence:
             latents, have their own.
         pending: Committed tokens that the target has not read, the root last.
         slot: The row of the session, None for none.
-        states: Hidden states of the prompt, if a prefill was to return them.
         error: The error that ended the sequence.
         reason: Why the sequence goes on without its drafter, None for no such reason.
         failures: Failed commits, after each of which the sequence was read again.
@@ -92,15 +91,14 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
-        self.hidden = request.states if request.prefill else ()
-        self.reads_hidden = set(self.hidden)
+        self.hidden: tuple[int, ...] = ()
+        self.reads_hidden = set[int]()
         self.transform: RowTransform | None = None
         self.transform_taps: tuple[int, ...] = ()
         self.distribution_name: str | None = None
         self.open_view: Callable[..., RowView] = RowView
         self.pending = list(tokens)
         self.slot: int | None = None
-        self.states: HiddenStates | None = None
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.failures = 0
@@ -172,7 +170,6 @@ class Sequence:
                 texts=request.texts,
                 distribution=self.distribution,
                 draft_prompt=request.draft_prompt,
-                known_states=request.known_states,
                 static=parts.target.static,
             )
         )

@@ -121,13 +121,11 @@ class StateRead:
         states: Inputs of the output head, f32 [R, T, H].
         taps: What the head reads, f32 [R, T, W]; None for `states`.
         real: False for padding, on the right, and for tokens not to learn from, bool [R, T].
-        places: Positions of the tokens, i64 [R, T]; None if consecutive.
     """
 
     embedded: torch.Tensor
     states: torch.Tensor
     real: torch.Tensor
-    places: torch.Tensor | None = None
     taps: torch.Tensor | None = None
 
     @property

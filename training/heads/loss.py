@@ -125,8 +125,6 @@ def rounds(
     embedded, inputs = read.embedded[:, 1:], head.project(read.inputs[:, :-1] + noise)
     n, device = embedded.shape[1], embedded.device
     places = torch.arange(n, device=device)[None]
-    if read.places is not None:
-        places = read.places[:, 1:] - read.places[:, 1:2]
     start = 0
     if depth > 1 and len(learned := read.real[:, 1:].any(0).nonzero()):
         start = int(learned[0])

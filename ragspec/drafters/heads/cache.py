@@ -1,15 +1,13 @@
 """The KV cache of a draft head: one text and a draft that continues from predicted states.
 
 A slot holds a token paired with the hidden state at the token before it. For the text these are the
-target's states, which arrive for parts of the prompt and then step by step. The position of a pair
-is that of its token, so a part of the prompt without states leaves a gap. Below the root a node is
-paired with the state that the head predicted at its parent. So no slot of a draft is kept: accepted
-tokens are read again, with the target's own states.
+target's states, which arrive for the end of the prompt and then step by step. Below the root a node
+is paired with the state that the head predicted at its parent. So no slot of a draft is kept:
+accepted tokens are read again, with the target's own states.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -63,8 +61,8 @@ class HeadModel(CausalTarget):
         with tree_view(view), torch.no_grad():
             embedded = self.head.embed(self.target, tokens)
             if isinstance(self.head, HeadGraph):
-                kept = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-                logits, self.guessed = self.head.run(embedded, self.states, view, cache, kept)
+                last = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+                logits, self.guessed = self.head.run(embedded, self.states, view, cache, last)
                 cache.advance(n)
                 return logits
             read, self.guessed = self.head.read(embedded, self.states, view, cache)
@@ -83,23 +81,21 @@ class HeadCache(DraftCache):
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
         self._head, self.tokens = model, model.head.tokens
-        self._places: list[int] = []  # positions in the text of the tokens with a state
+        self._first = self._count = 0  # place of the first token with a state, and their number
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)
 
-    def notify(self, states: Tensor, first: int | None = None) -> None:
+    def notify(self, states: Tensor, first: int = 0) -> None:
         """Append the target's states at n tokens of the text.
 
         Args:
             states: The head's taps side by side [copies, n, H times taps].
-            first: Position of the first of them, after all earlier ones; None for the next one.
+            first: Place of the first of all in the text.
         """
-        count = len(self._places)
+        count = self._count
         states = self._head.project(states)
-        if first is None:
-            first = self._places[-1] + 1 if count else 0
         if not count:
-            self._head.first = first + 1
+            self._first, self._head.first = first, first + 1
             self._states = states.new_empty(states.shape[0], 0, states.shape[2])
         end = count + states.shape[1]
         if end > self._states.shape[1]:
@@ -107,12 +103,12 @@ class HeadCache(DraftCache):
             grown[:, :count] = self._states[:, :count]
             self._states = grown
         self._states[:, count:end] = states
-        self._places.extend(range(first, first + states.shape[1]))
+        self._count = end
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the state before the root is there and the text fits the model."""
         pairs = self._pairs(len(tokens))
-        complete = pairs > 0 and self._places[pairs - 1] == len(tokens) - 2
+        complete = pairs > 0 and self._first + pairs == len(tokens) - 1
         return complete and super().readable(tokens)
 
     def read(self, tokens: Sequence[int]) -> Tensor:
@@ -120,10 +116,9 @@ class HeadCache(DraftCache):
         end = self._pairs(len(tokens))
         self._keep(end - 1)
         start = len(self)
-        places = self._places[start:end]
         self._head.states = self._states[:, start:end]
-        fresh = [tokens[place + 1] for place in places]
-        logits = self._read(fresh, [place - self._places[0] for place in places])
+        fresh = tokens[self._first + start + 1 : self._first + end + 1]
+        logits = self._read(fresh, range(start, end))
         self._guessed = self._head.guessed[:, -1:]
         return logits
 
@@ -142,9 +137,6 @@ class HeadCache(DraftCache):
         """Drop the draft, whose states are only predicted."""
         super().commit(())
 
-    def _root(self) -> int:
-        return self._places[len(self) - 1] - self._places[0]
-
     def _pairs(self, length: int) -> int:
         """Return the number of pairs in the first `length` tokens of the text."""
-        return bisect_left(self._places, length - 1)
+        return max(0, min(self._count, length - 1 - self._first))

@@ -119,7 +119,7 @@ class HeadSession(ModelSession):
             self.cache.notify(states.of(self._taps))
 
     def observe_prefill(self, prefill: Prefill) -> None:
-        """Learn the target's states at the prompt's last tokens, and `known_states` before them.
+        """Learn the target's states at the prompt's last tokens.
 
         Raises:
             InputError: The engine's target has another number of rows per sequence (guidance).
@@ -134,16 +134,6 @@ class HeadSession(ModelSession):
                 f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
                 "target that the engine runs."
             )
-        for part in self._request.known_states:
-            if part.start < first:
-                known = part.states.at(slice(first - part.start)).of(self._taps)
-                if known.shape[::2] != hidden.shape[::2]:
-                    raise InputError(
-                        f"got known states {tuple(known.shape)} for a target whose states "
-                        f"are {tuple(hidden.shape)}; expected the same first and last size. "
-                        "Compute them again."
-                    )
-                self.cache.notify(known.to(hidden), part.start)
         self.cache.notify(hidden, first)
         if self.cache.readable(self._request.prompt):
             with self.cache.lease():  # not in the first draft, whose time is measured

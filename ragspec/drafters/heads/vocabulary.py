@@ -34,7 +34,10 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
 
 
 def output_rows(target: CausalTarget, tokens: Tensor) -> nn.Module:
-    """Return the rows of a target's output head for some tokens: states [..., H] to [..., v].
+    """Return the map from states [..., H] to the logits of some tokens [..., v].
+
+    Args:
+        tokens: Their ids, i64 [v].
 
     Raises:
         UnsupportedModelError: The output head is not one linear map, or the target combines several

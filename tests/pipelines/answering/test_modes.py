@@ -11,19 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.heads.cache import HeadCache
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.engine.engine import Engine
-from ragspec.needs import LAST
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
-from ragspec.pipelines.answering.saved_document import CACHE
 from ragspec.retrievers import Document, Rapid
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
-from tests.support.damage import check_damage
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
 INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
@@ -168,19 +164,6 @@ def selected(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def pairs_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many pairs each head holds when it reads a text, as that happens."""
-    result, read = list[int](), HeadCache.read
-
-    def watched(self: HeadCache, tokens: Any) -> torch.Tensor:
-        logits = read(self, tokens)
-        result.append(len(self))
-        return logits
-
-    monkeypatch.setattr(HeadCache, "read", watched)
-    return result
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("beside", [(), ("context",)])
 def test_answers_are_those_of_the_target_alone(
@@ -201,54 +184,3 @@ def test_answers_are_those_of_the_target_alone(
         result = request.ask(QUESTION, sampling, **STATES_INPUTS)
         assert result.generation.tokens == plain.generation.tokens
         assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
-
-
-def test_states_are_those_of_the_target(opened: LongDocument) -> None:
-    states = opened.states
-    assert states is not None and len(states) == opened.tokens
-    expected = heads.states(opened.engine.target, opened.prefix.token_ids)
-    torch.testing.assert_close(states.of((LAST,)), expected)
-    without = LongDocument.open(parts(24), states_engine(head=False))
-    assert without.states is None
-    assert opened.bytes == without.bytes + states.bytes
-
-
-def test_a_head_hears_of_the_chunks_that_the_question_finds(
-    opened: LongDocument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans = opened.chunks.spans(QUESTION, opened.prefix)
-    message = "".join(
-        opened.engine.tokenizer.decode(list(opened.prefix.token_ids[start:end]))
-        for start, end in spans
-    )
-    assert "The rule is kept by the target alone" in message
-    assert all(start < end for start, end in spans)
-    heard = sum(end - start for start, end in spans)
-    assert heard == opened.chunks.room < opened.tokens // 7
-    assert spans == sorted(spans)
-    result = pairs_read(monkeypatch)
-    opened.over(opened.engine).ask(QUESTION, **STATES_INPUTS)
-    with_chunks = result[0]
-    result.clear()
-    opened.over(opened.engine).ask(QUESTION, known_states=(), **STATES_INPUTS)
-    assert with_chunks > heard + result[0], "only the tokens that were read, without known states"
-
-
-def test_a_document_that_was_preserved_without_states_is_read_without(
-    selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = LongDocument.open(parts(24), states_engine(head=False))
-    plain.save(tmp_path / "plain")
-    result = pairs_read(monkeypatch)
-    request = LongDocument.open(tmp_path / "plain", states_engine())
-    expected = plain.ask(QUESTION, **STATES_INPUTS).generation.tokens
-    assert request.ask(QUESTION, **STATES_INPUTS).generation.tokens == expected
-    assert result[0] < 60
-    # The other way round they are kept, though nobody asks for them.
-    LongDocument.open(selected, states_engine(head=False)).save(tmp_path / "again")
-    assert LongDocument.open(tmp_path / "again", states_engine()).states is not None
-
-
-def test_damage_to_the_states_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
-    request = states_engine()
-    check_damage(selected, lambda twin: LongDocument.open(twin, request), tmp_path, 40, CACHE)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.base import KnownStates
 from ragspec.engine.prompts import end_tokens
 from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
-from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -178,23 +176,3 @@ def test_refusals() -> None:
         read(logprobs=51)
     with pytest.raises(SamplingError, match="logit_bias"):
         read(Sampling(logit_bias={50: 1.0}))
-
-
-def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
-    def parts(*places: tuple[int, int]) -> tuple[KnownStates, ...]:
-        return tuple(
-            KnownStates(start, HiddenStates({LAST: torch.zeros(1, n, 4)})) for start, n in places
-        )
-
-    def ask(inputs: Any) -> Request:
-        return read_requests([[1] * 10], None, {"known_states": inputs}, target(), None)[0][0]
-
-    assert len(ask(parts((0, 3), (3, 2), (8, 2))).known_states) == 3
-    assert ask(()).known_states == read().known_states == ()
-    for wrong in (parts((4, 2), (2, 1)), parts((0, 3), (2, 3)), ["text"], parts((-1, 2))):
-        with pytest.raises(InputError, match="expected KnownStates in the prompt's order"):
-            ask(wrong)
-    with pytest.raises(InputError, match="reach to token 11 of a prompt of 10"):
-        ask(parts((8, 3)))
-    with pytest.raises(InputError, match="with 2 prompts"):
-        read(known_states=parts((0, 1)))

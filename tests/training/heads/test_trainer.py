@@ -226,9 +226,8 @@ def test_padding_changes_no_loss(depth: int) -> None:
 
 def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
     head, whole = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
-    places = torch.arange(14)[None]
     behind = torch.arange(14)[None] >= 7
-    part = StateRead(whole.embedded, whole.states, behind, places)
+    part = StateRead(whole.embedded, whole.states, behind)
     with torch.no_grad():
         expected, result = (
             [each.fed for each in rounds(head, read, 0.0, 3)] for read in (whole, part)
@@ -238,18 +237,6 @@ def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
         assert result[number].shape[1] == 7
         sound = expected[number][:, 6 + number :]
         torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
-
-
-def test_gaps_between_tokens_are_visible() -> None:
-    head, read = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
-    even = torch.arange(14)[None]
-    losses = []
-    for places in (None, even + 5, even + 30 * (even > 6)):
-        inputs = StateRead(read.embedded, read.states, read.real, places)
-        loss, _ = head_loss(head, frozen_output(target(), None), inputs, Objective())
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0] != pytest.approx(losses[2], rel=1e-4)
 
 
 MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]

@@ -114,30 +114,3 @@ def test_guidance_reaches_the_head() -> None:
         with cache.lease():
             distributions.append(cache.read(tokens)[0])
     assert not torch.allclose(distributions[0], distributions[1])
-
-
-def test_parts_of_a_prompt_leave_gaps() -> None:
-    """Pairs stand where their tokens do; the plain way here is one forward over all of them."""
-    head, target, prompt, text = setting(False)
-    known, places = heads.states(target, prompt), [0, 1, 5, 6, 7, 8]
-    tokens, levels = [*prompt, text[0]], []
-    cache = opened(head, target)
-    cache.notify(known[:, :2])
-    cache.notify(known[:, 5:], first=5)
-    with cache.lease():
-        levels += [cache.read(tokens)[0], cache.extend([2], [ROOT])[0]]
-    cache.commit(())
-    cache.notify(heads.states(target, tokens)[:, -1:])
-    with cache.lease():
-        levels.append(cache.read([*tokens, text[1]])[0])
-    inputs = known[:, places]
-    for number, read in enumerate([[], [2], [text[1]]]):
-        current = [*(tokens[place + 1] for place in places), *read]
-        stand = torch.tensor([[*places, *range(9, 9 + len(read))]])
-        with torch.no_grad():
-            if number == 2:
-                inputs = torch.cat([known[:, places], heads.states(target, tokens)[:, -1:]], 1)
-            guessed = head(target.embed(torch.tensor([current])), inputs, stand).fed[:, -1:]
-            inputs = torch.cat([inputs, guessed], 1)
-            expected = target.head_logits(guessed, stand[:, -1:])[0, 0]
-        torch.testing.assert_close(levels[number], expected)

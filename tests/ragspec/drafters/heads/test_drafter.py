@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
+from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.model.tree_shape import TreeShape
@@ -228,37 +228,3 @@ def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
 def test_a_shape_may_be_passed() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
     assert HeadDrafter(heads.trained(), heads.model(), tree=shape).settings.shape is shape
-
-
-@pytest.mark.parametrize("settings", SAMPLINGS)
-def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
-    """True states, and others: what a drafter is told changes its drafts and nothing else."""
-    target, prompt = CausalTarget(heads.model()), tiny.prompt(30, vocab_size=heads.VOCAB)
-    true = heads.states(target, prompt)
-    drafted = []
-    for instance in (true, torch.flip(true, [1]) * 1e3):
-        parts = [KnownStates(i, heads.last(instance[:, i:end])) for i, end in ((2, 9), (12, 30))]
-        engine = Engine(target, drafter=drafter(target), budget=6)
-        options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-        plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
-        engine.generate([*prompt[:20], 3], max_new_tokens=1)
-        options |= {"known_states": parts}
-        result = engine.generate(prompt, SAMPLINGS[settings], **options)
-        assert result.tokens == plain.tokens
-        assert result.report.cached_tokens == 20 and not result.report.faults
-        drafted.append([step.tree.tokens.tolist() for step in result.steps])
-    assert drafted[0] != drafted[1]
-
-
-def test_known_states_of_another_width_are_noticed() -> None:
-    target, prompt = CausalTarget(heads.model()), tiny.prompt(9, vocab_size=heads.VOCAB)
-    opened = drafter(target).open(
-        DraftRequest(
-            tuple(prompt),
-            heads.VOCAB,
-            known_states=(KnownStates(0, heads.last(torch.zeros(1, 3, 5))),),
-        )
-    )
-    tokens, states = np.array(prompt[4:], dtype=np.int64), heads.states(target, prompt)[:, 4:]
-    with pytest.raises(InputError, match="same first and last size"):
-        opened.observe_prefill(Prefill(tokens, hidden=heads.last(states)))
