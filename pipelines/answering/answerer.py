@@ -267,9 +267,14 @@ class Answerer(ABC):
 
 
 def unique(hits: Sequence[Hit]) -> list[Hit]:
-    """Return passages without further copies of a text."""
-    texts = dict[str, Hit]()
-    return [hit for hit in hits if texts.setdefault(hit.passage.text, hit) is hit]
+    """Return passages without further copies of a text, which they name."""
+    alike: dict[str, list[Hit]] = {}
+    for hit in hits:
+        alike.setdefault(hit.passage.text, []).append(hit)
+    return [
+        replace(first, copies=tuple(dict.fromkeys(hit.document.name for hit in more)))
+        for first, *more in alike.values()
+    ]
 
 
 def drain(chunks: Any, stream: OnText) -> Any:

@@ -190,7 +190,7 @@ def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
             before = before[-AROUND:].partition(" ")[2]
         if len(after) > AROUND:
             after = after[:AROUND].rpartition(" ")[0]
-        terminal.note(f"{number}  {each.hit.document.name}, {each.place}", "bold")
+        terminal.note(f"{number}  {each.hit.names}, {each.place}", "bold")
         terminal.marked(before, each.text, after)
 
 

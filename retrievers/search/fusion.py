@@ -37,12 +37,23 @@ class SearchMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage of a search, with its document, score, and rank (from 1) in each list."""
+    """A passage of a search, with its document, score, and rank (from 1) in each list.
+
+    Attributes:
+        copies: Names of other documents with the same passage.
+    """
 
     document: Document
     passage: Passage
     score: float
     ranks: Mapping[str, int] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> str:
+        """The names of all documents with the passage."""
+        also = f" (also {', '.join(self.copies)})" if self.copies else ""
+        return self.document.name + also
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
@@ -69,10 +69,11 @@ class Sentence:
         """The position in the document, in words for people."""
         return self.hit.document.place(self.start, self.end)
 
-    def to_dict(self) -> dict[str, str | int | float]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the sentence as JSON types."""
         return {
             "document": self.hit.document.name,
+            "copies": self.hit.copies,
             "start": self.start,
             "end": self.end,
             "place": self.place,
