@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +58,16 @@ class BlockLinear(nn.Module):
     def of(cls, linear: nn.Linear) -> BlockLinear:
         """Return a linear layer with its weights rounded."""
         return cls(*in_blocks(linear.weight.detach()), linear.bias)
+
+    @classmethod
+    def joined(cls, layers: Sequence[BlockLinear]) -> BlockLinear:
+        """Return the layer whose outputs are those of several, one after the other."""
+        codes, scales = (
+            torch.cat([getattr(layer, part).detach() for layer in layers])
+            for part in ("codes", "scales")
+        )
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        return cls(codes, scales, torch.cat(biases) if biases else None)
 
     def rows(self, index: Tensor) -> BlockLinear:
         """Return the layer of some outputs."""

@@ -45,7 +45,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
-VERSION = 2
+VERSION = 3
 RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
 BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables

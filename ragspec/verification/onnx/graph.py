@@ -116,18 +116,19 @@ class Graph:
 
         Each sequence attends by an operator of its own, for the rows that it is told.
         """
-        q, k, v = (
-            self.linear(f"{name}.{part}", h, getattr(module, f"{part}_proj")) for part in "qkv"
-        )
+        linears = [getattr(module, f"{part}_proj") for part in "qkv"]
+        if hasattr(module, "q_norm") or not all(isinstance(x, BlockLinear) for x in linears):
+            each = [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
+        else:  # one product, as the operator takes them side by side
+            each = [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]
         if hasattr(module, "q_norm"):  # Qwen 3
-            q = self.head_norm(f"{name}.q.norm", q, module.q_norm, module.head_dim)
-            k = self.head_norm(f"{name}.k.norm", k, module.k_norm, module.head_dim)
+            norms = ("q", module.q_norm), ("k", module.k_norm)
+            for at, (part, norm) in enumerate(norms):
+                each[at] = self.head_norm(f"{name}.{part}.norm", each[at], norm, module.head_dim)
         parts = []
         for at in range(self.sequences):
-            rows = [
-                self.add("Gather", [x, f"attend.{at}"], f"{name}.{part}.{at}", axis=1)
-                for part, x in zip("qkv", (q, k, v), strict=True)
-            ]
+            rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
+            rows += [""] * (3 - len(rows))
             caches = f"key{i}.{at}", f"value{i}.{at}"
             places = [f"last.{at}", f"total.{at}", "cosines", "sines", f"positions.{at}"]
             places += [f"bias.{at}"] * self.trees
@@ -143,7 +144,9 @@ class Graph:
                 do_rotary=1,
             )
             self.nodes.append(node)
-        every = self.add("Concat", parts, f"{name}.every", axis=1)
+        every = parts[0]
+        if len(parts) > 1:
+            every = self.add("Concat", parts, f"{name}.every", axis=1)
         out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
@@ -151,8 +154,7 @@ class Graph:
         """Add a gated feed-forward layer with SiLU."""
         gate = self.linear(f"{name}.gate", h, module.gate_proj)
         up = self.linear(f"{name}.up", h, module.up_proj)
-        sigmoid = self.add("Sigmoid", [gate], f"{name}.sigmoid")
-        silu = self.add("Mul", [gate, sigmoid], f"{name}.silu")
+        silu = self.add("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
         product = self.add("Mul", [silu, up], f"{name}.product")
         return self.linear(f"{name}.down", product, module.down_proj)
 
