@@ -89,6 +89,8 @@ class EngineOptions(PlaceOptions):
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
         drafters = split(self.drafter or "auto")
+        if not drafters:
+            raise InputError(f"got drafter {self.drafter!r}; expected names, or none.")
         checks.check_drafters(drafters)
         checks.check_need("draft model", drafters, self.draft_model)
         if self.adapter is not None:

@@ -103,7 +103,9 @@ class ServerSettings:
         lead to this machine (DNS rebinding).
         """
         names = self.hosts or (() if self.keys else (*LOCAL, self.host))
-        return not names or "*" in names or host in map(str.lower, names)
+        ports = (name.count(":") == 1 for name in names)  # ::1 has none
+        known = [n.partition(":")[0] if port else n for n, port in zip(names, ports, strict=True)]
+        return not names or "*" in names or host in map(str.lower, known)
 
     @property
     def local(self) -> bool:

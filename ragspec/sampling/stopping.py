@@ -117,7 +117,7 @@ class StopState:
         self._tokens.append(token)
         ids = torch.tensor([self._tokens])
         scores = torch.empty(1, 0)
-        return any(bool(torch.as_tensor(each(ids, scores)).all()) for each in self.rule.criteria)
+        return any(_met(each(ids, scores)) for each in self.rule.criteria)
 
     def _completes_string(self, token: int) -> bool:
         if self._output is None:
@@ -127,6 +127,17 @@ class StopState:
 
 
 ROUNDS, LEAST, LONGEST = 3, 24, 96  # rounds of a cycle, their least tokens, the longest cycle
+
+
+def _met(verdict: Any) -> bool:
+    """Return whether a stopping criterion returned True, or a tensor of it alone."""
+    try:
+        return bool(torch.as_tensor(verdict).all())
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"a stopping criterion returned {verdict!r:.60}; expected True, False or a tensor of "
+            "them, as transformers does."
+        ) from error
 
 
 def repeats(tokens: Sequence[int]) -> bool:

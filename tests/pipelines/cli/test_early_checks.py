@@ -46,6 +46,7 @@ CASES = [
     (f"{ASK} --store an.index", 8, "holds 'passages', expected 'corpus'"),
     ("ask why --docs a.store", 8, "holds 'corpus', expected 'passages'"),
     (f"{ASK} --drafter none,context", 2, "expected none by itself"),
+    (f"{ASK} --drafter ,", 2, "got drafter ','; expected names"),
     (f"{ASK} --drafter nameless", 5, "nameless holds no draft head"),
     (f"{ASK} --drafter head", 2, "Known: auto, context, fused, hierarchy, lookup, match, model,"),
     (f"{ASK} --drafter model", 2, "model got no draft model; expected one"),

@@ -416,7 +416,7 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
         until(lambda: "GET /v1/models 200" in caplog.text and "mine-7" in caplog.text)
         names = {ask(client, "localhost", bad).headers["x-request-id"] for bad in ("", "a b")}
         assert len(names) == 2 and all(len(name) == 32 for name in names)
-    for settings in (ServerSettings(keys=["k"]), ServerSettings(hosts=("Evil.Example",))):
+    for settings in (ServerSettings(keys=["k"]), ServerSettings(hosts=("Evil.Example:80",))):
         quiet = replace(settings, access_log=False)
         caplog.clear()
         with served(instance, quiet) as (client, _):

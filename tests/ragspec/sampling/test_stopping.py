@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
 from ragspec.sampling import stopping
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition, StopRule, StopState, repeats
@@ -82,6 +83,13 @@ def test_criteria_see_prompt_and_text_after_every_token() -> None:
     assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
     assert known == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
     assert state.reason == "stop"
+
+
+@pytest.mark.parametrize("verdict", [None, "yes", [None]])
+def test_a_criterion_that_does_not_tell_is_named(verdict: Any) -> None:
+    state = StopState(StopRule(frozenset(), 9, criteria=(lambda ids, scores: verdict,)), None, [8])
+    with pytest.raises(InputError, match=r"criterion returned .*; expected True"):
+        state.push(1)
 
 
 ROUND = st.lists(st.integers(0, 9), min_size=1, max_size=12)
