@@ -7,7 +7,7 @@ Answers over long documents (`long_answers.py`) serve as well, with the head to 
 --start. A fresh head begins as the model's last layer, its logits are by the model's own rows, and
 only answers are learned, not prompts. The second stage adds rounds in which the head reads itself:
 without them its second token is rarely right. Both go on from where they were ended. The head is
-written in 8 bits; `auto` drafts with one in `heads/NAME` of the cache.
+written in 8 bits; `auto` drafts with the one in `heads/NAME` of the cache, or of the package.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ def main() -> None:
     held_out = chats[-HELD_OUT:]  # with the rest of their rounds, so that no subject is learned
     groups = {chat.group for chat in held_out}
     learned = [chat for chat in chats if chat.group not in groups]
+    if not learned:
+        parser.error(
+            f"got {len(groups)} rounds; expected more, as the last {HELD_OUT} answers judge"
+        )
     stored = StoredStates(target, learned), StoredStates(target, held_out)
     first, second = args.work / "first", args.work / "second"
     minutes = [60.0 * each for each in args.minutes]

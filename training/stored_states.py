@@ -103,13 +103,20 @@ def next_round(path: Path, width: int) -> int:
         width: Numbers of the states of a token.
     """
     path.touch()
-    whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
-    if torn:
-        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
+    rows = _rows(path)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with path.with_suffix(".bin").open("ab") as stream:
-        stream.truncate(2 * width * sum(len(row["ids"]) for row in rows))
+        size = 2 * width * sum(len(row["ids"]) for row in rows)
+        if stream.tell() < size:
+            raise SystemExit(f"{stream.name} lacks states of {path}; expected both as written.")
+        stream.truncate(size)
     return rows[-1]["round"] + 1 if rows else 0
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file."""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 class Chat(NamedTuple):
@@ -128,10 +135,10 @@ class Chat(NamedTuple):
 
 def read_chats(path: Path, width: int, longest: int) -> list[Chat]:
     """Return the chats of a file, cut to so many tokens; see `append_chats`."""
-    states = np.memmap(path.with_suffix(".bin"), np.int16, "r").reshape(-1, width)
+    flat = np.memmap(path.with_suffix(".bin"), np.int16, "r")
+    states = flat[: len(flat) // width * width].reshape(-1, width)
     chats, done = list[Chat](), 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in _rows(path):
         size = len(row["ids"])
         kept = min(size, longest)
         if row["start"] < kept:

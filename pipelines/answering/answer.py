@@ -162,7 +162,7 @@ def _record(hit: Hit) -> dict[str, Any]:
     """Return a passage as JSON types."""
     return {
         "document": hit.document.name,
-        "copies": hit.copies,
+        "copies": list(hit.copies),
         "title": hit.passage.title,
         "start": hit.passage.start,
         "end": hit.passage.end,

@@ -271,10 +271,12 @@ def unique(hits: Sequence[Hit]) -> list[Hit]:
     alike: dict[str, list[Hit]] = {}
     for hit in hits:
         alike.setdefault(hit.passage.text, []).append(hit)
-    return [
-        replace(first, copies=tuple(dict.fromkeys(hit.document.name for hit in more)))
-        for first, *more in alike.values()
-    ]
+    results = []
+    for first, *more in alike.values():
+        names = dict.fromkeys(hit.document.name for hit in more)
+        names.pop(first.document.name, None)  # a passage may repeat within a document
+        results.append(replace(first, copies=tuple(names)))
+    return results
 
 
 def drain(chunks: Any, stream: OnText) -> Any:

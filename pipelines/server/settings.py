@@ -103,9 +103,9 @@ class ServerSettings:
         lead to this machine (DNS rebinding).
         """
         names = self.hosts or (() if self.keys else (*LOCAL, self.host))
-        ports = (name.count(":") == 1 for name in names)  # ::1 has none
-        known = [n.partition(":")[0] if port else n for n, port in zip(names, ports, strict=True)]
-        return not names or "*" in names or host in map(str.lower, known)
+        known = [name.partition(":")[0] if name.count(":") == 1 else name for name in names]
+        known = [name.partition("]")[0].removeprefix("[").lower() for name in known]  # [::1]:80
+        return not names or "*" in known or host in known
 
     @property
     def local(self) -> bool:

@@ -72,7 +72,7 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
 
 
 def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
-    """Return "auto" with the model's draft head in the cache, if the rule can judge it."""
+    """Return "auto" with the model's draft head, if the rule can judge it."""
     folder = target.head_folder
     if drafter is None or drafter.name != "auto" or folder is None:
         return drafter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,13 +132,13 @@ ROUNDS, LEAST, LONGEST = 3, 24, 96  # rounds of a cycle, their least tokens, the
 
 def _met(verdict: Any) -> bool:
     """Return whether a stopping criterion returned True, or a tensor of it alone."""
-    try:
-        return bool(torch.as_tensor(verdict).all())
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"a stopping criterion returned {verdict!r:.60}; expected True, False or a tensor of "
-            "them, as transformers does."
-        ) from error
+    with suppress(RuntimeError, TypeError, ValueError):
+        if (values := torch.as_tensor(verdict)).numel():
+            return bool(values.all())
+    raise InputError(
+        f"a stopping criterion returned {verdict!r:.60}; expected True, False or a tensor of them, "
+        "as transformers does."
+    )
 
 
 def repeats(tokens: Sequence[int]) -> bool:

@@ -60,7 +60,7 @@ class CausalTarget:
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
         known_cost: The cost of forwards as it was measured before, None if it was not.
-        head_folder: Folder of the model's draft head in the cache, None without one.
+        head_folder: Folder of the model's draft head, None without one.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.

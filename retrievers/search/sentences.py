@@ -73,7 +73,7 @@ class Sentence:
         """Return the sentence as JSON types."""
         return {
             "document": self.hit.document.name,
-            "copies": self.hit.copies,
+            "copies": list(self.hit.copies),
             "start": self.start,
             "end": self.end,
             "place": self.place,

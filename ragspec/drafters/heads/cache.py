@@ -112,7 +112,7 @@ class HeadCache(DraftCache):
         return complete and super().readable(tokens)
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read the missing part of the text; return the root's logits [1, V]."""
+        """Read the missing part of the text; return the root's logits [1, v]."""
         end = self._pairs(len(tokens))
         self._keep(end - 1)
         start = len(self)
@@ -123,7 +123,7 @@ class HeadCache(DraftCache):
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Read n draft nodes; return their logits [n, V], see `DraftCache.extend`.
+        """Read n draft nodes; return their logits [n, v], see `DraftCache.extend`.
 
         Earlier calls must have read their parents: a node needs the predicted state there.
         """

@@ -44,7 +44,8 @@ LAYER_SETTINGS = (
 class Checkpoint:
     """A configuration and named tensors, which are read when they are asked for.
 
-    Weights that were saved in 8 bits, as `NAME.codes` and `NAME.scales`, count as `NAME.weight`.
+    Weights that `save_head` wrote in 8 bits, as `NAME.codes` and `NAME.scales`, count as
+    `NAME.weight`.
 
     Attributes:
         names: The file of each tensor.
@@ -88,8 +89,8 @@ class Checkpoint:
             from safetensors import safe_open
 
             with safe_open(weights, "pt") as file:
-                names = {_whole(name): weights for name in file.keys()}  # noqa: SIM118
-                return cls(folder, config, names)
+                stored = {*file.keys()}
+                return cls(folder, config, {_whole(name, stored): weights for name in stored})
 
         return checked(folder, opened)
 
@@ -110,14 +111,14 @@ class Checkpoint:
                 with safe_open(path, "pt") as file:
                     stored = {*file.keys()}
                     for name in names:
-                        parts = [name.removesuffix("weight") + each for each in PARTS]
                         if self.names[name] != path:
                             continue
-                        if name not in stored and stored.issuperset(parts):
+                        if name in stored:
+                            tensors[name] = file.get_tensor(name)
+                        else:
+                            parts = (name.removesuffix("weight") + each for each in PARTS)
                             codes, scales = map(file.get_tensor, parts)
                             tensors[name] = block_floats(codes, scales.float())
-                        else:
-                            tensors[name] = file.get_tensor(name)
             return tensors
 
         checked(self.folder, read)
@@ -172,10 +173,11 @@ def checked(folder: Path, function: Callable[[], T]) -> T:
         ) from error
 
 
-def _whole(name: str) -> str:
+def _whole(name: str, stored: set[str]) -> str:
     """Return the name of the weight that a stored tensor is a part of."""
     stem, _, part = name.rpartition(".")
-    return f"{stem}.weight" if part in PARTS else name
+    both = part in PARTS and stored.issuperset(f"{stem}.{each}" for each in PARTS)
+    return f"{stem}.weight" if both else name
 
 
 def size_of(settings: Mapping[str, Any], name: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -17,7 +18,7 @@ from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, check
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
-from ragspec.models.quantized import BLOCK, INT8, in_blocks
+from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, eagle, mtp)
@@ -82,14 +83,16 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
     )
 
 
-def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | None = None) -> None:
+def save_head(
+    head: DraftHead, folder: Path | str, dtype: torch.dtype | Literal["int8"] | None = None
+) -> None:
     """Write a head to a folder, in the layout that other engines read.
 
     EAGLE-1 goes into EAGLE's layout, EAGLE-3 and MTP into that of `speculators`.
 
     Args:
-        dtype: Dtype of the saved weights; None for their own. "int8" stores linear weights in 8
-            bits, which only ragspec reads.
+        dtype: Dtype of the saved weights; None for their own. "int8" stores matrices in 8 bits,
+            which only ragspec reads, and the rest in bfloat16.
 
     Raises:
         StoreError: The files cannot be written.
@@ -100,8 +103,8 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | No
     folder = Path(folder)
     layout = speculators if head.config.output_norm else eagle
     config, weights = layout.written(head)
-    small = dtype == INT8
-    kind = torch.bfloat16 if small else dtype
+    small = isinstance(dtype, str)
+    kind = torch.bfloat16 if isinstance(dtype, str) else dtype
     tensors = dict[str, torch.Tensor]()
     for name, value in weights.items():
         value = value.detach()

@@ -164,7 +164,7 @@ class DraftHead(nn.Module):
         Args:
             embedded: Embeddings of the tokens [R, n, E].
             states: States before each of them [R, n, H], projected or fed.
-            positions: Increasing positions, i64 [1, n] or [R, n]; None counts from 0.
+            positions: Increasing positions, i64 [1, n]; None counts from 0.
             cache: Stores keys and values.
             mask: Tokens that each one attends to, bool [1, 1, n, m]; None for all up to itself.
             keys: A cache of transformers instead of `cache`, such as that of a training.
@@ -178,10 +178,6 @@ class DraftHead(nn.Module):
         else:
             pair = self.embedding_norm(embedded), self.state_norm(states)
             read = self.fc(torch.cat(pair[::-1] if self.config.state_first else pair, -1))
-        if positions is not None and cache is None and mask is None:
-            # Without a mask, transformers treats a gap in positions as the start of another text.
-            n = read.shape[1]
-            mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=read.device).tril()
         out: Tensor = self.layers(
             inputs_embeds=read,
             attention_mask=mask,

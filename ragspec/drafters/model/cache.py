@@ -41,8 +41,7 @@ class DraftCache:
 
     Args:
         model: One with steps of fixed shape also drafts static trees, see `draft`.
-        vocab_size: V of the target, the size of returned logits. The draft model's vocabulary may
-            be padded to another size.
+        vocab_size: V of the target. The draft model's vocabulary may be padded to another size.
         capacity: Initial number of slots.
 
     Attributes:

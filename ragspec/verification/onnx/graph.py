@@ -33,7 +33,7 @@ class Graph:
     Attributes:
         sequences: Most sequences of a forward; their tokens follow each other.
         trees: Whether a bias is added to the scores of each sequence.
-        weights: Tensors by name, the model's own and small constants.
+        weights: Tensors by name: the model's own, joined ones, and small constants.
     """
 
     sequences: int = 1
@@ -117,7 +117,11 @@ class Graph:
         Each sequence attends by an operator of its own, for the rows that it is told.
         """
         linears = [getattr(module, f"{part}_proj") for part in "qkv"]
-        if hasattr(module, "q_norm") or not all(isinstance(x, BlockLinear) for x in linears):
+        alike = {(type(x), x.bias is None) for x in linears}
+        if hasattr(module, "q_norm") or alike not in (
+            {(BlockLinear, True)},
+            {(BlockLinear, False)},
+        ):
             each = [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
         else:  # one product, as the operator takes them side by side
             each = [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]

@@ -141,25 +141,23 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
     assert result.generation.tokens == expected.generation.tokens
 
 
-STATES_INPUTS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+SHORT: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
 
 
-def states_engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
+def head_engine(beside: tuple[str, ...] = ()) -> Engine:
     target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
-    if not head:
-        return Engine(target, tiny.tokenizer(), None)
     instance = HeadDrafter(heads.fresh(target), target, min_expected_gain=0.0)
     return Engine(target, tiny.tokenizer(), [instance, *beside], budget=5)
 
 
 @pytest.fixture(scope="module")
 def opened() -> LongDocument:
-    return LongDocument.open(parts(24), states_engine())
+    return LongDocument.open(parts(24), head_engine())
 
 
 @pytest.fixture(scope="module")
 def selected(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states") / "prefix_cache"
+    folder = tmp_path_factory.mktemp("documents") / "prefix_cache"
     opened.save(folder)
     return folder
 
@@ -171,7 +169,7 @@ def test_answers_are_those_of_the_target_alone(
 ) -> None:
     current = opened.engine
     plain = opened.over(Engine(current.target, current.tokenizer, None)).ask(
-        QUESTION, sampling, **STATES_INPUTS
+        QUESTION, sampling, **SHORT
     )
     beside_it = Engine(
         current.target,
@@ -179,8 +177,8 @@ def test_answers_are_those_of_the_target_alone(
         [*current.drafter.drafters, *beside],  # type: ignore[union-attr]
         budget=5,
     )
-    again = LongDocument.open(selected, states_engine(beside=beside))
+    again = LongDocument.open(selected, head_engine(beside=beside))
     for request in (opened.over(beside_it), again):
-        result = request.ask(QUESTION, sampling, **STATES_INPUTS)
+        result = request.ask(QUESTION, sampling, **SHORT)
         assert result.generation.tokens == plain.generation.tokens
         assert result.report.drafted_by_source["head"] > 0 and not result.report.faults

@@ -85,7 +85,7 @@ def test_criteria_see_prompt_and_text_after_every_token() -> None:
     assert state.reason == "stop"
 
 
-@pytest.mark.parametrize("verdict", [None, "yes", [None]])
+@pytest.mark.parametrize("verdict", [None, "yes", [None], []])
 def test_a_criterion_that_does_not_tell_is_named(verdict: Any) -> None:
     state = StopState(StopRule(frozenset(), 9, criteria=(lambda ids, scores: verdict,)), None, [8])
     with pytest.raises(InputError, match=r"criterion returned .*; expected True"):

@@ -88,7 +88,8 @@ def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
 
 def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
     head = heads.fresh(text_target())
-    for name, dtype in (("whole", None), ("half", torch.bfloat16), ("quarter", "int8")):
+    kinds: dict[str, Any] = {"whole": None, "half": torch.bfloat16, "quarter": "int8"}
+    for name, dtype in kinds.items():
         save_head(head, tmp_path / name, dtype)
     whole, half, quarter = (
         (tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half", "quarter")

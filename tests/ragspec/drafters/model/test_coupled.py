@@ -114,6 +114,19 @@ def test_choices_are_those_of_the_distribution_whether_noise_is_preserved_or_new
         torch.testing.assert_close(perturbed, scores + offset, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("settings", ["greedy", "sampled"])
+def test_choices_among_some_tokens_are_those_among_all(settings: str) -> None:
+    distribution = TokenDistribution(SAMPLINGS[settings], NoiseStream(3), 0)
+    ids, indices = torch.arange(3, 500, 4), [2, 0, 1]
+    some = torch.randn(3, len(ids), generator=torch.Generator().manual_seed(0))
+    whole = torch.full((3, 500), -torch.inf)
+    whole[:, ids] = some
+    every = CoupledGrowth(distribution, "model", 4)._contenders(whole, indices)
+    few = CoupledGrowth(distribution, "model", 4)._contenders(some, indices, ids)
+    assert few[0].tolist() == every[0].tolist()
+    torch.testing.assert_close(few[1], every[1])
+
+
 def test_noise_of_the_past_is_forgotten() -> None:
     session, growth = opened(SAMPLINGS["sampled"])
     propose(session, 16)
