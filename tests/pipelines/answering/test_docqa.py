@@ -286,7 +286,8 @@ def test_copies_of_a_passage_take_one_place_and_are_named() -> None:
     texts = {"a": SENTENCE, "b": SENTENCE, "c": "Rivers run to the sea."}
     results = [(texts[name], 1.0, {"name": name}) for name in "aabc"]
     engine: Any = ScriptedEngine("It does.")
-    result = DocQA(lambda query: results, engine=engine).ask("What does it propose?").to_dict()
+    qa = DocQA(lambda query: results, engine=engine, top_k=4)
+    result = qa.ask("What does it propose?").to_dict()
     copies = [(each["document"], each["copies"]) for each in result["passages"]]
     assert copies == [("a", ["b"]), ("c", [])]
     assert result["sentences"][0]["copies"] == ["b"]
