@@ -1,13 +1,14 @@
 """Let a chat model write what a draft head learns from: prompts, and its own answers to them.
 
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
+    python training/chat_answers.py --shared DIR --out passages.jsonl --minutes 10 --passages
 
-Most prompts are the model's own (as in Magpie, arXiv 2406.08464: it goes on after the chat
-template's opening of a user's turn, and after the first words of one, so that there is enough of
-each kind); the rest ask about passages of permissive documents. Half of the answers are greedy.
-A line has the ids of a chat, without what the prefix cache had, and where the answer starts; their
-hidden states are kept beside it (see `stored_states`). A run that was ended goes on with the next
-round. No share-alike text is read.
+With --passages it reads parts of documents instead, as general text. Most prompts are the model's
+own (as in Magpie, arXiv 2406.08464: it goes on after the chat template's opening of a user's turn,
+and after the first words of one, so that there is enough of each kind); the rest ask about passages
+of permissive documents. Half of the answers are greedy. A line has the ids of a chat, without what
+the prefix cache had, and where the answer starts; their hidden states are kept beside it (see
+`stored_states`). A run that was ended goes on with the next round. No share-alike text is read.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ LONGEST_LOCAL = 110
 WARM = 0.7  # temperature of half of the answers
 OPENINGS = Path(__file__).with_name("openings.txt").read_text(encoding="utf-8").splitlines()
 PASSAGE = (300, 1600)  # characters
+READ = 64  # parts of documents of a round
 MOST_TRIES = 100  # of cutting one, where paragraphs are too long for it
 REQUESTS = (
     "Summarize: {passage}",
@@ -102,6 +104,26 @@ def answered(
     return [s for s in recorder.sessions if len(s.answer) > 2 and not repeats(s.answer)]
 
 
+def parts_read(
+    engine: Engine, recorder: StateRecorder, documents: list[Document], chosen: random.Random
+) -> list[Recording]:
+    """Return parts from anywhere in documents, all of which is learned.
+
+    Args:
+        recorder: The engine's drafter.
+    """
+    weights, ids = [len(document.text) for document in documents], []
+    for document in chosen.choices(documents, weights, k=READ):
+        start = chosen.randrange(max(1, len(document.text) - PASSAGE[1]))
+        text = document.text[start : start + PASSAGE[1]]
+        ids.append(engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+    recorder.sessions.clear()
+    engine.generate(ids, max_new_tokens=2, ignore_eos=True)
+    for session in recorder.sessions:
+        session.start = 1
+    return recorder.sessions
+
+
 def main() -> None:
     """Write rounds of chats until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -112,6 +134,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0, help="another one for each process")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--passages", action="store_true", help="read parts of documents instead")
     args = parser.parse_args()
     documents = read_documents(args.shared)
     writer = Engine.from_pretrained(
@@ -125,6 +148,11 @@ def main() -> None:
     began, number = time.monotonic(), next_round(args.out, width)
     while time.monotonic() - began < 60.0 * args.minutes:
         chosen = random.Random(f"{args.seed} {number}")
+        if args.passages:
+            append_chats(args.out, parts_read(engine, recorder, documents, chosen), number)
+            print(f"round {number}: {time.monotonic() - began:.0f} s", flush=True)
+            number += 1
+            continue
         prompts = passage_prompts(documents, PASSAGES, chosen)
         for opening in chosen.sample(OPENINGS, GROUPS):
             prompts += local_prompts(writer, parts[0], opening, OF_GROUP, chosen.randrange(1 << 20))

@@ -1,13 +1,15 @@
 """Train the draft head of a chat model on its own answers, with EAGLE-3's form and rounds.
 
     python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
-    python training/chat_head.py --answers answers.jsonl --work WORK --out HEAD
+    python training/chat_head.py --answers answers.jsonl --passages passages.jsonl --work WORK \\
+        --out HEAD
 
 Answers over long documents (`long_answers.py`) serve as well, with the head to begin with as
 --start. A fresh head begins as the model's last layer, its logits are by the model's own rows, and
-only answers are learned, not prompts. The second stage adds rounds in which the head reads itself:
-without them its second token is rarely right. Both go on from where they were ended. The head is
-written in 8 bits; `auto` drafts with the one in `heads/NAME` of the cache, or of the package.
+only answers and passages are learned, not prompts. Answers alone are soon known by heart. The
+second stage adds rounds in which the head reads itself: without them its second token is rarely
+right. Both go on from where they were ended. The head is written in 8 bits; `auto` drafts with the
+one in `heads/NAME` of the cache, or of the package.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument(
         "--answers", type=Path, nargs="+", required=True, help="as they were written"
     )
+    parser.add_argument("--passages", type=Path, nargs="*", default=[], help="what it read besides")
     parser.add_argument("--start", type=Path, help="a head for the second stage; none: a fresh one")
     parser.add_argument("--work", type=Path, required=True, help="for both stages")
     parser.add_argument("--out", type=Path, required=True)
@@ -97,7 +100,8 @@ def main() -> None:
         parser.error(
             f"got {len(groups)} rounds; expected more, as the last {HELD_OUT} answers judge"
         )
-    stored = StoredStates(target, learned), StoredStates(target, held_out)
+    more = [part for path in args.passages for part in read_chats(path, width, longest)]
+    stored = StoredStates(target, learned + more), StoredStates(target, held_out)
     first, second = args.work / "first", args.work / "second"
     minutes = [60.0 * each for each in args.minutes]
     if args.start is None:

@@ -45,17 +45,21 @@ class StateRecorder(Drafter):
 
 
 class Recording(DraftSession):
-    """The tokens and states of one text; see `StateRecorder`."""
+    """The tokens and states of one text; see `StateRecorder`.
+
+    Attributes:
+        start: The first token to learn.
+    """
 
     def __init__(self, prompt: Sequence[int], order: Sequence[int]) -> None:
         self.tokens: Sequence[int] = prompt
-        self._start, self._order = len(prompt), order
+        self.start, self._order = len(prompt), order
         self._parts: list[torch.Tensor] = []
 
     @property
     def answer(self) -> Sequence[int]:
         """The tokens after the prompt."""
-        return self.tokens[self._start :]
+        return self.tokens[self.start :]
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return no draft; the context goes on to tell all tokens."""
@@ -76,14 +80,14 @@ class Recording(DraftSession):
         self._parts.append(hidden.of(self._order)[0].to("cpu", torch.bfloat16))
 
     def row(self) -> tuple[dict[str, Any], torch.Tensor]:
-        """Return ids and the answer's start among them, and their states, bf16 [T, H times states].
+        """Return ids and the start among them, and their states, bf16 [T, H times states].
 
         What the prefix cache had is missing at the beginning. So are the last two tokens: the last
         one is not read, and a text that ends is not observed.
         """
         states = torch.cat(self._parts)
         first = len(self.tokens) - 2 - len(states)
-        return {"ids": list(self.tokens[first:-2]), "start": self._start - first}, states
+        return {"ids": list(self.tokens[first:-2]), "start": max(1, self.start - first)}, states
 
 
 def append_chats(path: Path, sessions: Sequence[Recording], number: int) -> None:

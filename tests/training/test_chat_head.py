@@ -92,11 +92,21 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     for _ in range(2):
         monkeypatch.setattr("sys.argv", ["chat_answers.py", *template.split()])
         scripts[0].main()
+    passages = tmp_path / "passages.jsonl"
+    monkeypatch.setattr(scripts[0], "READ", 3)
+    read = f"{template.replace(str(answers), str(passages))} --passages"
+    monkeypatch.setattr("sys.argv", ["chat_answers.py", *read.split()])
+    scripts[0].main()
+    parts = [json.loads(line) for line in passages.read_text(encoding="utf-8").splitlines()]
+    assert len(parts) == 3 and all(part["start"] == 1 < len(part["ids"]) for part in parts)
     lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
     learned = sum(line["round"] == 0 and line["start"] < scripts[1].LONGEST for line in lines)
     assert "round 1" in capsys.readouterr().out and learned > 10
     work, out = tmp_path / "work", tmp_path / "head"
-    template = f"--answers {answers} --work {work} --out {out} --model {model}"
+    learned += 3
+    template = (
+        f"--answers {answers} --passages {passages} --work {work} --out {out} --model {model}"
+    )
     more = "--dtype float32 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
     monkeypatch.setattr("sys.argv", ["chat_head.py", *template.split(), *more.split()])
     scripts[1].main()
