@@ -323,12 +323,10 @@ class TreeSession(TargetSession):
         ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]
         heard = taps is not None and LAST in taps.modules
         narrows = last is not None and heard and self.target.selects_logits
-        if last is not None and taps is None:
+        read = queries
+        if last is not None and not heard:
             queries = [range(i, i + 1) for i in last]
-        keep: int | Tensor = len(queries[0])
-        if len(counts) > 1:
-            index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
-            keep = torch.tensor(index, device=device)
+        keep, among = (_places(starts, each, device) for each in (queries, read))
         with packs:
             if taps is None:
                 logits = self.target.forward(tokens, view, cache, keep)
@@ -337,18 +335,18 @@ class TreeSession(TargetSession):
             with taps:
                 logits = self.target.forward(tokens, view, cache, keep)
         states = taps.taken()
-        index_of_states = slice(-keep, None) if isinstance(keep, int) else keep
+        index = slice(-among, None) if isinstance(among, int) else among
         for tap, each in states.items():
             if tap != LAST or not self.target.keeps_logits:
-                states[tap] = each[:, index_of_states]
-        sizes = [len(each) for each in queries]
+                states[tap] = each[:, index]
+        sizes = [len(each) for each in read]
         parts = [torch.split(each, sizes, 1) for each in states.values()]
         split = [
             HiddenStates(dict(zip(states, row, strict=True))) for row in zip(*parts, strict=True)
         ]
         if narrows and LAST in states:
             return list(torch.split(logits[0], 1)), split
-        every = list(torch.split(logits[0], sizes))
+        every = list(torch.split(logits[0], [len(each) for each in queries]))
         return every if last is None else [each[-1:] for each in every], split
 
     @property
@@ -377,6 +375,14 @@ class TreeSession(TargetSession):
                     f"got tokens on both sides of {border}, where the model changes its rotary "
                     "table; expected one side a forward. Use open_target(model)."
                 )
+
+
+def _places(starts: Sequence[int], queries: Sequence[range], device: torch.device) -> int | Tensor:
+    """Return the queries of rows that begin at these places: of one row how many last ones."""
+    if len(queries) == 1:
+        return len(queries[0])
+    every = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
+    return torch.tensor(every, device=device)
 
 
 def _layout(
