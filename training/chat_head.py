@@ -9,7 +9,7 @@ Answers over long documents (`long_answers.py`) serve as well, with the head to 
 only answers and passages are learned, not prompts. Answers alone are soon known by heart. The
 second stage adds rounds in which the head reads itself: without them its second token is rarely
 right. Both go on from where they were ended. The head is written in 8 bits; `auto` drafts with the
-one in `heads/NAME` of the cache, or of the package.
+one in `heads/NAME` of the cache.
 """
 
 from __future__ import annotations

@@ -145,15 +145,10 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
 
 
 def head_folder(name: str | Path) -> Path | None:
-    """Return the folder of a fetched model's draft head, None without one.
-
-    One in the cache comes before the bundled one.
-    """
-    folders = [root / "heads" / str(name) for root in (cache_directory(), STARTER)]
-    folder = next((folder for folder in folders if folder.is_dir()), None)
-    if folder is None or str(name) not in PUBLISHED:
-        return None
-    return folder if resolve_model(name).origin is ModelOrigin.FETCHED else None
+    """Return the folder of a fetched model's draft head in the cache, None without one."""
+    folder = cache_directory() / "heads" / str(name)
+    whole = str(name) in PUBLISHED and folder.is_dir()
+    return folder if whole and resolve_model(name).origin is ModelOrigin.FETCHED else None
 
 
 def fetched_folder(name: str) -> Path:

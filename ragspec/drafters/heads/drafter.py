@@ -29,6 +29,8 @@ from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.verification.causal import CausalTarget
 
+LONGEST = 256  # tokens of a prompt that a head reads; more cost time and add little
+
 
 class HeadDrafter(Drafter):
     """Drafts with a draft head, which needs the target's hidden states.
@@ -119,15 +121,15 @@ class HeadSession(ModelSession):
             self.cache.notify(states.of(self._taps))
 
     def observe_prefill(self, prefill: Prefill) -> None:
-        """Learn the target's states at the prompt's last tokens.
+        """Learn the target's states at the prompt's last tokens, of which it reads `LONGEST`.
 
         Raises:
             InputError: The engine's target has another number of rows per sequence (guidance).
         """
-        first = len(self._request.prompt) - len(prefill.tokens)
         if prefill.hidden is None:
             return
-        hidden = prefill.hidden.of(self._taps)
+        hidden = prefill.hidden.at(slice(-LONGEST, None)).of(self._taps)
+        first = len(self._request.prompt) - hidden.shape[1]
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
