@@ -84,6 +84,9 @@ class DistributionCache:
         rows = [self.distributions.draft((*self.context, *text)) for text in self.texts[start:]]
         return torch.stack(rows).log()
 
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
 
 def draw_by_bounds(
     noise: NoiseStream, root: int, q: torch.Tensor, nodes: Sequence[int]
