@@ -1,6 +1,6 @@
 """Texts of ours and of llama.cpp on a CPU, taking turns: processor milliseconds of a token.
 
-    OMP_NUM_THREADS=1 python benchmarks/rivals.py [--model smollm2] [--prompts 4] [--threads 1]
+    OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/rivals.py [--prompts 4] [--threads 1]
 
 llama.cpp runs the same weights as Q8_0 by the package xllamacpp (`pip install xllamacpp`), which is
 found or left out. Ours runs them as int8. Texts have 64 tokens, greedy, and each prompt is cached
