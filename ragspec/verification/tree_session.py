@@ -326,7 +326,7 @@ class TreeSession(TargetSession):
         read = queries
         if last is not None and not heard:
             queries = [range(i, i + 1) for i in last]
-        keep, among = (_places(starts, each, device) for each in (queries, read))
+        keep = _places(starts, queries, device)
         with packs:
             if taps is None:
                 logits = self.target.forward(tokens, view, cache, keep)
@@ -335,6 +335,7 @@ class TreeSession(TargetSession):
             with taps:
                 logits = self.target.forward(tokens, view, cache, keep)
         states = taps.taken()
+        among = keep if read is queries else _places(starts, read, device)
         index = slice(-among, None) if isinstance(among, int) else among
         for tap, each in states.items():
             if tap != LAST or not self.target.keeps_logits:

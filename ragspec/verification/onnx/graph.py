@@ -148,9 +148,7 @@ class Graph:
                 do_rotary=1,
             )
             self.nodes.append(node)
-        every = parts[0]
-        if len(parts) > 1:
-            every = self.add("Concat", parts, f"{name}.every", axis=1)
+        every = self.add("Concat", parts, f"{name}.every", axis=1) if len(parts) > 1 else parts[0]
         out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 

@@ -310,3 +310,20 @@ def test_states_of_a_whole_text_need_no_logits_of_it(keeps_logits: bool) -> None
     if keeps_logits:
         assert set(instance) == {1}
     assert not target.output_head._forward_pre_hooks
+
+
+def test_a_prompt_whose_layers_are_read_has_logits_of_its_last_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, rows = CausalTarget(tiny.model()), list[Any]()
+    forward, prompt = target.forward, tiny.prompt(9)
+
+    def watched(tokens: Any, view: Any, cache: Any, keep: Any) -> Any:
+        rows.append(keep)
+        return forward(tokens, view, cache, keep)
+
+    monkeypatch.setattr(target, "forward", watched)
+    with target.open(1, 16) as session:
+        session.keep_hidden((1,))
+        logits, _ = session.read_prompts([prompt], 0)
+    assert rows == [1] and len(logits[0]) == 1 and len(session.hidden[0]) == len(prompt)
