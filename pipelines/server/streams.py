@@ -95,7 +95,7 @@ class RunningTexts:
         """Return the refusal, or the citations and the support of a text."""
         request = self.requests[index]
         if request.refusal is not None:
-            return {"refusal": request.refusal.refused, "annotations": [], **self.opening(index)}
+            return {"refused": request.refusal.refused, "annotations": [], **self.opening(index)}
         if request.cited is None:
             return {}
         sentences = request.search.sentences

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +38,7 @@ EVERY_SETTING = Sampling(
 )
 
 NAME = "pretend"
+DEVICES = [NAME, pytest.param("cuda", marks=pytest.mark.gpu)]
 _INDEXING = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"})
 # The host must know how much there is before it can go on.
 _SIZED = frozenset(
@@ -136,9 +138,14 @@ class Pretend:
             record.note(cause, what, count)
 
 
-def pretend(model: Any) -> Any:
+def pretend(model: Any, device: Any = NAME) -> Any:
     """Return a copy of a model (a module, or anything with `to`) on the pretended device."""
-    return copy.deepcopy(model).to(NAME)
+    return copy.deepcopy(model).to(device)
+
+
+def present(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which a device of `DEVICES` is there."""
+    return Pretend() if device == NAME else nullcontext()
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

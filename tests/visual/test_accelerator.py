@@ -1,6 +1,6 @@
 """Pictures on an accelerator: every pipeline, rule and drafter, as on the CPU.
 
-The accelerator is a pretended one, which refuses what CUDA refuses.
+The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's where there is one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ragspec.visual import ImagePipeline
 from ragspec.visual.latents.rules.by_name import RULES
 from ragspec.visual.rules.by_name import relaxed
 from tests.support import tiny_latents, tiny_masked
-from tests.support.pretend import NAME, Pretend
+from tests.support.pretend import DEVICES, present
 from tests.visual.families.test_multimodal import FAMILIES, opened, sized
 
 Draw = Callable[[Any], torch.Tensor]
+Same = Callable[[Callable[[], Any], Draw], None]
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +43,24 @@ def without_faults() -> Iterator[None]:
         yield
 
 
-def same_there(make: Callable[[], Any], draw: Draw) -> None:
-    """Assert that a pipeline draws the same after it was moved to the accelerator.
+@pytest.fixture(params=DEVICES)
+def same_there(request: pytest.FixtureRequest) -> Same:
+    """Return an assertion that a pipeline draws the same after it was moved to the accelerator.
 
     Latents may round otherwise there, as wrapped operators take other ways through torch.
     """
-    pipe = make()
-    here = draw(pipe)
-    with Pretend() as device, device.recording() as record:
-        there = draw(pipe.to(NAME)).cpu()
-    assert record.kernels > 0
-    torch.testing.assert_close(there, here, rtol=0, atol=1e-5 if here.is_floating_point() else 0)
+
+    def check(make: Callable[[], Any], draw: Draw) -> None:
+        pipe = make()
+        here = draw(pipe)
+        with present(request.param):
+            moved = pipe.to(request.param)
+            assert moved.device.type == request.param
+            there = draw(moved).cpu()
+        close = 1e-5 if here.is_floating_point() else 0
+        torch.testing.assert_close(there, here, rtol=0, atol=close)
+
+    return check
 
 
 def codes(pipe: Any) -> torch.Tensor:
@@ -63,12 +71,12 @@ def codes(pipe: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("drafter", [None, "model", "jacobi"])
-def test_codes_under_the_exact_rule(folder: Path, drafter: str | None) -> None:
+def test_codes_under_the_exact_rule(folder: Path, drafter: str | None, same_there: Same) -> None:
     same_there(lambda: ImagePipeline.from_pretrained(folder, drafter, "exact", budget=6), codes)
 
 
 @pytest.mark.parametrize("rule", relaxed())
-def test_codes_under_a_relaxed_rule(folder: Path, rule: str) -> None:
+def test_codes_under_a_relaxed_rule(folder: Path, rule: str, same_there: Same) -> None:
     settings: dict[str, Any] = {}
     if rule.endswith("-rejection"):
         settings["draft_mode"] = "sampled"
@@ -78,7 +86,7 @@ def test_codes_under_a_relaxed_rule(folder: Path, rule: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_codes_after_prompts(kind: str) -> None:
+def test_codes_after_prompts(kind: str, same_there: Same) -> None:
     def draw(pipe: Any) -> torch.Tensor:
         result: torch.Tensor = pipe(["a red tree", "cat"], seed=1, **sized(kind)).codes
         return result
@@ -94,10 +102,10 @@ def latent(pipe: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("rule", "drafter"), [*((rule, "jacobi") for rule in RULES), (next(iter(RULES)), "model")]
 )
-def test_latents_one_by_one(latents: Path, rule: str, drafter: str) -> None:
+def test_latents_one_by_one(latents: Path, rule: str, drafter: str, same_there: Same) -> None:
     same_there(lambda: ImagePipeline.from_pretrained(latents, drafter, rule=rule), latent)
 
 
-def test_latents_of_a_masked_model(masked: Path) -> None:
+def test_latents_of_a_masked_model(masked: Path, same_there: Same) -> None:
     inputs: dict[str, Any] = {"device": "cpu", "iterations": 4, "steps": 4}
     same_there(lambda: ImagePipeline.from_pretrained(masked, **inputs), latent)

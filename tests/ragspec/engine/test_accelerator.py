@@ -1,6 +1,6 @@
 """Text on an accelerator: every drafter, setting, rule and kind of target, as on the CPU.
 
-The accelerator is a pretended one, which refuses what CUDA refuses.
+The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's where there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
-from tests.support.pretend import EVERY_SETTING, Pretend, pretend
+from tests.support.pretend import DEVICES, EVERY_SETTING, present, pretend
 
 NEW = 8
 BUDGET = 8
@@ -73,10 +73,16 @@ def answers() -> tuple[SourceText, ...]:
     )
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def place(request: pytest.FixtureRequest) -> str:
+    """Return the device."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def there() -> CausalTarget:
-    with Pretend():
-        return Engine(pretend(target()), drafter=None).target
+def there(place: str) -> CausalTarget:
+    with present(place):
+        return Engine(pretend(target(), place), drafter=None).target
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +129,13 @@ def create(name: str, where: CausalTarget, store: Any) -> Any:
     if "head" in describe(name).needs:
         head = heads.fresh(CausalTarget(target()))
         return HeadDrafter(head.to(where.device), where, min_expected_gain=0.0)
-    draft = smaller() if where.device.type == "cpu" else pretend(smaller())
+    draft = smaller() if where.device.type == "cpu" else pretend(smaller(), where.device)
     return build(name, Sources(corpus=store, draft_model=draft))
 
 
 @pytest.mark.parametrize("name", names("drafter"))
 def test_every_drafter_drafts_as_on_the_cpu(
-    name: str, there: CausalTarget, store: CorpusIndex
+    name: str, place: str, there: CausalTarget, store: CorpusIndex
 ) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         engine = Engine(where, drafter=create(name, where, store), budget=BUDGET)
@@ -137,7 +143,7 @@ def test_every_drafter_drafts_as_on_the_cpu(
 
     expected = [plain("greedy"), plain("all")]
     here = draft(CausalTarget(target()))
-    with Pretend():
+    with present(place):
         far = draft(there)
     assert list(map(tokens, far)) == list(map(tokens, here)) == expected
     if name not in TIMED:
@@ -145,21 +151,25 @@ def test_every_drafter_drafts_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_every_setting_leaves_the_text_as_on_the_cpu(settings: str, there: CausalTarget) -> None:
+def test_every_setting_leaves_the_text_as_on_the_cpu(
+    settings: str, place: str, there: CausalTarget
+) -> None:
     expected = plain(settings)
-    with Pretend():
-        drafters: list[Any] = [None, [ModelDrafter(pretend(smaller())), "recycling"]]
+    with present(place):
+        drafters: list[Any] = [None, [ModelDrafter(pretend(smaller(), place)), "recycling"]]
         for drafter in drafters:
             engine = Engine(there, drafter=drafter, budget=BUDGET)
             assert tokens(written(engine, SETTINGS[settings])) == expected
 
 
 @pytest.mark.parametrize("settings", ["greedy", "all"])
-def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarget) -> None:
+def test_log_probabilities_are_those_of_the_cpu(
+    settings: str, place: str, there: CausalTarget
+) -> None:
     request = SETTINGS[settings]
     inputs: dict[str, Any] = {"drafter": "context", "budget": BUDGET}
     here = written(Engine(target(), **inputs), request, logprobs=3)
-    with Pretend():
+    with present(place):
         far = written(Engine(there, **inputs), request, logprobs=3)
     for mine, other in zip(scored(here), scored(far), strict=True):
         assert other[:2] == mine[:2]
@@ -167,7 +177,7 @@ def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarg
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
+def test_every_rule_decides_as_on_the_cpu(rule: str, place: str, there: CausalTarget) -> None:
     def drafter(model: Any) -> ModelDrafter:
         mode, width = RULES[rule]
         return ModelDrafter(
@@ -176,9 +186,9 @@ def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> Non
 
     inputs: dict[str, Any] = {"rule": rule, "budget": BUDGET}
     here = written(Engine(target(), drafter=drafter(smaller()), **inputs), SETTINGS["top-p"])
-    with Pretend():
+    with present(place):
         far = written(
-            Engine(there, drafter=drafter(pretend(smaller())), **inputs), SETTINGS["top-p"]
+            Engine(there, drafter=drafter(pretend(smaller(), place)), **inputs), SETTINGS["top-p"]
         )
     assert tokens(far) == tokens(here)
     assert steps(far) == steps(here)
@@ -191,7 +201,7 @@ def test_every_rule_for_texts_is_tried() -> None:
 
 @pytest.mark.parametrize("mode", ["coupled", "deterministic"])
 @pytest.mark.parametrize("tree", [None, (1, 2, 2)])
-def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
+def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, place: str) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
         drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_expected_gain=0.0)
@@ -203,12 +213,12 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
 
     prompts = [tiny.prompt(8, vocab_size=heads.VOCAB, seed=300 + seed) for seed in range(2)]
     here = draft(CausalTarget(heads.model()))
-    with Pretend():
-        assert draft(CausalTarget(pretend(heads.model()))) == here
+    with present(place):
+        assert draft(CausalTarget(pretend(heads.model(), place))) == here
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_targets_without_trees_run_there(name: str) -> None:
+def test_targets_without_trees_run_there(name: str, place: str) -> None:
     def write(model: Any) -> list[list[list[int]]]:
         engine = Engine(PathTarget(model), drafter="context", budget=4)
         matches = [engine.generate(prompts, requests, **INPUTS) for requests in settings]
@@ -218,5 +228,5 @@ def test_targets_without_trees_run_there(name: str) -> None:
     prompts = [[each % 48 for each in prompt] for prompt in PROMPTS]
     settings = SETTINGS["greedy"], SETTINGS["all"]
     here = write(architecture(name))
-    with Pretend():
-        assert write(pretend(architecture(name))) == here
+    with present(place):
+        assert write(pretend(architecture(name), place)) == here
