@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ from ragspec.pipelines.console.texts import Row, read_rows
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.answer import Answer
     from ragspec.pipelines.answering.answerer import Answerer
+
+
+_MISNAMED = re.compile("(gold|answer|expect|refer)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ def _item(row: Row, where: str) -> Item:
         question, gold = row["question"], row.get("answers", [])
         if not question.strip() or not all(each.strip() for each in gold) or isinstance(gold, str):
             raise TypeError("a text is empty, or answers is no list")
+        if misnamed := [name for name in row.keys() - {"answers"} if _MISNAMED.match(name)]:
+            raise TypeError(f"{misnamed[0]!r} looks like the answers")
         return Item(question, tuple(gold))
     except (KeyError, TypeError, AttributeError) as error:
         raise DocumentError(
