@@ -175,7 +175,7 @@ def request_answer(client: TestClient, item: Item, tokens: int) -> AnswerRow:
         passages=False,  # the reply does not have them
         sentences=any(has_answer(text, item.answers) for text in texts),
         right=has_answer(message["content"], item.answers),
-        refused=bool(message["refusal"]),
+        refused="refused" in message,
         support=message.get("support", "unsupported"),
         seconds=time.perf_counter() - began,
         tokens=reply["usage"]["completion_tokens"],

@@ -19,7 +19,7 @@ from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import Sentence, score_spans
 from ragspec.retrievers.search.text import words_of
 
-LEAST_SCORE = 1.5  # of a sentence that speaks of the question
+LEAST_SCORE = 1.8  # of a sentence that speaks of the question
 NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
 ENDING = re.compile(r"(?:ing|ed|es|ly|e)$")

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -27,6 +28,11 @@ from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numb
 from ragspec.storage.manifest import sha256_file
 
 DEFAULT_EMBEDDER = "starter-embedder"
+STATIC_FILES = "tokenizer.json", "model.safetensors"
+WORDLLAMA_FILES = (
+    "tokenizers/l2_supercat_tokenizer_config.json",
+    "weights/l2_supercat_256.safetensors",
+)
 BATCH = 256
 ROUND = 2048  # texts between two calls of `on_progress`
 # The package's author is a placeholder, so its files must be those that were examined: the SHA-256
@@ -67,16 +73,20 @@ class Embedder(Protocol):
 class StaticEmbedder:
     """A table of token vectors; the vector of a text is their normalized mean."""
 
-    def __init__(self, name: str, folder: Path, fingerprint: str) -> None:
+    def __init__(
+        self, name: str, folder: Path, fingerprint: str, files: tuple[str, str] = STATIC_FILES
+    ) -> None:
         from safetensors.torch import load_file
         from tokenizers import Tokenizer
 
         self.name = name
         self.fingerprint = fingerprint
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer, weights = (str(folder / file) for file in files)
+        self._tokenizer = Tokenizer.from_file(tokenizer)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._table = load_file(folder / "model.safetensors")["embedding.weight"].float()
+        (table,) = load_file(weights).values()
+        self._table = table.float()
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions]; a text without known tokens gives zeros."""
@@ -158,6 +168,15 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
             f"{model.folder} cannot be loaded as an embedder ({error}); expected the folder of a "
             "sentence-transformers model. Download it again, or name another."
         ) from error
+
+
+def load_wordllama() -> StaticEmbedder | None:
+    """Return the word vectors of the package wordllama, None without it; it is never imported."""
+    spec = find_spec("wordllama")
+    for root in (spec and spec.submodule_search_locations) or ():
+        if all(Path(root, file).is_file() for file in WORDLLAMA_FILES):
+            return StaticEmbedder("wordllama", Path(root), "", WORDLLAMA_FILES)
+    return None
 
 
 def check_pinned(name: str, folder: Path) -> None:

@@ -1,13 +1,14 @@
 """The sentences of passages that answer a question, by a score that depends on them alone.
 
 The score is the share of the question's words in the sentence and its titles, weighted by how rare
-a word is in English, plus the cosine of question and sentence under the bundled embedder. Other
-documents and the index's own embedder do not change it. So one least score tells whether documents
-speak of a question, be they one or ten thousand (benchmarks/RESULTS.md).
+a word is in English, plus half the cosine of question and sentence. A word that is not there counts
+by its cosine with the most similar one. Other documents and the index's own embedder do not change
+the score. So one least score tells whether documents speak of a question, be they one or ten
+thousand (benchmarks/RESULTS.md).
 
-The embedder has other scripts than Latin as bytes, and takes all their texts for alike. For their
-questions the share of words counts twice, and words are compared by their first letters, as
-endings differ.
+Vectors are those of the package wordllama, and of the bundled embedder on machines for which it has
+no wheel. Both are poor in other scripts than Latin. For their questions the share of words counts
+alone, and words are compared by their first letters, as endings differ.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
@@ -30,13 +33,16 @@ from ragspec.retrievers.search.text import (
 if TYPE_CHECKING:
     from ragspec.retrievers.search.dense import StaticEmbedder
     from ragspec.retrievers.search.fusion import Hit
+    from ragspec.retrievers.search.nearest import Floats
 
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
 MARKS = ".!?。！？।"
 RANK_COST = 0.06  # of the score, for each better passage of the search
+COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
-LEAST_SCORE = 0.74  # of a question that the documents speak of
+LEAST_SHARE = 0.37  # of the words of a question of another script
+LEAST_SCORE = 1.0  # of a question that the documents speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +108,34 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
     """Return how well each part of a document, start to end, answers a question."""
     if not spans:
         return []
-    embedder = _embedder()
-    terms = words_of(question)
+    terms = list(dict.fromkeys(words_of(question)))
     latin = 2 * sum(term < LATIN_END for term in terms) >= len(terms)
-    first = None if latin else FIRST
-    rarity = {term[:first]: embedder.rarity(term) for term in terms}
-    whole = sum(rarity.values())
-    texts = [hit.document.text[start:end] for hit, start, end in spans]
+    texts = [titled(*span) for span in spans]
+    parts = [words_of(text) for text in texts]
+    rarity = np.array([_bundled().rarity(term) for term in terms])
+    weights = rarity / max(rarity.sum(), 1e-9)
+    if not latin:
+        begun = [{word[:FIRST] for word in part} for part in parts]
+        shared = np.array([[term[:FIRST] in part for term in terms] for part in begun])
+        return list(map(float, shared @ weights / LEAST_SHARE))
+    embedder, least = _judge()
+    shares = _likeness(embedder, terms, parts) @ weights if terms else 1.0
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
-    scores = []
-    for span, cosine in zip(spans, cosines.tolist(), strict=True):
-        words = {word[:first] for word in words_of(titled(*span))}
-        shared = sum(weight for word, weight in rarity.items() if word in words)
-        share = shared / whole if whole else 1.0
-        scores.append(share + (cosine if latin else share))
-    return scores
+    return list(map(float, (shares + COSINE * cosines) / least))
+
+
+def _likeness(
+    embedder: StaticEmbedder, terms: Sequence[str], parts: Sequence[Sequence[str]]
+) -> Floats:
+    """Return the cosine of each term with the most similar word of each part [parts, terms]."""
+    words = dict.fromkeys(word for part in parts for word in part)
+    places = {word: place for place, word in enumerate(words)}
+    cosines = embedder.encode(terms) @ embedder.encode(list(words)).T
+    for row, term in enumerate(terms):
+        if term in places:
+            cosines[row, places[term]] = 1.0
+    best = [cosines[:, [places[w] for w in part]].max(1, initial=0.0) for part in parts]
+    return np.stack(best)
 
 
 def titled(hit: Hit, start: int, end: int) -> str:
@@ -161,7 +180,16 @@ def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span
 
 
 @cache
-def _embedder() -> StaticEmbedder:
+def _judge() -> tuple[StaticEmbedder, float]:
+    """Return the embedder of the scores, and the least sum of a question that is answered."""
+    from ragspec.retrievers.search.dense import load_wordllama
+
+    embedder = load_wordllama()
+    return (_bundled(), 0.58) if embedder is None else (embedder, 0.68)
+
+
+@cache
+def _bundled() -> StaticEmbedder:
     from ragspec.retrievers.search.dense import StaticEmbedder, load_embedder
 
     return cast(StaticEmbedder, load_embedder())

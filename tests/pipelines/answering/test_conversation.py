@@ -130,7 +130,7 @@ def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: 
     talk = Conversation(engine(), documents, top_k=2)
     talk.ask("What does the cat eat?", max_new_tokens=4)
     talk.turns[0] = type(talk.turns[0])(
-        "Does the cat sleep on the sofa as the walk follows?", "x", "y"
+        "Does the cat sleep on the sofa and eat fish, as a walk?", "x", "y"
     )  # its passages forgotten
     result = talk.ask("Zebra?", max_new_tokens=4)
     assert {hit.document.name for hit in result.passages} == {"pets.md", "rules.md"}
