@@ -6,6 +6,8 @@ Shapes throughout: query [B, heads, n, width], key and value [B, groups, S, widt
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,16 +17,28 @@ _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # called by sdpa; retur
 SCORES = 1 << 25  # attention weights that `explicit` holds at once
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Attend by sdpa, which chooses the kernel; mask [B, 1 or heads, n, S], additive."""
+class Form(NamedTuple):
+    """What an attention has beside queries, keys and values.
+
+    Attributes:
+        mask: Additive mask [B, 1 or heads, n, S].
+        causal: Without a mask: the last query attends to all slots, each before it to one less.
+        scaling: Factor of the scores; None for that of the width.
+        softcap: Bound of the scores.
+        sinks: Logits of the attention sinks [heads].
+    """
+
+    mask: Tensor | None = None
+    causal: bool = False
+    scaling: float | None = None
+    dropout: float = 0.0
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    """Attend by sdpa, which chooses the kernel, without soft-cap and sinks."""
+    mask, causal, scaling, dropout, *_ = form
     shared = query.shape[1] != key.shape[1]
     on_cpu = query.device.type == "cpu"
     if not shared and query.shape[2] == 1 and on_cpu and query.dtype in _HALVES:
@@ -41,7 +55,7 @@ def attend(
     if on_cpu and query.shape[2] > 2 * query.shape[3]:
         # Repeating the mask of many queries costs more than repeating keys and values.
         if mask is not None and mask.shape[1] == 1 and joins(query, value):
-            return by_weights(query, key, value, mask, False, scaling, None, None)
+            return by_weights(query, key, value, form)
         return functional.scaled_dot_product_attention(
             query, key, value, mask, dropout, scale=scaling, enable_gqa=True
         )
@@ -69,47 +83,28 @@ def joins(query: Tensor, value: Tensor) -> bool:
 Weighted = tuple[Tensor, Tensor]  # an output, and the logarithms of its sums of weights
 
 
-def by_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def by_weights(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
     """Attend with a logit soft-cap, attention sinks or a narrow mask; see `weighted`."""
-    out, weight = weighted(query, key, value, mask, causal, scaling, softcap)
-    return with_sinks(out, weight, sinks).to(query.dtype)
+    out, weight = weighted(query, key, value, form)
+    return with_sinks(out, weight, form.sinks).to(query.dtype)
 
 
-def weighted(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None = None,
-) -> Weighted:
+def weighted(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Weighted:
     """Return the attention to some slots and its log weights [B, heads, n], see `joined`.
 
-    Args:
-        mask: Additive mask of the last m slots; all slots before them are visible.
-        causal: Without a mask, the queries' own slots are the last ones.
+    The mask covers the last slots; all slots before them are visible. Sinks are left out.
     """
+    mask, causal, scaling, _, softcap, _ = form
     batch, heads, n, width = query.shape
     groups, slots = key.shape[1], key.shape[2]
     before = slots - (mask.shape[3] if mask is not None else n if causal else slots)
     if before:
-        settings = scaling, softcap
-        last = weighted(query, key[:, :, before:], value[:, :, before:], mask, causal, *settings)
+        last = weighted(query, key[:, :, before:], value[:, :, before:], form)
         first = key[:, :, :before], value[:, :, :before]
-        return joined(last, weighted(query, *first, None, False, *settings))
+        return joined(last, weighted(query, *first, form._replace(mask=None, causal=False)))
     by_head = mask is not None and mask.shape[1] != 1
     if softcap is not None or by_head or not joins(query, value):
-        return explicit(query, key, value, mask, causal, scaling, softcap)
+        return explicit(query, key, value, form)
     kernel = getattr(torch.ops.aten, _KERNEL)
     if causal or (mask is not None and n > 2 * width):
         query, key, value = _grouped(query, key, value)
@@ -174,22 +169,12 @@ def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
     return out.reshape(*shape[:3], -1)
 
 
-def explicit(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-) -> Weighted:
+def explicit(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Weighted:
     """Attend by plain matrix products, for features that the fused kernels lack; see `weighted`.
 
     Long prompts are computed in blocks of queries, so that at most `SCORES` weights are held.
-
-    Args:
-        causal: The last query attends to all slots, each query before it to one less.
     """
+    mask, causal, scaling, _, softcap, _ = form
     batch, heads, n, width = query.shape
     groups, slots = key.shape[1], key.shape[2]
     size = max(16, SCORES // (batch * heads * slots))
@@ -200,7 +185,7 @@ def explicit(
             visible = slots - n + end if causal else slots
             rows = None if mask is None else mask[:, :, start:end]
             block = query[:, :, start:end], key[:, :, :visible], value[:, :, :visible]
-            parts.append(explicit(*block, rows, causal, scaling, softcap))
+            parts.append(explicit(*block, form._replace(mask=rows)))
         return torch.cat([out for out, _ in parts], 2), torch.cat([each for _, each in parts], 2)
     scale = width**-0.5 if scaling is None else scaling
     folded = query.reshape(batch, groups, heads // groups * n, width)

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ragspec.verification.batch_cache import BatchCache
-from ragspec.verification.kernels import attend, behind, by_weights, joins
+from ragspec.verification.kernels import Form, attend, behind, by_weights, joins
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
@@ -229,11 +229,11 @@ def tree_attention(
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
-    form = _Form(causal, dropout, scaling, softcap, sinks)
+    form = Form(attention_mask, causal, scaling, dropout, softcap, sinks)
     # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
     view = None if torch.compiler.is_compiling() else _view.get()
     if not isinstance(view, PackedView):
-        out = _attend_row(query, key, value, attention_mask, view, form)
+        out = _attend_row(query, key, value, view, form)
         return out.transpose(1, 2).contiguous(), None
     parts = zip(
         torch.split(query, view.cache.counts, 2),
@@ -242,58 +242,41 @@ def tree_attention(
         view.rows,
         strict=True,
     )
-    rows = [_attend_row(one, *pair, mask, row, form) for one, pair, mask, row in parts]
+    rows = [
+        _attend_row(one, *pair, row, form._replace(mask=mask)) for one, pair, mask, row in parts
+    ]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
 
 
-class _Form(NamedTuple):
-    """The form of an attention, see `tree_attention`."""
-
-    causal: bool
-    dropout: float
-    scaling: float | None
-    softcap: float | None
-    sinks: Tensor | None
-
-
 def _attend_row(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    view: TreeView | None,
-    form: _Form,
+    query: Tensor, key: Tensor, value: Tensor, view: TreeView | None, form: Form
 ) -> Tensor:
     """Return the attention of one sequence: [C, heads, n, width], see `tree_attention`."""
-    causal, dropout, scaling, softcap, sinks = form
-    causal = causal and mask is None and query.shape[2] > 1
-    view = _covers(view, key) if causal else None
+    mask = form.mask
+    form = form._replace(causal=form.causal and mask is None and query.shape[2] > 1)
+    view = _covers(view, key) if form.causal else None
     if mask is not None and mask.shape[-1] < key.shape[2]:
         last = slice(key.shape[2] - mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
     if view is not None:
-        out = _unmasked(query, key, value, view, form)
-    elif softcap is None and sinks is None:
-        out = attend(query, key, value, mask, causal, scaling, dropout)
-    else:
-        out = by_weights(query, key, value, mask, causal, scaling, softcap, sinks)
-    return out
+        return _unmasked(query, key, value, view, form)
+    plain = form.softcap is None and form.sinks is None
+    return (attend if plain else by_weights)(query, key, value, form)
 
 
-def _unmasked(query: Tensor, key: Tensor, value: Tensor, view: TreeView, form: _Form) -> Tensor:
+def _unmasked(query: Tensor, key: Tensor, value: Tensor, view: TreeView, form: Form) -> Tensor:
     """Attend to the slots of a view whose full attention needs no mask, see `_needs_none`."""
-    scaling, softcap, sinks = form[2:]
     slots, related = key.shape[2], view.related
-    plain = softcap is None and sinks is None
+    plain = form.softcap is None and form.sinks is None
     if plain and related is None and slots == query.shape[2]:
-        return attend(query, key, value, None, True, scaling)
-    if not plain or joins(query, value):
-        mask = None if related is None else _additive(related, query.dtype).to(query.device)
-        return by_weights(query, key, value, mask, related is None, scaling, softcap, sinks)
-    if related is None:
-        return behind(query, key, value, scaling)
-    whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
-    return attend(query, key, value, whole, False, scaling)
+        return attend(query, key, value, form)
+    if plain and not joins(query, value):
+        if related is None:
+            return behind(query, key, value, form.scaling)
+        whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
+        return attend(query, key, value, form._replace(mask=whole, causal=False))
+    mask = None if related is None else _additive(related, query.dtype).to(query.device)
+    return by_weights(query, key, value, form._replace(mask=mask, causal=related is None))
 
 
 @dataclass(slots=True)
