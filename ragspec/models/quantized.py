@@ -110,11 +110,11 @@ class BlockLinear(nn.Module):
 
 
 class BlockEmbedding(nn.Module):
-    """The embedding that is tied to an output head in blocks."""
+    """The embedding that is tied to an output head in blocks, times a factor."""
 
-    def __init__(self, head: BlockLinear) -> None:
+    def __init__(self, head: BlockLinear, factor: float = 1.0) -> None:
         super().__init__()
-        self.codes, self.scales = head.codes, head.scales
+        self.codes, self.scales, self.scalar_embed_scale = head.codes, head.scales, factor
 
     @property
     def weight(self) -> Tensor:
@@ -123,7 +123,7 @@ class BlockEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, [..] -> [.., H]."""
-        return block_floats(self.codes[ids], self.scales[ids])
+        return block_floats(self.codes[ids], self.scales[ids]) * self.scalar_embed_scale
 
 
 def in_blocks(weights: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,8 @@ def quantized(model: Any) -> Any:
         )
     for linear, block in linears.items():
         if linear.weight is embedding.weight:
-            model.set_input_embeddings(BlockEmbedding(block))
+            factor = getattr(embedding, "scalar_embed_scale", 1.0)  # Gemma's
+            model.set_input_embeddings(BlockEmbedding(block, factor))
     for weight in model.parameters():
         weight.data = weight.data.clone()  # others lie in the mapped file, which is let go
     return model
@@ -190,7 +191,10 @@ def weights_of(model: nn.Module) -> str:
 
 
 LEAST = 100_000_000  # weights of a model that `stored_small` quantizes
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # with a graph in `verification.onnx`
+# With a graph in `verification.onnx`.
+FAMILIES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
+)
 
 
 def stored_small(model: Any) -> Any:

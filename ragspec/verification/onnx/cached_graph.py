@@ -42,10 +42,11 @@ from ragspec.models.resolve import is_model, resolve_model
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
-VERSION = 3
+VERSION = 4
 RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
 BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
@@ -190,6 +191,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
         "model_type": model.config.model_type,
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
+        "width": model.model.layers[0].self_attn.head_dim,
         "parameters": int(model.num_parameters()),
         "same_bits": target.same_bits,
         "timings": None if cost is None else cost.timings,
@@ -234,7 +236,10 @@ class StandIn(nn.Module):
             rows = weights.get_tensor("embedding")
             self.embedding = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
         else:
-            self.embedding = BlockEmbedding(self.head)
+            scaled = record["model_type"].startswith("gemma")
+            self.embedding = BlockEmbedding(
+                self.head, self.config.hidden_size**0.5 if scaled else 1.0
+            )
 
     def forward(
         self, input_ids: Any, position_ids: Any, past_key_values: Any, logits_to_keep: Any
@@ -270,13 +275,14 @@ class CachedTarget(OnnxTarget):
         self._load, self._lock = load, threading.RLock()
         with safe_open(folder / WEIGHTS, "pt") as file:
             CausalTarget.__init__(self, StandIn(record, file).eval())
-            tables = {name: file.get_tensor(name) for name in ("cosines", "sines")}
+            names = [name for name in file.keys() if name.startswith(TABLES)]  # noqa: SIM118
+            tables = {name: file.get_tensor(name) for name in names}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
-        self._width = 2 * tables["cosines"].shape[1]
+        self._width = record["width"]
         self._folder = folder
         self._runner = self._run_by(self._open_session(1), tables)
 

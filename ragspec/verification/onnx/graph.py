@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
+from ragspec.verification.onnx.form import TABLES, Form
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Graph:
 
     Attributes:
         sequences: Most sequences of a forward; their tokens follow each other.
-        trees: Whether a bias is added to the scores of each sequence.
+        trees: Whether a bias is added to the scores of each sequence, another one under a window.
         weights: Tensors by name: the model's own, joined ones, and small constants.
     """
 
@@ -59,14 +60,14 @@ class Graph:
             if weight.dtype != torch.int64
         }
 
-    def linear(self, name: str, x: str, module: nn.Linear | BlockLinear) -> str:
-        """Add a linear layer, [.., K] -> [.., N]."""
+    def linear(self, name: str, x: str, module: nn.Linear | BlockLinear, out: str = "") -> str:
+        """Add a linear layer, [.., K] -> [.., N]; `out` names its output, if not `name`."""
+        out = out or name
         if isinstance(module, BlockLinear):
-            out = name
-            self.nodes.append(module.node(x, self.operands(name, module), name))
+            self.nodes.append(module.node(x, self.operands(name, module), out))
         else:
             weight = self.weight(f"{name}.weight", module.weight)
-            out = self.add("FusedMatMul", [x, weight], name, domain=MICROSOFT, transB=1)
+            self.add("FusedMatMul", [x, weight], out, domain=MICROSOFT, transB=1)
         if module.bias is None:
             return out
         return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
@@ -88,16 +89,27 @@ class Graph:
 
     def norm(self, name: str, x: str, norm: LlamaRMSNorm) -> str:
         """Normalise the last axis by its root mean square."""
-        inputs = [x, self.weight(f"{name}.weight", norm.weight)]
-        epsilon = float(norm.variance_epsilon)
+        weight, epsilon = self.gain(name, norm)
         kind = "SimplifiedLayerNormalization"
-        return self.add(kind, inputs, name, axis=-1, epsilon=epsilon, stash_type=1)
+        return self.add(kind, [x, weight], name, axis=-1, epsilon=epsilon, stash_type=1)
+
+    def gain(self, name: str, norm: LlamaRMSNorm) -> tuple[str, float]:
+        """Add the weight of a normalisation; return it and the epsilon."""
+        if hasattr(norm, "variance_epsilon"):
+            return self.weight(f"{name}.weight", norm.weight), float(norm.variance_epsilon)
+        return self.weight(f"{name}.weight", 1.0 + norm.weight), float(norm.eps)  # Gemma's
+
+    def scaled(self, x: str, factor: float) -> str:
+        """Multiply by a factor, unless it is 1."""
+        if factor == 1.0:
+            return x
+        return self.add("Mul", [x, self.weight(f"{x}.factor", torch.tensor(factor))], f"{x}.scaled")
 
     def skip_norm(self, name: str, x: str, more: str, norm: LlamaRMSNorm) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
-        inputs = [x, more, self.weight(f"{name}.weight", norm.weight)]
-        kind, epsilon = "SkipSimplifiedLayerNormalization", float(norm.variance_epsilon)
-        outputs = [name, "", "", f"{name}.sum"]
+        weight, epsilon = self.gain(name, norm)
+        kind, outputs = "SkipSimplifiedLayerNormalization", [name, "", "", f"{name}.sum"]
+        inputs = [x, more, weight]
         node = helper.make_node(kind, inputs, outputs, domain=MICROSOFT, epsilon=epsilon)
         self.nodes.append(node)
         return name, outputs[3]
@@ -110,22 +122,25 @@ class Graph:
         return self.add("Reshape", [heads, flat], f"{name}.rows")
 
     def attention(
-        self, name: str, i: int, h: str, module: LlamaAttention, config: PretrainedConfig
+        self,
+        name: str,
+        i: int,
+        h: str,
+        module: LlamaAttention,
+        config: PretrainedConfig,
+        window: int | None = None,
+        local: str = "",
     ) -> str:
         """Add the attention of layer i.
 
         Each sequence attends by an operator of its own, for the rows that it is told.
+
+        Args:
+            window: The most tokens that a token attends to.
+            local: What the names of the layer's rotary tables end in.
         """
-        linears = [getattr(module, f"{part}_proj") for part in "qkv"]
-        alike = {(type(x), x.bias is None) for x in linears}
-        if hasattr(module, "q_norm") or alike not in (
-            {(BlockLinear, True)},
-            {(BlockLinear, False)},
-        ):
-            each = [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
-        else:  # one product, as the operator takes them side by side
-            each = [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]
-        if hasattr(module, "q_norm"):  # Qwen 3
+        each = self.projections(name, h, module)
+        if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
             norms = ("q", module.q_norm), ("k", module.k_norm)
             for at, (part, norm) in enumerate(norms):
                 each[at] = self.head_norm(f"{name}.{part}.norm", each[at], norm, module.head_dim)
@@ -134,8 +149,8 @@ class Graph:
             rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
             rows += [""] * (3 - len(rows))
             caches = f"key{i}.{at}", f"value{i}.{at}"
-            places = [f"last.{at}", f"total.{at}", "cosines", "sines", f"positions.{at}"]
-            places += [f"bias.{at}"] * self.trees
+            places = [f"last.{at}", f"total.{at}", f"cosines{local}", f"sines{local}"]
+            places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * self.trees]
             parts.append(f"{name}.attention.{at}")
             node = helper.make_node(
                 "GroupQueryAttention",
@@ -145,6 +160,8 @@ class Graph:
                 num_heads=config.num_attention_heads,
                 kv_num_heads=config.num_key_value_heads,
                 scale=float(module.scaling),
+                softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0),
+                local_window_size=-1 if self.trees or not window else window,
                 do_rotary=1,
             )
             self.nodes.append(node)
@@ -152,12 +169,34 @@ class Graph:
         out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
-    def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
-        """Add a gated feed-forward layer with SiLU."""
-        gate = self.linear(f"{name}.gate", h, module.gate_proj)
-        up = self.linear(f"{name}.up", h, module.up_proj)
-        silu = self.add("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
-        product = self.add("Mul", [silu, up], f"{name}.product")
+    def projections(self, name: str, h: str, module: LlamaAttention) -> list[str]:
+        """Add queries, keys and values, side by side as the operator takes them if they may be."""
+        if hasattr(module, "qkv_proj"):  # Phi 3
+            return [self.linear(f"{name}.qkv", h, module.qkv_proj)]
+        linears = [getattr(module, f"{part}_proj") for part in "qkv"]
+        alike = {(type(x), x.bias is None) for x in linears}
+        if (
+            not hasattr(module, "q_norm")
+            and len(alike) == 1
+            and isinstance(linears[0], BlockLinear)
+        ):
+            return [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]
+        return [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
+
+    def feed_forward(self, name: str, h: str, module: LlamaMLP, silu: bool = True) -> str:
+        """Add a gated feed-forward layer with SiLU, or GELU as Gemma has it."""
+        if hasattr(module, "gate_up_proj"):  # Phi 3
+            both, halves = self.linear(f"{name}.both", h, module.gate_up_proj), ("gate", "up")
+            gate, up = (f"{name}.{half}" for half in halves)
+            self.nodes.append(helper.make_node("Split", [both], [gate, up], axis=-1, num_outputs=2))
+        else:
+            gate = self.linear(f"{name}.gate", h, module.gate_proj)
+            up = self.linear(f"{name}.up", h, module.up_proj)
+        if silu:
+            act = self.add("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
+        else:
+            act = self.add("Gelu", [gate], f"{name}.gelu", approximate="tanh")
+        product = self.add("Mul", [act, up], f"{name}.product")
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
@@ -169,20 +208,37 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     graph, config, trunk = Graph(sequences, trees), model.config, model.model
+    form = Form.of(config)
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
+    x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
+    x = graph.scaled(x, form.embedding)
     more = ""
     for i, layer in enumerate(trunk.layers):
         name = f"layer{i}"
+        four = hasattr(layer, "pre_feedforward_layernorm")  # Gemma's
+        between = layer.pre_feedforward_layernorm if four else layer.post_attention_layernorm
         if more:
             h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm)
         else:
             h = graph.norm(f"{name}.before", x, layer.input_layernorm)
-        out = graph.attention(name, i, h, layer.self_attn, config)
-        h, x = graph.skip_norm(f"{name}.between", x, out, layer.post_attention_layernorm)
-        more = graph.feed_forward(name, h, layer.mlp)
+        out = graph.attention(name, i, h, layer.self_attn, config, form.windows[i], form.tables[i])
+        if four:
+            out = graph.norm(f"{name}.attended", out, layer.post_attention_layernorm)
+        h, x = graph.skip_norm(f"{name}.between", x, graph.scaled(out, form.residual), between)
+        more = graph.feed_forward(name, h, layer.mlp, form.activation == "silu")
+        if four:
+            more = graph.norm(f"{name}.fed", more, layer.post_feedforward_layernorm)
+        more = graph.scaled(more, form.residual)
     states, _ = graph.skip_norm("states", x, more, trunk.norm)
     selected = graph.add("Gather", [states, "rows"], "selected", axis=1)
-    graph.linear("logits", selected, model.get_output_embeddings())
+    head, plain = model.get_output_embeddings(), form.divisor == 1.0 and form.bound is None
+    logits = graph.linear("logits", selected, head, "logits" if plain else "logits.raw")
+    if plain:
+        return graph
+    logits = graph.scaled(logits, 1 / (form.divisor * (form.bound or 1.0)))
+    if form.bound is not None:
+        logits = graph.scaled(graph.add("Tanh", [logits], "logits.bounded"), form.bound)
+    graph.add("Identity", [logits], "logits")
     return graph
 
 
@@ -197,7 +253,8 @@ def in_onnx(
     taps = (f"layer{i}.before.sum" for i in sorted({*usual_taps(layers)} - {0}))
     states = dict.fromkeys((*taps, "states"), config.hidden_size)
     outputs = *of_width(states), info("logits", TensorProto.FLOAT, [1, "k", config.vocab_size])
-    return declare(graph, ids, outputs, (layers, config.num_key_value_heads, width), places)
+    shape = layers, config.num_key_value_heads, width
+    return declare(graph, ids, outputs, shape, places, Form.of(config))
 
 
 def of_width(names: Mapping[str, int]) -> list[Any]:
@@ -212,6 +269,7 @@ def declare(
     outputs: Sequence[Any],
     shape: tuple[int, int, int],
     places: Mapping[str, tuple[str, int, int]] = IN_MEMORY,
+    form: Form | None = None,
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
@@ -225,18 +283,21 @@ def declare(
         shape: Layers, heads of keys, and width of a head.
         places: File, offset and length of each weight; without them a `Session` is handed the
             weights.
+        form: The form of the model, None for that of Llama.
     """
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short, whole = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
-    every = [*inputs, *(info(name, real, ["P", width // 2]) for name in ("cosines", "sines"))]
+    tables = (name + kind for kind in (form.kinds if form else [""]) for name in TABLES)
+    every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
     every.append(info("back", whole, ["S"]))
     results = list[Any]()
     for at in range(graph.sequences):  # the planner takes dimensions of one name for equal
         n, size = f"n{at}", [1, heads, f"C{at}", width]
         every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, n])
         every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
-        every += [info(f"bias.{at}", real, [1, 1, n, f"T{at}"])] * graph.trees
+        biases = ("bias", "narrow")[: (1 + bool(form and form.window)) * graph.trees]
+        every += (info(f"{name}.{at}", real, [1, 1, n, f"T{at}"]) for name in biases)
         every += (info(f"{name}.{at}", real, size) for name in caches)
         results += (info(f"{name}.{at}.out", real, size) for name in caches)
     results += outputs

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_package
+from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.form import TABLES, Form
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
@@ -59,13 +61,12 @@ def hindrance(target: CausalTarget) -> str:
         return "its weights are not all in float32 on the CPU"
     if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
         return f"it has fewer than {LEAST_WEIGHTS:,} weights"
-    if others := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+    if others := {*layer_windows(config)} - {"full_attention", "sliding_attention"}:
         return f"it has layers of {', '.join(sorted(others))}"
-    window, limit = getattr(config, "sliding_window", None), target.max_length
-    if window and getattr(config, "use_sliding_window", True) and window < (limit or window + 1):
-        return f"it attends to the last {window} tokens alone"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"its activation is {config.hidden_act}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens attend to later ones"
+    if (activation := Form.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
+        return f"its activation is {activation}"
     return _customised(model)
 
 
@@ -100,6 +101,7 @@ class GraphRunner:
         shape: Layers, heads of keys, and width of a head.
         tables: The first rotary tables, `cosines` and `sines` [P, width / 2].
         more: Returns tables of so many positions.
+        window: The most tokens that a token attends to in some layers.
 
     Attributes:
         sequences: Most sequences of a forward.
@@ -111,8 +113,10 @@ class GraphRunner:
         shape: tuple[int, int, int],
         tables: dict[str, Tensor],
         more: Callable[[int], dict[str, Tensor]],
+        window: int | None = None,
     ) -> None:
         self.session, self._shape, self.tables, self._more = session, shape, tables, more
+        self._window = window
         names = [each.name for each in session.inner.get_inputs()]
         self.sequences, self._trees = sum("attend." in name for name in names), "bias.0" in names
         self._idle = SequenceCache(2)  # of a sequence that is not there
@@ -144,6 +148,10 @@ class GraphRunner:
             if self._trees:
                 related = views[at].related if there else None
                 places["bias"] = _bias(related, count, int(places["total"]))
+                if self._window is not None:
+                    places["narrow"] = _narrowed(
+                        places["bias"], views[at] if there else None, self._window
+                    )
             every |= {f"{name}.{at}": each for name, each in places.items()}
             caches.append(row.buffers)
             if there:
@@ -271,19 +279,20 @@ class OnnxTarget(CausalTarget):
         n = tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
         head = self.loaded.get_output_embeddings()
+        form = Form.of(self.config)
         # Somebody reads its inputs, and may select few of the rows of a prompt.
-        selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS
+        selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS and form.bound is None
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
         read = rows[:0] if selects else rows
         *tapped, states, logits = self._run(cache.rows, views, tokens, read, names)
         for i, layer in layers.items():
-            each = tapped.pop(0) if i else self.embed(tokens)
+            each = tapped.pop(0) if i else self.embed(tokens) * form.embedding
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, (each,), {})
         cache.advance(n)
         if _changes(head, states[:, rows]) or selects:
             with torch.no_grad():
-                logits = head(states[:, rows])
+                logits = form.bounded(head(states[:, rows]))
         return logits
 
     def _run(
@@ -316,7 +325,7 @@ class OnnxTarget(CausalTarget):
     def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
         """Return what runs a session, whose first rotary tables are these."""
         shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
-        return GraphRunner(session, shape, tables, self.rotary)
+        return GraphRunner(session, shape, tables, self.rotary, Form.of(self.config).window)
 
     def _open_session(self, sequences: int) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
@@ -367,12 +376,13 @@ class OnnxTarget(CausalTarget):
     def rotary(self, positions: int) -> dict[str, Tensor]:
         """Return the model's rotary tables [positions, width / 2]."""
         places = torch.arange(positions)[None]
-        cosines, sines = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), places)
-        half = self._width // 2
-        return {
-            "cosines": cosines[0, :, :half].contiguous(),
-            "sines": sines[0, :, :half].contiguous(),
-        }
+        rotary, none = self.model.model.rotary_emb, torch.zeros(1, dtype=torch.float32)
+        kinds, tables = Form.of(self.config).kinds, dict[str, Tensor]()
+        for kind in kinds:
+            named = [kind.removeprefix(".") or "full_attention"] * (len(kinds) > 1)
+            for name, table in zip(TABLES, rotary(none, places, *named), strict=True):
+                tables[name + kind] = table[0, :, : table.shape[-1] // 2].contiguous()
+        return tables
 
     def _has_same_bits(self) -> bool:
         """Return whether a chain has the bits of its tokens one by one."""
@@ -406,3 +416,13 @@ def _bias(related: Tensor | None, n: int, slots: int) -> Tensor:
         recent = bias[..., slots - related.shape[2] :]
         recent.masked_fill_(~related[:, None], HIDDEN)
     return bias
+
+
+def _narrowed(bias: Tensor, view: TreeView | None, window: int) -> Tensor:
+    """Return a bias that also hides the slots before the window of each query."""
+    if view is None:
+        return bias
+    slots = torch.arange(bias.shape[-1])
+    slots[len(slots) - view.slot_positions.shape[1] :] = view.slot_positions[0]
+    outside = view.positions[0, :, None] - slots >= window
+    return bias.masked_fill(outside, HIDDEN)

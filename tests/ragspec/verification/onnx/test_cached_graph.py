@@ -30,9 +30,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return filesystem.cache_directory() / "models"
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True, "attention_bias": True},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 0.5},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 12, "num_hidden_layers": 6},
+}
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    model = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, attention_bias=True))
+def family(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "llama")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, family: str) -> Path:
+    model = copy.deepcopy(tiny.model(family, **FAMILIES[family]))
     model.generation_config.repetition_penalty = 1.2
     model.save_pretrained(tmp_path / "model")
     tiny.bpe_tokenizer(tiny.VOCAB).save_pretrained(tmp_path / "model")
@@ -47,7 +59,10 @@ def write(engine: Engine) -> Any:
     return engine.generate(tiny.prompt(30), max_new_tokens=40, ignore_eos=True)
 
 
-def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(folder: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
+    folder: Path, family: str
+) -> None:
     first, second = opened(folder), opened(folder)
     expected, result = write(first), write(second)
     assert not isinstance(first.target, CachedTarget) and isinstance(second.target, CachedTarget)
@@ -55,7 +70,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(folder: 
     assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
     assert isinstance(second.target.loaded, cached_graph.StandIn)
     ours, theirs = second.target.config, vars(first.target.config)
-    assert ours.model_type == "llama" and len(theirs) > 20
+    assert ours.model_type == family and len(theirs) > 20
     for name, value in theirs.items():  # those with _ are of the call
         assert name[0] == "_" or name == "use_cache" or getattr(ours, name) == value, name
     settings = [engine.target.generation_config.to_dict() for engine in (first, second)]
@@ -69,7 +84,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(folder: 
     states, loaded = first.model.state_dict(), second.model.state_dict()
     assert all(torch.equal(each, loaded[name]) for name, each in states.items())
     with torch.no_grad():
-        second.model.model.norm.weight.mul_(-3.0)
+        second.model.model.norm.weight.sub_(4.0)  # from 1, or from 0 and one more
     changed = write(second)
     assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
 

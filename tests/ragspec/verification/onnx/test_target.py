@@ -40,6 +40,14 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.5,
+}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 12}
+BOUNDS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "tied, one key head, biases": (
@@ -49,6 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "qwen 2": ("qwen2", {}),
     "qwen 3": ("qwen3", {"head_dim": 32}),
+    "mistral": ("mistral", {}),
+    "phi 3": ("phi3", {"sliding_window": 24}),
+    "granite": ("granite", GRANITE),
+    "gemma 2": ("gemma2", GEMMA | BOUNDS),
+    "gemma 3": ("gemma3_text", GEMMA | {"num_hidden_layers": 6}),
 }
 SAMPLINGS = [
     Sampling(),
@@ -149,7 +162,7 @@ def test_changed_weights_and_hooks_run_through_the_modules() -> None:
     ("family", "settings", "reason"),
     [
         ("gpt2", {}, "no graph is known for GPT2LMHeadModel"),
-        ("mistral", {}, "the last 8 tokens"),
+        ("gemma2", {"use_bidirectional_attention": True}, "attend to later ones"),
         ("llama", {"dtype": torch.bfloat16}, "not all in float32"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
     ],
