@@ -15,7 +15,7 @@ TABLES = "cosines", "sines"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a Llama-like model.
+    """The form of a Llama-like model; without arguments, of one layer.
 
     Attributes:
         windows: The most tokens that a token attends to, by layer; None for all.
@@ -26,13 +26,13 @@ class Form:
         bound: Of the logits (Gemma 2), None for none.
     """
 
-    activation: str
-    windows: tuple[int | None, ...]
-    tables: tuple[str, ...]
-    residual: float
-    embedding: float
-    divisor: float
-    bound: float | None
+    activation: str = "silu"
+    windows: tuple[int | None, ...] = (None,)
+    tables: tuple[str, ...] = ("",)
+    residual: float = 1.0
+    embedding: float = 1.0
+    divisor: float = 1.0
+    bound: float | None = None
 
     @classmethod
     def of(cls, config: Any) -> Form:
@@ -42,15 +42,14 @@ class Form:
         )
         windows, rotary = layer_windows(config), getattr(config, "rope_parameters", None) or {}
         apart = {kind for kind in kinds if isinstance(rotary.get(kind), dict)} - {"full_attention"}
-        bound = getattr(config, "final_logit_softcapping", None)
         return cls(
-            activation=getattr(config, "hidden_activation", None) or config.hidden_act,
-            windows=tuple(windows[kind].size for kind in kinds),
-            tables=tuple(f".{kind}" if kind in apart else "" for kind in kinds),
+            getattr(config, "hidden_activation", None) or str(getattr(config, "hidden_act", "")),
+            tuple(windows[kind].size for kind in kinds),
+            tuple(f".{kind}" if kind in apart else "" for kind in kinds),
             residual=float(getattr(config, "residual_multiplier", 1.0)),
             embedding=float(getattr(config, "embedding_multiplier", 1.0)),
             divisor=float(getattr(config, "logits_scaling", 1.0)),
-            bound=None if bound is None else float(bound),
+            bound=getattr(config, "final_logit_softcapping", None),
         )
 
     @property

@@ -34,11 +34,13 @@ class Graph:
     Attributes:
         sequences: Most sequences of a forward; their tokens follow each other.
         trees: Whether a bias is added to the scores of each sequence, another one under a window.
+        form: The form of the model.
         weights: Tensors by name: the model's own, joined ones, and small constants.
     """
 
     sequences: int = 1
     trees: bool = True
+    form: Form = field(default_factory=Form)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -122,23 +124,13 @@ class Graph:
         return self.add("Reshape", [heads, flat], f"{name}.rows")
 
     def attention(
-        self,
-        name: str,
-        i: int,
-        h: str,
-        module: LlamaAttention,
-        config: PretrainedConfig,
-        window: int | None = None,
-        local: str = "",
+        self, name: str, i: int, h: str, module: LlamaAttention, config: PretrainedConfig
     ) -> str:
         """Add the attention of layer i.
 
         Each sequence attends by an operator of its own, for the rows that it is told.
-
-        Args:
-            window: The most tokens that a token attends to.
-            local: What the names of the layer's rotary tables end in.
         """
+        window, kind = self.form.windows[i], self.form.tables[i]
         each = self.projections(name, h, module)
         if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
             norms = ("q", module.q_norm), ("k", module.k_norm)
@@ -149,7 +141,7 @@ class Graph:
             rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
             rows += [""] * (3 - len(rows))
             caches = f"key{i}.{at}", f"value{i}.{at}"
-            places = [f"last.{at}", f"total.{at}", f"cosines{local}", f"sines{local}"]
+            places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
             places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * self.trees]
             parts.append(f"{name}.attention.{at}")
             node = helper.make_node(
@@ -183,7 +175,7 @@ class Graph:
             return [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]
         return [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
 
-    def feed_forward(self, name: str, h: str, module: LlamaMLP, silu: bool = True) -> str:
+    def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
         """Add a gated feed-forward layer with SiLU, or GELU as Gemma has it."""
         if hasattr(module, "gate_up_proj"):  # Phi 3
             both, halves = self.linear(f"{name}.both", h, module.gate_up_proj), ("gate", "up")
@@ -192,7 +184,7 @@ class Graph:
         else:
             gate = self.linear(f"{name}.gate", h, module.gate_proj)
             up = self.linear(f"{name}.up", h, module.up_proj)
-        if silu:
+        if self.form.activation == "silu":
             act = self.add("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
         else:
             act = self.add("Gelu", [gate], f"{name}.gelu", approximate="tanh")
@@ -207,8 +199,8 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     sines [P, width / 2]; and see `declare`. Outputs: the extended keys and values, the inputs of
     the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
-    graph, config, trunk = Graph(sequences, trees), model.config, model.model
-    form = Form.of(config)
+    config, trunk, form = model.config, model.model, Form.of(model.config)
+    graph = Graph(sequences, trees, form)
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
     x = graph.scaled(x, form.embedding)
@@ -221,11 +213,11 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
             h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm)
         else:
             h = graph.norm(f"{name}.before", x, layer.input_layernorm)
-        out = graph.attention(name, i, h, layer.self_attn, config, form.windows[i], form.tables[i])
+        out = graph.attention(name, i, h, layer.self_attn, config)
         if four:
             out = graph.norm(f"{name}.attended", out, layer.post_attention_layernorm)
         h, x = graph.skip_norm(f"{name}.between", x, graph.scaled(out, form.residual), between)
-        more = graph.feed_forward(name, h, layer.mlp, form.activation == "silu")
+        more = graph.feed_forward(name, h, layer.mlp)
         if four:
             more = graph.norm(f"{name}.fed", more, layer.post_feedforward_layernorm)
         more = graph.scaled(more, form.residual)
@@ -253,8 +245,7 @@ def in_onnx(
     taps = (f"layer{i}.before.sum" for i in sorted({*usual_taps(layers)} - {0}))
     states = dict.fromkeys((*taps, "states"), config.hidden_size)
     outputs = *of_width(states), info("logits", TensorProto.FLOAT, [1, "k", config.vocab_size])
-    shape = layers, config.num_key_value_heads, width
-    return declare(graph, ids, outputs, shape, places, Form.of(config))
+    return declare(graph, ids, outputs, (layers, config.num_key_value_heads, width), places)
 
 
 def of_width(names: Mapping[str, int]) -> list[Any]:
@@ -269,7 +260,6 @@ def declare(
     outputs: Sequence[Any],
     shape: tuple[int, int, int],
     places: Mapping[str, tuple[str, int, int]] = IN_MEMORY,
-    form: Form | None = None,
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
@@ -283,12 +273,11 @@ def declare(
         shape: Layers, heads of keys, and width of a head.
         places: File, offset and length of each weight; without them a `Session` is handed the
             weights.
-        form: The form of the model, None for that of Llama.
     """
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short, whole = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
-    tables = (name + kind for kind in (form.kinds if form else [""]) for name in TABLES)
+    tables = (name + kind for kind in graph.form.kinds for name in TABLES)
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
     every.append(info("back", whole, ["S"]))
     results = list[Any]()
@@ -296,7 +285,7 @@ def declare(
         n, size = f"n{at}", [1, heads, f"C{at}", width]
         every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, n])
         every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
-        biases = ("bias", "narrow")[: (1 + bool(form and form.window)) * graph.trees]
+        biases = ("bias", "narrow")[: (1 + bool(graph.form.window)) * graph.trees]
         every += (info(f"{name}.{at}", real, [1, 1, n, f"T{at}"]) for name in biases)
         every += (info(f"{name}.{at}", real, size) for name in caches)
         results += (info(f"{name}.{at}.out", real, size) for name in caches)
