@@ -17,7 +17,7 @@ _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # called by sdpa; retur
 SCORES = 1 << 25  # attention weights that `explicit` holds at once
 
 
-class Form(NamedTuple):
+class AttentionForm(NamedTuple):
     """What an attention has beside queries, keys and values.
 
     Attributes:
@@ -36,7 +36,7 @@ class Form(NamedTuple):
     sinks: Tensor | None = None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
     """Attend by sdpa, which chooses the kernel, without soft-cap and sinks."""
     mask, causal, scaling, dropout, *_ = form
     shared = query.shape[1] != key.shape[1]
@@ -83,13 +83,13 @@ def joins(query: Tensor, value: Tensor) -> bool:
 Weighted = tuple[Tensor, Tensor]  # an output, and the logarithms of its sums of weights
 
 
-def by_weights(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+def by_weights(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
     """Attend with a logit soft-cap, attention sinks or a narrow mask; see `weighted`."""
     out, weight = weighted(query, key, value, form)
     return with_sinks(out, weight, form.sinks).to(query.dtype)
 
 
-def weighted(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Weighted:
+def weighted(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Weighted:
     """Return the attention to some slots and its log weights [B, heads, n], see `joined`.
 
     The mask covers the last slots; all slots before them are visible. Sinks are left out.
@@ -169,7 +169,7 @@ def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
     return out.reshape(*shape[:3], -1)
 
 
-def explicit(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Weighted:
+def explicit(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Weighted:
     """Attend by plain matrix products, for features that the fused kernels lack; see `weighted`.
 
     Long prompts are computed in blocks of queries, so that at most `SCORES` weights are held.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.verification.batch_cache import BatchCache
-from ragspec.verification.kernels import Form, attend, behind, by_weights, joins
+from ragspec.verification.kernels import AttentionForm, attend, behind, by_weights, joins
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
@@ -229,7 +229,7 @@ def tree_attention(
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
-    form = Form(attention_mask, causal, scaling, dropout, softcap, sinks)
+    form = AttentionForm(attention_mask, causal, scaling, dropout, softcap, sinks)
     # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
     view = None if torch.compiler.is_compiling() else _view.get()
     if not isinstance(view, PackedView):
@@ -249,7 +249,7 @@ def tree_attention(
 
 
 def _attend_row(
-    query: Tensor, key: Tensor, value: Tensor, view: TreeView | None, form: Form
+    query: Tensor, key: Tensor, value: Tensor, view: TreeView | None, form: AttentionForm
 ) -> Tensor:
     """Return the attention of one sequence: [C, heads, n, width], see `tree_attention`."""
     mask = form.mask
@@ -264,7 +264,9 @@ def _attend_row(
     return (attend if plain else by_weights)(query, key, value, form)
 
 
-def _unmasked(query: Tensor, key: Tensor, value: Tensor, view: TreeView, form: Form) -> Tensor:
+def _unmasked(
+    query: Tensor, key: Tensor, value: Tensor, view: TreeView, form: AttentionForm
+) -> Tensor:
     """Attend to the slots of a view whose full attention needs no mask, see `_needs_none`."""
     slots, related = key.shape[2], view.related
     plain = form.softcap is None and form.sinks is None

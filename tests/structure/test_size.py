@@ -1,9 +1,10 @@
 """How large the library is: each measure of HOUSE's table that can be counted.
 
 A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
-The library rose twice: by 850 lines, as the faults that hostile looks had found were mended and
-forwards run on ONNX Runtime; and by 1,680, as office files, books, mail, tables and manual pages
-are read, answers say how far documents support them, and 8-bit models open from a cached graph.
+The library rose three times: by 850 lines, as the faults that hostile looks had found were mended
+and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables and manual pages
+are read, answers say how far documents support them, and 8-bit models open from a cached graph; and
+by 124, as Gemma, Phi 3, Granite and windows run on ONNX Runtime, with 38 lines of tests.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(52_931, 40_000),
-    lines_of_tests: Limit(49_666, 42_000),
+    lambda: lines(LIBRARY): Limit(53_089, 40_000),
+    lines_of_tests: Limit(49_704, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(6, 0),

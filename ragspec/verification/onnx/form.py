@@ -14,7 +14,7 @@ TABLES = "cosines", "sines"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ModelForm:
     """The form of a Llama-like model; without arguments, of one layer.
 
     Attributes:
@@ -35,17 +35,19 @@ class Form:
     bound: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Form:
+    def of(cls, config: Any) -> ModelForm:
         """Return the form that a configuration asks for."""
         kinds = (
             getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         )
         windows, rotary = layer_windows(config), getattr(config, "rope_parameters", None) or {}
-        apart = {kind for kind in kinds if isinstance(rotary.get(kind), dict)} - {"full_attention"}
+        separate = {kind for kind in kinds if isinstance(rotary.get(kind), dict)} - {
+            "full_attention"
+        }
         return cls(
             getattr(config, "hidden_activation", None) or str(getattr(config, "hidden_act", "")),
             tuple(windows[kind].size for kind in kinds),
-            tuple(f".{kind}" if kind in apart else "" for kind in kinds),
+            tuple(f".{kind}" if kind in separate else "" for kind in kinds),
             residual=float(getattr(config, "residual_multiplier", 1.0)),
             embedding=float(getattr(config, "embedding_multiplier", 1.0)),
             divisor=float(getattr(config, "logits_scaling", 1.0)),

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
-from ragspec.verification.onnx.form import TABLES, Form
+from ragspec.verification.onnx.form import TABLES, ModelForm
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Graph:
 
     sequences: int = 1
     trees: bool = True
-    form: Form = field(default_factory=Form)
+    form: ModelForm = field(default_factory=ModelForm)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -199,7 +199,7 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     sines [P, width / 2]; and see `declare`. Outputs: the extended keys and values, the inputs of
     the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
-    config, trunk, form = model.config, model.model, Form.of(model.config)
+    config, trunk, form = model.config, model.model, ModelForm.of(model.config)
     graph = Graph(sequences, trees, form)
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))

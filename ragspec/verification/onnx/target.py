@@ -21,7 +21,7 @@ from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.form import TABLES, Form
+from ragspec.verification.onnx.form import TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
@@ -65,7 +65,7 @@ def hindrance(target: CausalTarget) -> str:
         return f"it has layers of {', '.join(sorted(others))}"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens attend to later ones"
-    if (activation := Form.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
+    if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
         return f"its activation is {activation}"
     return _customised(model)
 
@@ -279,20 +279,21 @@ class OnnxTarget(CausalTarget):
         n = tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
         head = self.loaded.get_output_embeddings()
-        form = Form.of(self.config)
         # Somebody reads its inputs, and may select few of the rows of a prompt.
-        selects = bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS and form.bound is None
+        selects = (
+            bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS and self.form.bound is None
+        )
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
         read = rows[:0] if selects else rows
         *tapped, states, logits = self._run(cache.rows, views, tokens, read, names)
         for i, layer in layers.items():
-            each = tapped.pop(0) if i else self.embed(tokens) * form.embedding
+            each = tapped.pop(0) if i else self.embed(tokens) * self.form.embedding
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, (each,), {})
         cache.advance(n)
         if _changes(head, states[:, rows]) or selects:
             with torch.no_grad():
-                logits = form.bounded(head(states[:, rows]))
+                logits = self.form.bounded(head(states[:, rows]))
         return logits
 
     def _run(
@@ -325,7 +326,7 @@ class OnnxTarget(CausalTarget):
     def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
         """Return what runs a session, whose first rotary tables are these."""
         shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
-        return GraphRunner(session, shape, tables, self.rotary, Form.of(self.config).window)
+        return GraphRunner(session, shape, tables, self.rotary, self.form.window)
 
     def _open_session(self, sequences: int) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
@@ -333,6 +334,11 @@ class OnnxTarget(CausalTarget):
 
         graph = build_graph(self.model, sequences, not self.chains)
         return Session(in_onnx(graph, self.model), graph.floating())
+
+    @cached_property
+    def form(self) -> ModelForm:
+        """The form of the model."""
+        return ModelForm.of(self.config)
 
     @cached_property
     def _together(self) -> GraphRunner | None:
@@ -377,7 +383,7 @@ class OnnxTarget(CausalTarget):
         """Return the model's rotary tables [positions, width / 2]."""
         places = torch.arange(positions)[None]
         rotary, none = self.model.model.rotary_emb, torch.zeros(1, dtype=torch.float32)
-        kinds, tables = Form.of(self.config).kinds, dict[str, Tensor]()
+        kinds, tables = self.form.kinds, dict[str, Tensor]()
         for kind in kinds:
             named = [kind.removeprefix(".") or "full_attention"] * (len(kinds) > 1)
             for name, table in zip(TABLES, rotary(none, places, *named), strict=True):

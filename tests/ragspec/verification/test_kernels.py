@@ -13,7 +13,14 @@ from transformers.masking_utils import (
 )
 
 import ragspec.verification.kernels as kernels
-from ragspec.verification.kernels import Form, attend, behind, by_weights, explicit, with_sinks
+from ragspec.verification.kernels import (
+    AttentionForm,
+    attend,
+    behind,
+    by_weights,
+    explicit,
+    with_sinks,
+)
 
 KERNELS_HEADS, KERNELS_WIDTH, LOCAL = 4, 8, 8
 RULES = {
@@ -57,7 +64,9 @@ def mask_of(rule: str, starts: list[int], n: int, dtype: torch.dtype = torch.flo
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, float("-inf"))
 
 
-def products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> Any:
+def products(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+) -> Any:
     return with_sinks(*explicit(query, key, value, form), form.sinks).to(query.dtype)
 
 
@@ -72,7 +81,7 @@ def test_blocks_of_queries_give_what_one_product_does(
     query, key, value = draw(rows, groups, n, 11 + n)
     softcap = 1.5 if extra in ("softcap", "both") else None
     sinks = torch.linspace(-1, 2, KERNELS_HEADS).double() if extra in ("sinks", "both") else None
-    inputs = query, key, value, Form(mask, causal, 0.4, 0.0, softcap, sinks)
+    inputs = query, key, value, AttentionForm(mask, causal, 0.4, 0.0, softcap, sinks)
     expected = products(*inputs)
     monkeypatch.setattr(kernels, "SCORES", 1)
     torch.testing.assert_close(products(*inputs), expected, atol=1e-12, rtol=0)
@@ -88,7 +97,7 @@ def test_the_kernel_with_weights_gives_what_products_do(
     n = 21
     mask = mask_of(rule, starts, n)
     query, key, value = draw(2, groups, n, mask.shape[3])
-    form = Form(mask, scaling=0.4, sinks=sinks)
+    form = AttentionForm(mask, scaling=0.4, sinks=sinks)
     expected = products(query, key, value, form)
     result = by_weights(query, key, value, form)
     torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
@@ -104,9 +113,9 @@ def test_the_kernel_rounds_as_near_as_products(
 ) -> None:
     mask = mask_of("sliding", [600], 40)
     query, key, value = draw(1, 2, 40, 640)
-    exact = products(query, key, value, Form(mask, sinks=sinks))
+    exact = products(query, key, value, AttentionForm(mask, sinks=sinks))
     q, k, v = (part.to(dtype) for part in (query, key, value))
-    form = Form(mask.to(dtype), sinks=sinks)
+    form = AttentionForm(mask.to(dtype), sinks=sinks)
     whole, result = products(q, k, v, form), by_weights(q, k, v, form)
     assert result.dtype is dtype
     errors = [float((each.double() - exact).abs().mean()) for each in (result, whole)]
@@ -119,7 +128,7 @@ def test_the_triangle_ends_at_the_last_query_and_key(groups: int, dtype: torch.d
     """What CUDA's kernels are asked for; other devices spell the triangle out."""
     query, key, value = (part.to(dtype) for part in draw(2, groups, 6, 15))
     mask = torch.full((6, 15), float("-inf"), dtype=dtype).triu(10)[None, None]
-    expected = products(query, key, value, Form(mask, scaling=0.3))
+    expected = products(query, key, value, AttentionForm(mask, scaling=0.3))
     close = 1e-12 if dtype is torch.float64 else 0.03
     torch.testing.assert_close(behind(query, key, value, 0.3), expected, atol=close, rtol=0)
 
@@ -134,6 +143,6 @@ def test_weights_of_all_queries_are_not_held_at_once(
     for scores in (1 << 15, 1 << 25):
         monkeypatch.setattr(kernels, "SCORES", scores)
         with Largest() as largest:
-            products(query, key, value, Form(causal=True, softcap=softcap))
+            products(query, key, value, AttentionForm(causal=True, softcap=softcap))
         sizes.append(largest.bytes)
     assert sizes[0] <= 8 * 16 * KERNELS_HEADS * (start + n) < 8 * n * (start + n) <= sizes[1]
