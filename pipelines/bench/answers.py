@@ -133,7 +133,8 @@ def _item(row: Row, where: str) -> Item:
         question, gold = row["question"], row.get("answers", [])
         if not question.strip() or not all(each.strip() for each in gold) or isinstance(gold, str):
             raise TypeError("a text is empty, or answers is no list")
-        if misnamed := [name for name in row.keys() - {"answers"} if _MISNAMED.match(name)]:
+        misnamed = sorted(filter(_MISNAMED.match, row))
+        if misnamed and "answers" not in row:
             raise TypeError(f"{misnamed[0]!r} looks like the answers")
         return Item(question, tuple(gold))
     except (KeyError, TypeError, AttributeError) as error:

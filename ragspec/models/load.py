@@ -13,7 +13,7 @@ import torch
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
-from ragspec.models.quantized import INT8, expect_package, quantized, stored_small
+from ragspec.models.quantized import INT8, expect_package, quantized
 from ragspec.models.resolve import check_adapter, is_model, resolve_model
 from ragspec.models.supported import check_config
 
@@ -57,7 +57,6 @@ def load_model(
     *,
     device_map: str | Mapping[str, Any] | None = None,
     adapter: str | Path | None = None,
-    small: bool = False,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
@@ -71,7 +70,6 @@ def load_model(
         dtype: "auto", a floating dtype, or "int8" for weights in blocks; see `pick_dtype`
             and `quantized`.
         adapter: See `with_adapter`.
-        small: For "auto" also store the weights of large models in 8 bits; see `stored_small`.
 
     Raises:
         ModelNotFoundError: No place has the model or the adapter.
@@ -109,7 +107,7 @@ def load_model(
         model = with_adapter(model, adapter)
     if dtype == INT8:
         model = quantized(model)
-    return stored_small(model) if small and dtype == "auto" else model, tokenizer
+    return model, tokenizer
 
 
 def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -165,7 +165,8 @@ def quantized(model: Any) -> Any:
         )
     for linear, block in linears.items():
         if linear.weight is embedding.weight:
-            factor = getattr(embedding, "scalar_embed_scale", 1.0)  # Gemma's
+            scale = getattr(embedding, "embed_scale", 1.0)  # a buffer in Gemma
+            factor = float(getattr(embedding, "scalar_embed_scale", scale))
             model.set_input_embeddings(BlockEmbedding(block, factor))
     for weight in model.parameters():
         weight.data = weight.data.clone()  # others lie in the mapped file, which is let go
@@ -191,18 +192,13 @@ def weights_of(model: nn.Module) -> str:
 
 
 LEAST = 100_000_000  # weights of a model that `stored_small` quantizes
-# With a graph in `verification.onnx`.
-FAMILIES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
-)
 
 
 def stored_small(model: Any) -> Any:
-    """Return a model in 8 bits if it is large, in float32 on a CPU and of a family with a graph."""
+    """Return a model in 8 bits if it is large and in float32 on a CPU."""
     weights = [*model.parameters()]
     unfit = (
-        model.config.model_type not in FAMILIES
-        or sum(each.numel() for each in weights) < LEAST
+        sum(each.numel() for each in weights) < LEAST
         or any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights)
         or missing_package()
     )

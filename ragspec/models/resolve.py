@@ -1,7 +1,7 @@
 """Resolve a model name to a local folder that transformers can load.
 
-Order: a bundled model, a local path, an installed package with the model, a download of `ragspec
-models get`, the Hugging Face cache, the hub. Weights are safetensors, or one GGUF file that the
+Order: a bundled model, a local path, a download of `ragspec models get`, the Hugging Face cache,
+the hub. Weights are safetensors, or one GGUF file that the
 name points to. Language models and embedders resolve alike.
 """
 

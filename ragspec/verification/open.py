@@ -15,13 +15,13 @@ import torch
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import load_model
-from ragspec.models.quantized import INT8, SESSIONS
+from ragspec.models.quantized import INT8, SESSIONS, stored_small
 from ragspec.models.resolve import head_folder
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.cached_graph import cached_graph
-from ragspec.verification.onnx.target import OnnxTarget, hindrance
+from ragspec.verification.onnx.target import OnnxTarget, foreign, hindrance
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
 from ragspec.verification.rotary_tables import asks_for_length
@@ -99,9 +99,9 @@ def load_target(
         cached = cached_graph(name, device, str(dtype))
     opened = None if cached is None else cached.open()
     if opened is None:
-        model, tokenizer = load_model(
-            name, device, dtype, device_map=device_map, adapter=adapter, small=runtime != "torch"
-        )
+        model, tokenizer = load_model(name, device, dtype, device_map=device_map, adapter=adapter)
+        if dtype == "auto" and runtime != "torch" and not foreign(model):
+            model = stored_small(model)
         target = open_target(model, static, runtime)
         if cached is not None and isinstance(target, OnnxTarget) and target.chains:
             cached.keep(target, tokenizer)

@@ -149,11 +149,20 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
 
 
 def load_wordllama() -> StaticEmbedder | None:
-    """Return the word vectors of the package wordllama, None without it; it is never imported."""
+    """Return the word vectors of the package wordllama, None without it; it is never imported.
+
+    Raises:
+        ModelError: Its files are damaged, or of another release.
+    """
     spec = find_spec("wordllama")
     for root in (spec and spec.submodule_search_locations) or ():
-        if all(Path(root, file).is_file() for file in WORDLLAMA_FILES):
+        try:
             return StaticEmbedder("wordllama", Path(root), "", WORDLLAMA_FILES)
+        except Exception as error:  # tokenizers and safetensors share no class of errors
+            raise ModelError(
+                f"the vectors of wordllama in {root} cannot be read ({error}); expected those of "
+                "release 0.4. Run `pip install --force-reinstall 'wordllama>=0.4,<0.5'`."
+            ) from error
     return None
 
 

@@ -41,8 +41,9 @@ MARKS = ".!?。！？।"
 RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
+LEAST_SUM = 0.68  # of share and cosine, in a question that the documents speak of
 LEAST_SHARE = 0.37  # of the words of a question of another script
-LEAST_SCORE = 1.0  # of a question that the documents speak of
+LEAST_SCORE = 1.0  # which is either
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Sentence:
 
     Attributes:
         start, end: Its characters in the document.
-        score: How well it answers the question, from about 0 to 2.
+        score: How well it answers the question; 1 and more if it speaks of it.
     """
 
     hit: Hit
@@ -108,20 +109,21 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
     """Return how well each part of a document, start to end, answers a question."""
     if not spans:
         return []
-    terms = list(dict.fromkeys(words_of(question)))
-    latin = 2 * sum(term < LATIN_END for term in terms) >= len(terms)
+    words = words_of(question)
+    latin = 2 * sum(word < LATIN_END for word in words) >= len(words)
+    rarity = {word[: None if latin else FIRST]: _bundled().rarity(word) for word in words}
+    terms, weights = list(rarity), np.array([*rarity.values()])
+    weights /= max(weights.sum(), 1e-9)
     texts = [titled(*span) for span in spans]
     parts = [words_of(text) for text in texts]
-    rarity = np.array([_bundled().rarity(term) for term in terms])
-    weights = rarity / max(rarity.sum(), 1e-9)
     if not latin:
         begun = [{word[:FIRST] for word in part} for part in parts]
-        shared = np.array([[term[:FIRST] in part for term in terms] for part in begun])
+        shared = np.array([[term in part for term in terms] for part in begun])
         return list(map(float, shared @ weights / LEAST_SHARE))
-    embedder, least = _judge()
+    embedder = _judge()
     shares = _likeness(embedder, terms, parts) @ weights if terms else 1.0
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
-    return list(map(float, (shares + COSINE * cosines) / least))
+    return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 
 
 def _likeness(
@@ -132,6 +134,8 @@ def _likeness(
     places = {word: place for place, word in enumerate(words)}
     cosines = embedder.encode(terms) @ embedder.encode(list(words)).T
     for row, term in enumerate(terms):
+        if any(map(str.isdigit, term)):  # 1998 has the vector of 1989
+            cosines[row] = 0.0
         if term in places:
             cosines[row, places[term]] = 1.0
     best = [cosines[:, [places[w] for w in part]].max(1, initial=0.0) for part in parts]
@@ -180,12 +184,11 @@ def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span
 
 
 @cache
-def _judge() -> tuple[StaticEmbedder, float]:
-    """Return the embedder of the scores, and the least sum of a question that is answered."""
+def _judge() -> StaticEmbedder:
+    """Return the embedder of the scores."""
     from ragspec.retrievers.search.dense import load_wordllama
 
-    embedder = load_wordllama()
-    return (_bundled(), 0.58) if embedder is None else (embedder, 0.68)
+    return load_wordllama() or _bundled()
 
 
 @cache

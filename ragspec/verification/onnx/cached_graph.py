@@ -191,6 +191,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
         "model_type": model.config.model_type,
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
+        "factor": getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0),
         "width": model.model.layers[0].self_attn.head_dim,
         "parameters": int(model.num_parameters()),
         "same_bits": target.same_bits,
@@ -234,12 +235,10 @@ class StandIn(nn.Module):
         self.embedding: nn.Module
         if "embedding" in names:
             rows = weights.get_tensor("embedding")
+            rows = rows if record["factor"] == 1.0 else rows * record["factor"]
             self.embedding = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
         else:
-            scaled = record["model_type"].startswith("gemma")
-            self.embedding = BlockEmbedding(
-                self.head, self.config.hidden_size**0.5 if scaled else 1.0
-            )
+            self.embedding = BlockEmbedding(self.head, record["factor"])
 
     def forward(
         self, input_ids: Any, position_ids: Any, past_key_values: Any, logits_to_keep: Any

@@ -105,7 +105,11 @@ class Graph:
         """Multiply by a factor, unless it is 1."""
         if factor == 1.0:
             return x
-        return self.add("Mul", [x, self.weight(f"{x}.factor", torch.tensor(factor))], f"{x}.scaled")
+        return self.add(
+            "Mul",
+            [x, self.weight(f"{x}.factor", torch.tensor(factor, dtype=torch.float32))],
+            f"{x}.scaled",
+        )
 
     def skip_norm(self, name: str, x: str, more: str, norm: LlamaRMSNorm) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
@@ -152,7 +156,7 @@ class Graph:
                 num_heads=config.num_attention_heads,
                 kv_num_heads=config.num_key_value_heads,
                 scale=float(module.scaling),
-                softcap=float(getattr(module, "attn_logit_softcapping", None) or 0.0),
+                softcap=self.form.softcap,
                 local_window_size=-1 if self.trees or not window else window,
                 do_rotary=1,
             )
@@ -196,8 +200,8 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     """Return the graph of a model; see `Graph`.
 
     Inputs: ids i64 [1, S] of all sequences; rows i64 [k], whose logits are computed; cosines and
-    sines [P, width / 2]; and see `declare`. Outputs: the extended keys and values, the inputs of
-    the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
+    sines [P, R], see `ModelForm.rotary`; and see `declare`. Outputs: the extended keys and values,
+    the inputs of the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
     graph = Graph(sequences, trees, form)
@@ -277,7 +281,7 @@ def declare(
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short, whole = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
-    tables = (name + kind for kind in graph.form.kinds for name in TABLES)
+    tables = (name + kind for kind in graph.form.rotary for name in TABLES)
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
     every.append(info("back", whole, ["S"]))
     results = list[Any]()

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ragspec.models.quantized import FAMILIES, BlockLinear, Session, missing_package
+from ragspec.models.quantized import BlockLinear, Session, missing_package
 from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ragspec.verification.tree_attention import View
     from ragspec.verification.tree_session import TreeSession
 
+FAMILIES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
+)
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
@@ -47,10 +50,9 @@ TRIED = 32  # tokens of the text whose bits are compared at opening
 def hindrance(target: CausalTarget) -> str:
     """Return why a model does not run on ONNX Runtime, "" if it does."""
     model = target.model
-    config = model.config
-    if config.model_type not in FAMILIES or not hasattr(model, "model"):
-        return f"no graph is known for {type(model).__name__}"
-    if type(target) is not CausalTarget or target.border is not None or asks_for_length(model):
+    if reason := foreign(model):
+        return reason
+    if type(target) is not CausalTarget:
         return "its forwards depend on more than tokens and positions"
     if missing := missing_package():
         return f"{missing} is not installed (pip install 'ragspec[onnx]')"
@@ -61,13 +63,23 @@ def hindrance(target: CausalTarget) -> str:
         return "its weights are not all in float32 on the CPU"
     if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
         return f"it has fewer than {LEAST_WEIGHTS:,} weights"
+    return _customised(model)
+
+
+def foreign(model: Any) -> str:
+    """Return what a model of its configuration has that no graph has, "" for nothing."""
+    config = model.config
+    if config.model_type not in FAMILIES or not hasattr(model, "model"):
+        return f"no graph is known for {type(model).__name__}"
+    if asks_for_length(model):
+        return "its forwards depend on more than tokens and positions"
     if others := {*layer_windows(config)} - {"full_attention", "sliding_attention"}:
         return f"it has layers of {', '.join(sorted(others))}"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens attend to later ones"
     if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
         return f"its activation is {activation}"
-    return _customised(model)
+    return ""
 
 
 def _customised(model: nn.Module) -> str:
@@ -99,7 +111,7 @@ class GraphRunner:
 
     Args:
         shape: Layers, heads of keys, and width of a head.
-        tables: The first rotary tables, `cosines` and `sines` [P, width / 2].
+        tables: The first rotary tables [P, half of what is turned], see `ModelForm.rotary`.
         more: Returns tables of so many positions.
         window: The most tokens that a token attends to in some layers.
 
@@ -380,14 +392,14 @@ class OnnxTarget(CausalTarget):
         return state
 
     def rotary(self, positions: int) -> dict[str, Tensor]:
-        """Return the model's rotary tables [positions, width / 2]."""
+        """Return the model's rotary tables [positions, half of what is turned]."""
         places = torch.arange(positions)[None]
         rotary, none = self.model.model.rotary_emb, torch.zeros(1, dtype=torch.float32)
-        kinds, tables = self.form.kinds, dict[str, Tensor]()
-        for kind in kinds:
-            named = [kind.removeprefix(".") or "full_attention"] * (len(kinds) > 1)
-            for name, table in zip(TABLES, rotary(none, places, *named), strict=True):
-                tables[name + kind] = table[0, :, : table.shape[-1] // 2].contiguous()
+        tables = dict[str, Tensor]()
+        for end, kind in self.form.rotary.items():
+            both = rotary(none, places, *([kind] if kind else []))
+            for name, table in zip(TABLES, both, strict=True):
+                tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous()
         return tables
 
     def _has_same_bits(self) -> bool:
@@ -426,7 +438,7 @@ def _bias(related: Tensor | None, n: int, slots: int) -> Tensor:
 
 def _narrowed(bias: Tensor, view: TreeView | None, window: int) -> Tensor:
     """Return a bias that also hides the slots before the window of each query."""
-    if view is None:
+    if view is None or bias.shape[-1] <= window:
         return bias
     slots = torch.arange(bias.shape[-1])
     slots[len(slots) - view.slot_positions.shape[1] :] = view.slot_positions[0]

@@ -52,7 +52,10 @@ def test_questions_are_measured_and_shown(
         ('{"question": " "}', "line 1"),
         ('{"question": "a", "answers": "b"}', "list of texts"),
         ('{"answers": ["b"]}', "question"),
-        ('{"question": "a", "gold_answers": ["b"]}', "'gold_answers' looks like the answers"),
+        (
+            '{"question": "a", "gold_answers": ["b"], "answer_type": 1}',
+            "'answer_type' looks like the answers",
+        ),
     ],
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, message: str) -> None:

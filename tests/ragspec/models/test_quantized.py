@@ -90,6 +90,9 @@ def test_auto_stores_large_models_in_eight_bits(
     for options in ({"dtype": "float32"}, {"runtime": "torch"}):
         assert kind(**options) is nn.Linear
     assert type(load_model(tmp_path, "cpu")[0].lm_head) is nn.Linear
+    tiny.model("llama", hidden_act="gelu").save_pretrained(tmp_path / "gelu")
+    foreign = Engine.from_pretrained(tmp_path / "gelu", device="cpu")
+    assert type(foreign.model.lm_head) is nn.Linear, "no graph runs it"
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert kind() is nn.Linear
     with pytest.raises(MissingExtraError, match=r"ragspec\[onnx\]"):

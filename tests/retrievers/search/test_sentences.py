@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,16 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     sentences._judge.cache_clear()
 
 
+@pytest.mark.skipif(find_spec("wordllama") is None, reason="wordllama has no wheel here")
 def test_words_of_similar_meaning_count() -> None:
     texts = ["The committee adjourns at once.", "The automobile halts at once."]
     hits = [hit for text in texts for hit in hits_of(Document("a", "", text))]
     assert rank_sentences("How does the car stop?", hits)[0].text == texts[1]
     assert "wordllama" not in sys.modules, "only its files are read"
+    years = [
+        hit for text in ("Founded in 1989.", "In 1998.") for hit in hits_of(Document("a", "", text))
+    ]
+    assert rank_sentences("What was in 1998?", years)[0].text == "In 1998."
 
 
 @pytest.mark.usefixtures("vectors")

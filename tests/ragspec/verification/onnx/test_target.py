@@ -44,7 +44,7 @@ GRANITE = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.1,
     "residual_multiplier": 0.7,
-    "logits_scaling": 0.5,
+    "logits_scaling": 3.0,
 }
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 12}
 BOUNDS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
