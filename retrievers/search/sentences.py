@@ -43,7 +43,7 @@ COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
 LEAST_SUM = 0.68  # of share and cosine, in a question that the documents speak of
 LEAST_SHARE = 0.37  # of the words of a question of another script
-LEAST_SCORE = 1.0  # which is either
+LEAST_SCORE = 1.0  # of such a question: sums and shares are divided by their least values
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"num_key_value_heads": 1, "tie_word_embeddings": True, "attention_bias": True},
     ),
-    "mistral without a window": ("mistral", {"sliding_window": None}),
     "qwen 2": ("qwen2", {}),
     "qwen 3": ("qwen3", {"head_dim": 32}),
     "mistral": ("mistral", {}),
