@@ -1,13 +1,15 @@
 """The overhead of the server over the engine, and its behaviour under load, on one machine.
 
     OMP_NUM_THREADS=1 python benchmarks/server.py [--model starter] [--only stream,overload,
-        disconnects,prediction,soak] [--requests 2000] [--json FILE]
+        disconnects,prediction,half-open,soak] [--requests 2000] [--json FILE]
 
 - stream: one client against `Engine.stream` in the process of the server, interleaved; milliseconds
   to the first text and a token
 - overload: 64 clients at once, a batch of 8, a queue of 8
 - disconnects: clients that disconnect at random tokens; time until their slot is free
 - prediction: tokens a forward with a `prediction` of the right text
+- half-open: 1,200 sockets each that send nothing, half a header, or no body; seconds of an honest
+  caller at once and after the deadlines, and lines of the log
 - soak: requests of all kinds, one in ten cancelled; memory, threads, files and the 99th percentile
   of seconds, of the first 200 requests and the last
 
@@ -20,6 +22,8 @@ import argparse
 import json
 import os
 import random
+import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +50,8 @@ PROMPTS = (
     "The walk over the tree begins at its root and",
     "Documents are cut into passages; for a question the best of them",
 )
-PARTS = ("stream", "overload", "disconnects", "prediction", "soak")
+SOCKETS, DEADLINES = 1200, 35.0  # seconds, after which half-open ones are closed
+PARTS = ("stream", "overload", "disconnects", "prediction", "half-open", "soak")
 
 
 def main() -> None:
@@ -64,6 +69,7 @@ def main() -> None:
         "overload": overload,
         "disconnects": disconnects,
         "prediction": prediction,
+        "half-open": half_open,
         "soak": soak,
     }
     figures: dict[str, Any] = {}
@@ -86,8 +92,8 @@ def body(model: str, number: int, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
-    """Start a server in a subprocess; yield a client and the process id."""
+def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+    """Start a server in a subprocess; yield a client and the process."""
     command = [sys.executable, "-m", "ragspec", "serve", "--model", model, "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -99,7 +105,7 @@ def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
         with httpx.Client(base_url=address, timeout=300, limits=httpx.Limits()) as client:
             while client.get("/health").status_code != 200:
                 time.sleep(0.1)
-            yield client, server.pid
+            yield client, server
     finally:
         server.terminate()
         server.wait(30)
@@ -241,6 +247,33 @@ def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
     return {name: round(statistics.median(values), 2) for name, values in rates.items()}
 
 
+def half_open(inputs: argparse.Namespace) -> dict[str, Any]:
+    """Open sockets that never end their requests, and ask beside them."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * SOCKETS, 2 * SOCKETS))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    kinds = {"no byte": b"", "half a header": head, "no body": head + b"Content-Length: 9\r\n\r\n"}
+    figures: dict[str, Any] = {}
+    for kind, data in kinds.items():
+        with running(inputs.model) as (client, server), ExitStack() as opened:
+            request, address = (
+                body(inputs.model, 0, 1),
+                (client.base_url.host, client.base_url.port),
+            )
+            for _ in range(SOCKETS):
+                opened.enter_context(socket.create_connection(address)).sendall(data)
+            seconds = []
+            for wait in (0.0, DEADLINES):
+                time.sleep(wait)
+                for _ in range(5):  # each over a connection of its own
+                    with httpx.Client(base_url=client.base_url, timeout=60) as caller:
+                        status, spent = _timed(caller, request)
+                        assert status == 200
+                        seconds.append(spent)
+        assert server.stderr is not None
+        figures[kind] = {"most_seconds": round(max(seconds), 2), "lines": len([*server.stderr])}
+    return figures
+
+
 # --- a long run -------------------------------------------------------------------------------
 
 
@@ -258,7 +291,7 @@ def soak(inputs: argparse.Namespace) -> dict[str, Any]:
                 times = sorted(
                     clients.map(lambda number: _mixed(client, inputs.model, number), numbers)
                 )
-            rows.append({"p99": times[int(0.99 * (len(times) - 1))], **_size(process)})
+            rows.append({"p99": times[int(0.99 * (len(times) - 1))], **_size(process.pid)})
             print(f"  {numbers.stop} requests: {rows[-1]}", flush=True)
     first, last = rows[0], rows[-1]
     return {
