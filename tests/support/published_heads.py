@@ -1,8 +1,8 @@
 """Synthetic checkpoints of draft heads in published layouts, and what published code makes of them.
 
 Weights and inputs are sines of their index, so that they are the same everywhere. The logits were
-recorded once with the modelling code of EAGLE (cb7e084) and `speculators` (c05b95b), beside the
-project.
+recorded once with the modelling code of EAGLE (cb7e084), `speculators` (c05b95b), DFlash (44947fb),
+Medusa (e2a5d20) and Hydra (3f39fbd), beside the project.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 256,
 }
+PREFIX = "prefix_embeding_layer."
 TOKENS = torch.arange(DRAFTED) * 2 + 3
 
 
@@ -95,6 +96,77 @@ def speculators(
     config = {"speculators_model_type": "eagle3", "transformer_layer_config": inner, **flags}
     taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": DRAFTED}
     return config | taps, weights
+
+
+def peagle() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and weights of a P-EAGLE as `speculators` has it."""
+    config, weights = speculators()
+    proposals = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]}
+    config |= {"speculators_model_type": "peagle", "mask_token_id": 5}
+    mask = {"mask_hidden": sines("mask_hidden", 1, 1, 3 * H)}
+    return config | {"speculators_config": proposals}, weights | mask
+
+
+def dflash(kind: str, **flags: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a DFlash or DSpark of `speculators`, whose second layer has a window."""
+    _, weights = zlab()
+    inner = SIZES | {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": H // HEADS}
+    inner |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+    config = {"speculators_model_type": kind, "transformer_layer_config": inner, **flags}
+    config |= {"aux_hidden_state_layer_ids": [1, 2], "draft_vocab_size": DRAFTED}
+    config |= {"block_size": 4, "mask_token_id": 5}
+    weights |= reduced() | {"embed_tokens.weight": sines("embed_tokens.weight", V, H)}
+    if kind == "dspark":
+        weights["markov_head.markov_w1.weight"] = sines("markov_w1.weight", V, 6) * 5.0
+        weights["markov_head.markov_w2.weight"] = sines("markov_w2.weight", DRAFTED, 6) * 5.0
+        weights["confidence_head.proj.weight"] = sines("proj.weight", 1, H + 6)
+        weights["confidence_head.proj.bias"] = sines("proj.bias", 1)
+    return config, weights
+
+
+def zlab() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and weights of a DFlash of z-lab, of two layers."""
+    weights = {"fc.weight": sines("fc.weight", H, 2 * H)}
+    for number in range(2):
+        prefix = f"layers.{number}."
+        weights |= layer(prefix)
+        weights[f"{prefix}input_layernorm.weight"] = sines("input_layernorm.weight", H)
+        for name in ("q_norm", "k_norm"):
+            key = f"self_attn.{name}.weight"
+            weights[f"{prefix}{key}"] = sines(key, H // HEADS)
+    weights |= {name: sines(name, H) for name in ("norm.weight", "hidden_norm.weight")}
+    config = SIZES | {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": H // HEADS}
+    config |= {"layer_types": ["full_attention"] * 2, "block_size": 4, "num_target_layers": 3}
+    return config | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]}}, weights
+
+
+def medusa(prefix: str = "") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and weights of a Medusa of three heads."""
+    weights = {}
+    for head in range(3):
+        shapes = {"0.linear.weight": (H, H), "0.linear.bias": (H,), "1.weight": (V, H)}
+        for name, shape in shapes.items():
+            weights[f"{prefix}{head}.{name}"] = sines(f"{head}.{name}", *shape)
+    return {"medusa_num_heads": 2, "medusa_num_layers": 1}, weights
+
+
+def hydra(layered: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and weights of a Hydra, or a Hydra++, of three heads."""
+    weights = layer(f"{PREFIX}layers.0.") if layered else {}
+    if layered:
+        for name in ("layers.0.input_layernorm.weight", "norm.weight"):
+            weights[f"{PREFIX}{name}"] = sines(name, H)
+        weights[f"{PREFIX}embed_tokens.weight"] = sines("embed_tokens.weight", V, H)
+    for head in range(3):
+        block = f"hydra_mlp.{head}.{int(layered)}."
+        wide: tuple[int, ...] = (H, (head + 2) * H)
+        rows = f"hydra_lm_head.{head}.{'1.' * layered}"
+        shapes = {"linear.weight": wide, "res_connection.weight": wide}
+        shapes |= dict.fromkeys(("linear.bias", "res_connection.bias"), (H,))
+        weights |= {block + name: sines(f"{head}.{name}", *each) for name, each in shapes.items()}
+        weights |= {f"{rows}weight": sines(f"{head}.rows", V, H), f"{rows}bias": sines("bias", V)}
+    arch = "prefix-mlp" if layered else "mlp"
+    return {"hydra_num_heads": 3, "hydra_head_arch": arch, "grounded_heads": True}, weights
 
 
 def write(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Path:

@@ -17,7 +17,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from ragspec.drafters.heads.head import DraftHead, HeadStates
+from ragspec.drafters.heads.head import HeadStates, RecurrentHead
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
@@ -42,7 +42,7 @@ class Objective:
     detached: bool = True
 
     @classmethod
-    def of(cls, head: DraftHead) -> Objective:
+    def of(cls, head: RecurrentHead) -> Objective:
         """Return the published objective of a head's form."""
         return cls() if head.config.join == "project" else cls(0.0, 1.0, 0.8, detached=False)
 
@@ -59,14 +59,14 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     return logits
 
 
-def head_output(head: DraftHead, output: Output) -> Output:
+def head_output(head: RecurrentHead, output: Output) -> Output:
     """Return the function from a head's states to its logits f32: its own, or the target's."""
     rows = head.output
     return output if rows is None else lambda states: rows(states).float()
 
 
 def head_loss(
-    head: DraftHead,
+    head: RecurrentHead,
     output: Output,
     read: StateRead,
     objective: Objective,
@@ -110,7 +110,11 @@ def head_loss(
 
 
 def rounds(
-    head: DraftHead, read: StateRead, noise: torch.Tensor | float, depth: int, detached: bool = True
+    head: RecurrentHead,
+    read: StateRead,
+    noise: torch.Tensor | float,
+    depth: int,
+    detached: bool = True,
 ) -> Iterator[HeadStates]:
     """Yield the head's output [R, n, H] of each round, n = T - 1.
 
@@ -158,7 +162,7 @@ def round_mask(
 
 
 @torch.no_grad()
-def agreement(head: DraftHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
+def agreement(head: RecurrentHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
     """Return the share of places where the head's best token is the target's best of all tokens.
 
     It is the mean over `reads`, each of one text or more; NaN without any.

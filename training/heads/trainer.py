@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
+from ragspec.drafters.heads.head import RecurrentHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
@@ -128,7 +128,7 @@ class HeadTrainer:
         texts: Sequence[Sequence[int]],
         settings: HeadTraining,
         *,
-        head: DraftHead | None = None,
+        head: RecurrentHead | None = None,
         reader: Reads | None = None,
     ) -> None:
         self.target = target

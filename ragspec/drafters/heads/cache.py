@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.model.cache import DraftCache
+from ragspec.drafters.model.level_step import fitted
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.tree_attention import View, tree_view
@@ -67,12 +68,17 @@ class HeadModel(CausalTarget):
                 return logits
             read, self.guessed = self.head.read(embedded, self.states, view, cache)
             cache.advance(n)
-            rows = slice(-keep, None) if isinstance(keep, int) else keep
-            states = read[:, rows].to(self.target.dtype)
+            config, positions = self.head.config, view.positions
+            if config.slots > 1:
+                root = positions[:, -1 - config.masks, None]
+                positions = root + torch.arange(read.shape[1], device=root.device)
+            else:
+                rows = slice(-keep, None) if isinstance(keep, int) else keep
+                read, positions = read[:, rows], positions[:, rows]
             if self._rows is not None:
-                rows_logits: Tensor = self._rows(states)
+                rows_logits: Tensor = self._rows(read.to(self.target.dtype))
                 return rows_logits
-            return self.target.head_logits(states, view.positions[:, rows] + self.first)
+            return self.target.head_logits(read.to(self.target.dtype), positions + self.first)
 
 
 class HeadCache(DraftCache):
@@ -113,12 +119,7 @@ class HeadCache(DraftCache):
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read the missing part of the text; return the root's logits [1, v]."""
-        end = self._pairs(len(tokens))
-        self._keep(end - 1)
-        start = len(self)
-        self._head.states = self._states[:, start:end]
-        fresh = tokens[self._first + start + 1 : self._first + end + 1]
-        logits = self._read(fresh, range(start, end))
+        logits = self._read_pairs(tokens)
         self._guessed = self._head.guessed[:, -1:]
         return logits
 
@@ -137,6 +138,60 @@ class HeadCache(DraftCache):
         """Drop the draft, whose states are only predicted."""
         super().commit(())
 
+    def _read_pairs(self, tokens: Sequence[int], more: Sequence[int] = ()) -> Tensor:
+        """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""
+        end = self._pairs(len(tokens))
+        self._keep(end - 1)
+        start = len(self)
+        self._head.states = self._states[:, start:end]
+        fresh = tokens[self._first + start + 1 : self._first + end + 1]
+        return self._read([*fresh, *more], range(start, end + len(more)), len(more))
+
     def _pairs(self, length: int) -> int:
         """Return the number of pairs in the first `length` tokens of the text."""
         return max(0, min(self._count, length - 1 - self._first))
+
+
+class SlotCache(HeadCache):
+    """The cache of a head that drafts several tokens in one pass; see `HeadConfig.slots`."""
+
+    def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
+        super().__init__(model, vocab_size, capacity)
+        self._logits = torch.empty(0)  # of the slots, [K, v]
+        self._paths: list[tuple[int, ...]] = []  # from the root to each read node
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return the depth of draft, at most one level a slot; see `DraftCache.room`."""
+        return min(super().room(tokens), self._head.head.config.slots)
+
+    def read(self, tokens: Sequence[int]) -> Tensor:
+        """Read the missing part of the text and fill the slots; see `HeadCache.read`."""
+        config = self._head.head.config
+        self._paths = []
+        self._logits = self._read_pairs(tokens, [config.mask_token or 0] * config.masks)
+        return self._after([(tokens[-1],)])
+
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
+        """Return the logits [n, v] after n draft nodes; see `DraftCache.extend`."""
+        self.forwards += 1
+        return self._after(
+            [(*self._paths[parent + 1], token) for token, parent in zip(tokens, above, strict=True)]
+        )
+
+    @property
+    def drafted(self) -> int:
+        """The number of draft nodes read since the last commit."""
+        return len(self._paths) - 1
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Drop the draft."""
+        self._paths = []
+
+    def _after(self, paths: list[tuple[int, ...]]) -> Tensor:
+        """Return the logits after paths, each of which is the path of a node from now on."""
+        self._paths += paths
+        head, target = self._head.head, self._head.target
+        assert not isinstance(head, HeadGraph)
+        with torch.no_grad():
+            logits = head.after(target, paths, self._logits, self._head.guessed)
+        return logits if self.tokens is not None else fitted(logits, self.vocab_size)

@@ -30,7 +30,7 @@ _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSE
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PARTS = "codes", "scales"  # see `BlockLinear`
-PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
+PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt", "hydra_lm_head.pt")
 LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 
-Join = Literal["project", "attend"]
+Join = Literal["project", "attend", "inject", "state", "path"]
 TapNorm = Literal["none", "all", "each"]
 
 
@@ -22,14 +22,18 @@ class HeadConfig:
     before it are projected to one vector, which a layer without a first norm turns into the state
     after the token. EAGLE-3 is `join="attend"` over three taps, with a norm, rows and tokens of its
     own; EAGLE-3.1 adds `feeds_norm`. The MTP layers of DeepSeek-V3, Qwen3-Next and MiMo project
-    too, with norms before and after.
+    too, with norms before and after. The others draft several tokens in one pass, one in each of
+    their `slots`: P-EAGLE is an EAGLE-3 that also reads mask tokens, DFlash is `join="inject"`,
+    Medusa "state" and Hydra "path".
 
     Attributes:
         layers: transformers' configuration of the head's layers, with its `model_type`.
         embedding_size, target_size, vocab_size: E, H and V of the target.
         taps: The target's states that it reads, see `Needs.hidden_states`.
         join: "project" reads a projection of token and state; "attend" adds what the first layer
-            attends to, by token and state side by side, to the state.
+            attends to, by token and state side by side, to the state; "inject" reads mask tokens,
+            whose layers attend to keys and values of the states; "state" reads the last state in
+            every slot, and "path" also the embeddings of the drafted tokens before it.
         tap_norm: Norms of the taps before they are projected to one state ("attend"): none, one
             over all, or one for each.
         bias: Whether the projection has a bias.
@@ -41,6 +45,14 @@ class HeadConfig:
         feeds_norm: Whether the head reads its normed output as the next state.
         draft_vocab_size: Number of tokens that it may draft; None for all.
         has_output, has_embedding: Whether it has rows of logits, and embeddings, of its own.
+        slots: Number of tokens that one pass drafts.
+        mask_token: What slots without a token read ("attend" with several slots, "inject").
+        from_anchor: Whether the slot of the last token drafts too ("inject").
+        causal_windows: Whether layers with a window see only earlier slots ("inject").
+        markov_rank: Width of a table by which the token before a slot changes its logits
+            ("inject"); 0 for none.
+        blocks: Number of residual blocks of a slot ("state", "path").
+        prefix: Whether a layer reads the states first ("path").
         target: Fingerprint of the target, see `target_print`; "" if the file names none.
 
     Raises:
@@ -64,27 +76,42 @@ class HeadConfig:
     draft_vocab_size: int | None = None
     has_output: bool = False
     has_embedding: bool = False
+    slots: int = 1
+    mask_token: int | None = None
+    from_anchor: bool = False
+    causal_windows: bool = False
+    markov_rank: int = 0
+    blocks: int = 1
+    prefix: bool = False
     target: str = ""
 
     def __post_init__(self) -> None:
-        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+        names = ["hidden_size"]
+        if self.attends:
+            names += ["intermediate_size", "num_attention_heads", "num_hidden_layers"]
         sizes = {name: self.layers.get(name) for name in names}
         sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
         sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}
+        sizes |= {"slots": self.slots, "blocks": self.blocks}
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise InputError(
                     f"got {name}={size!r} for a head; expected a whole number of at least 1."
                 )
-        width, heads = self.hidden_size, int(self.layers["num_attention_heads"])
-        if not self.layers.get("head_dim") and width % (2 * heads):  # rotary: heads of even width
+        width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))
+        if self.attends and not self.layers.get("head_dim") and width % (2 * heads):  # for rotary
             raise InputError(
                 f"got {heads} heads for a width of {width}; expected a number of heads whose "
                 "double divides the width."
             )
         if not isinstance(self.target, str):
             raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
-        projects = self.join == "project"
+        masks = self.join == "inject" or (self.join == "attend" and self.slots > 1)
+        if masks and not isinstance(self.mask_token, int):
+            raise InputError(
+                f"got the mask token {self.mask_token!r} for {self.slots} slots; expected its id."
+            )
+        projects = self.join in ("project", "state", "path")
         if projects and (len(self.taps) != 1 or self.target_size != width):
             raise InputError(
                 f"got {len(self.taps)} taps of {self.target_size} for a head that projects token "
@@ -95,6 +122,18 @@ class HeadConfig:
                 f"got embeddings of {self.embedding_size} for a head of width {width}; expected "
                 "the same, or embeddings of its own."
             )
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has layers with attention."""
+        return self.prefix or self.join not in ("state", "path")
+
+    @property
+    def masks(self) -> int:
+        """The number of mask tokens that a pass reads."""
+        if self.join == "inject":
+            return self.slots - self.from_anchor
+        return self.slots - 1 if self.join == "attend" else 0
 
     @property
     def hidden_size(self) -> int:

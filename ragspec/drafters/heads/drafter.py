@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
-from ragspec.drafters.heads.cache import HeadCache, HeadModel
+from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache
 from ragspec.drafters.heads.files import head_of, read_head
 from ragspec.drafters.heads.graph import HeadGraph, open_graph
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
@@ -98,7 +98,8 @@ class HeadDrafter(Drafter):
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
         model = HeadModel(self.head, self.target, self._rows)
-        cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
+        kind = HeadCache if self.head.config.slots == 1 else SlotCache
+        cache = kind(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)
 
 

@@ -1,7 +1,8 @@
 """Files of draft heads: a published layout is recognised, read whole, and written back.
 
-Layouts are EAGLE's own (`eagle`), that of vLLM's `speculators` (`speculators`), and the layers for
-multi-token prediction inside a model's checkpoint (`mtp`).
+Layouts are EAGLE's own (`eagle`), that of vLLM's `speculators` (`speculators`), those of DFlash
+(`dflash`), Medusa and Hydra (`medusa`), and the layers for multi-token prediction inside a model's
+checkpoint (`mtp`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Literal
 
 import torch
 
-from ragspec.drafters.heads import eagle, mtp, speculators
+from ragspec.drafters.heads import dflash, eagle, medusa, mtp, speculators
 from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, checked
 from ragspec.drafters.heads.config import HeadWeights
-from ragspec.drafters.heads.head import DraftHead, check_head
+from ragspec.drafters.heads.head import DraftHead, RecurrentHead, check_head
+from ragspec.drafters.heads.parallel import BlockHead, MedusaHead
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
 from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
-LAYOUTS = (speculators, eagle, mtp)
+LAYOUTS = (speculators, medusa, dflash, eagle, mtp)
+KINDS: dict[str, type[DraftHead]] = {"inject": BlockHead, "state": MedusaHead, "path": MedusaHead}
 
 
 def holds_head(folder: Path) -> bool:
@@ -45,6 +48,21 @@ def open_head(folder: Path | str, target: CausalTarget | None = None) -> DraftHe
     return head
 
 
+def open_recurrent(folder: Path | str, target: CausalTarget | None = None) -> RecurrentHead:
+    """Return a head that can be trained further; see `open_head`.
+
+    Raises:
+        UnsupportedModelError: It drafts several tokens in one pass.
+    """
+    head = open_head(folder, target)
+    if not isinstance(head, RecurrentHead) or head.config.slots > 1:
+        raise UnsupportedModelError(
+            f"{folder} holds a head that drafts {head.config.slots} tokens in one pass, which only "
+            "drafts; expected one of EAGLE or MTP. Train such a head."
+        )
+    return head
+
+
 def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     """Return the head with these weights, all of which it must take.
 
@@ -53,7 +71,8 @@ def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     """
 
     def filled() -> DraftHead:
-        head = DraftHead(weights.config)
+        with torch.random.fork_rng(devices=[]):
+            head = KINDS.get(weights.config.join, RecurrentHead)(weights.config)
         head.load_state_dict(weights.state)
         return head.eval()
 
@@ -79,7 +98,7 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
     names = ", ".join(sorted(checkpoint.names)[:4])
     raise UnsupportedModelError(
         f"{folder} has tensors such as {names or '(none)'}; expected a head of EAGLE, "
-        "`speculators` or MTP layers. Use a head of one of these layouts."
+        "`speculators`, DFlash, Medusa, Hydra or MTP layers. Use a head of one of these layouts."
     )
 
 
@@ -88,7 +107,7 @@ def save_head(
 ) -> None:
     """Write a head to a folder, in the layout that other engines read.
 
-    EAGLE-1 goes into EAGLE's layout, EAGLE-3 and MTP into that of `speculators`.
+    EAGLE-1, Medusa and Hydra go into their own layouts, the others into that of `speculators`.
 
     Args:
         dtype: Dtype of the saved weights; None for their own. "int8" stores matrices in 8 bits,
@@ -101,7 +120,8 @@ def save_head(
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    layout = speculators if head.config.output_norm else eagle
+    own = medusa if isinstance(head, MedusaHead) else eagle
+    layout = speculators if head.config.output_norm else own
     config, weights = layout.written(head)
     small = isinstance(dtype, str)
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype

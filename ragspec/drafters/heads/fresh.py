@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS
 from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import STD, DraftHead, default_taps, states_size, target_print
+from ragspec.drafters.heads.head import STD, RecurrentHead, default_taps, states_size, target_print
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import decoder_layers
@@ -26,7 +26,7 @@ def fresh_head(
     form: str = "eagle1",
     tokens: Sequence[int] | None = None,
     learns_rows: bool = True,
-) -> DraftHead:
+) -> RecurrentHead:
     """Return an untrained head for a target, in float32 on its device.
 
     A head of EAGLE-3 begins as a copy of the last layer of a Llama-like target, with its norm and
@@ -49,17 +49,17 @@ def fresh_head(
     first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
     wide |= {"has_output": learns_rows, "taps": default_taps(target)}
-    head = DraftHead(
-        HeadConfig(
-            layers=_copied_settings(text) if copied else _settings(text, states_size(target)),
-            embedding_size=target.embed(first).shape[-1],
-            target_size=states_size(target),
-            vocab_size=target.vocab_size,
-            target=target_print(target),
-            draft_vocab_size=None if tokens is None else len(tokens),
-            **wide if third else {},
-        )
+    config = HeadConfig(
+        layers=_copied_settings(text) if copied else _settings(text, states_size(target)),
+        embedding_size=target.embed(first).shape[-1],
+        target_size=states_size(target),
+        vocab_size=target.vocab_size,
+        target=target_print(target),
+        draft_vocab_size=None if tokens is None else len(tokens),
+        **wide if third else {},
     )
+    with torch.random.fork_rng(devices=[]):
+        head = RecurrentHead(config)
     head.reset(generator)
     if tokens is not None:
         head.tokens = torch.tensor(tokens)
@@ -98,7 +98,7 @@ def _copied_settings(text: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
+def _copy_layer(target: CausalTarget, head: RecurrentHead) -> None:
     """Let a head begin as the target's last layer, read over its last tap."""
     source: Any = decoder_layers(target.model)[-1]
     layer: Any = head.layers.layers[0]

@@ -1,7 +1,7 @@
-"""A draft head: the target's next hidden state from its states so far and the tokens after them.
+"""Draft heads, and the one that predicts the target's next hidden state from its states so far.
 
-The head reads pairs of a token and the state before it, and drafts by reading its own output as the
-next state. One module covers the forms of EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), HASS
+That head reads pairs of a token and the state before it, and drafts by reading its own output as
+the next state. One module covers the forms of EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), HASS
 (2408.15766), EAGLE-3 (2503.01840) and multi-token prediction (DeepSeek-V3, 2412.19437), which
 differ in `HeadConfig` alone. Embedding and output head are the target's unless a file has others.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ class WideLayer(nn.Module):
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm = layer.input_layernorm
         self.post_attention_layernorm = layer.post_attention_layernorm
-        self.hidden_norm = _norm_like(layer.input_layernorm, config.hidden_size)
+        self.hidden_norm = norm_like(layer.input_layernorm, config.hidden_size)
         self.residual_norm = config.residual_norm
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = self.self_attn.get_submodule(name)
@@ -75,56 +76,105 @@ class WideLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """A head of any form of `HeadConfig`.
+    """What heads of all forms have: their vocabulary, and any logits and embeddings of their own.
 
     Attributes:
         tokens: Increasing ids of the tokens that it may draft, i64 [v]; None for all.
+        layers: What a forward runs.
     """
 
     tokens: Tensor | None
+    layers: nn.Module
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        from transformers import AutoConfig, AutoModel
-
         self.config = config
-        width, taps = config.hidden_size, len(config.taps)
-        ids = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
-        settings = AutoConfig.for_model(**config.layers | ids | {"vocab_size": 1})
-        with torch.random.fork_rng(devices=[]):  # weights are set by `reset` or from a file
-            layers = AutoModel.from_config(settings)
-            first, norm = layers.layers[0], layers.norm
-            self.norm = norm if config.output_norm else nn.Identity()
-            self.tap_norms = nn.ModuleList()
-            self.embedding_norm: nn.Module = nn.Identity()
-            self.state_norm: nn.Module = nn.Identity()
-            if config.join == "attend":
-                layers.layers[0] = WideLayer(first, config)
-                self.fc = nn.Linear(taps * config.target_size, width, bias=config.bias)
-                count = {"none": 0, "all": 1, "each": taps}[config.tap_norm]
-                sizes = [taps * config.target_size // count] * count if count else []
-                self.tap_norms.extend(_norm_like(norm, size) for size in sizes)
-            else:
-                self.fc = nn.Linear(config.embedding_size + width, width, bias=config.bias)
-                if not config.first_norm:
-                    first.input_layernorm = nn.Identity()
-                if config.joined_norms:
-                    self.embedding_norm = _norm_like(norm, config.embedding_size)
-                    self.state_norm = _norm_like(norm, width)
-            rows = config.draft_vocab_size or config.vocab_size
-            self.output = nn.Linear(width, rows, bias=False) if config.has_output else None
-            self.embedding = None
-            if config.has_embedding:
-                self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
-        layers.embed_tokens = layers.norm = nn.Identity()
-        self.layers = layers
-        size = config.draft_vocab_size
+        rows = config.draft_vocab_size or config.vocab_size
+        width, size = config.hidden_size, config.draft_vocab_size
+        self.output = nn.Linear(width, rows, bias=False) if config.has_output else None
+        self.embedding = None
+        if config.has_embedding:
+            self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.register_buffer("tokens", None if size is None else torch.arange(size))
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its states."""
         return next(each.dtype for each in self.parameters() if each.is_floating_point())
+
+    def project(self, taps: Tensor) -> Tensor:
+        """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
+        return taps
+
+    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+        """Return the head's output after n tokens, inside `tree_view(view)`.
+
+        If the head drafts several tokens in one pass, these are the states [R, K, H] of its slots.
+
+        Args:
+            embedded: Embeddings of the tokens, and of mask tokens behind them.
+            states: States before each of the tokens.
+        """
+        raise NotImplementedError
+
+    def rows(self, target: CausalTarget) -> nn.Module | None:
+        """Return the map from states to logits of `tokens`; None for the target's output head."""
+        if self.output is not None or self.tokens is None:
+            return self.output
+        return output_rows(target, self.tokens)
+
+    def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
+        """Return the embeddings [copies * B, n, E] of tokens i64 [B, n]."""
+        if self.embedding is None:
+            return target.embed(tokens)
+        embedded: Tensor = self.embedding(tokens)
+        return embedded
+
+    def after(
+        self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
+    ) -> Tensor:
+        """Return the logits [n, v] after n paths of one to K tokens, the root first.
+
+        Args:
+            logits, fed: Logits [K, v] of the slots, and what `read` returned beside them.
+        """
+        return logits[[len(path) - 1 for path in paths]]
+
+
+class RecurrentHead(DraftHead):
+    """A head of EAGLE or of multi-token prediction, which reads its own output as the next state.
+
+    With several slots it is P-EAGLE's: tokens of `mask_token` follow, with `mask_taps` as taps.
+    """
+
+    layers: Any
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        width, taps = config.hidden_size, len(config.taps)
+        layers = decoder_of(config)
+        first, norm = layers.layers[0], layers.norm
+        self.norm = norm if config.output_norm else nn.Identity()
+        self.tap_norms = nn.ModuleList()
+        self.embedding_norm: nn.Module = nn.Identity()
+        self.state_norm: nn.Module = nn.Identity()
+        if config.join == "attend":
+            layers.layers[0] = WideLayer(first, config)
+            self.fc = nn.Linear(taps * config.target_size, width, bias=config.bias)
+            count = {"none": 0, "all": 1, "each": taps}[config.tap_norm]
+            sizes = [taps * config.target_size // count] * count if count else []
+            self.tap_norms.extend(norm_like(norm, size) for size in sizes)
+        else:
+            self.fc = nn.Linear(config.embedding_size + width, width, bias=config.bias)
+            if not config.first_norm:
+                first.input_layernorm = nn.Identity()
+            if config.joined_norms:
+                self.embedding_norm = norm_like(norm, config.embedding_size)
+                self.state_norm = norm_like(norm, width)
+        size = taps * config.target_size
+        self.mask_taps = nn.Parameter(torch.zeros(1, 1, size)) if config.slots > 1 else None
+        layers.norm = nn.Identity()
+        self.layers = layers
 
     def reset(self, generator: torch.Generator) -> None:
         """Initialize all weights; a head that projects then roughly repeats its input state."""
@@ -190,25 +240,27 @@ class DraftHead(nn.Module):
         return HeadStates(normed, normed if self.config.feeds_norm else out)
 
     def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
-        """Return the head's output after n tokens, see `forward`, inside `tree_view(view)`."""
+        """Return the head's output after n tokens, see `DraftHead.read`."""
+        if self.mask_taps is not None:
+            more = self.project(self.mask_taps).expand(len(states), self.config.masks, -1)
+            states = torch.cat([states.to(self.dtype), more], 1)
         output: HeadStates = self(embedded, states, view.positions, cache)
-        return output
-
-    def rows(self, target: CausalTarget) -> nn.Module | None:
-        """Return the map from states to logits of `tokens`; None for the target's output head."""
-        if self.output is not None or self.tokens is None:
-            return self.output
-        return output_rows(target, self.tokens)
-
-    def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
-        """Return the embeddings [copies * B, n, E] of tokens i64 [B, n]."""
-        if self.embedding is None:
-            return target.embed(tokens)
-        embedded: Tensor = self.embedding(tokens)
-        return embedded
+        if self.config.slots == 1:
+            return output
+        return HeadStates(output.read[:, -self.config.slots :], output.fed)
 
 
-def _norm_like(norm: nn.Module, size: int) -> nn.Module:
+def decoder_of(config: HeadConfig) -> Any:
+    """Return a model of transformers with a head's layers, whose weights are not set."""
+    from transformers import AutoConfig, AutoModel
+
+    ids = {f"{name}_token_id": None for name in ("pad", "bos", "eos")}
+    model = AutoModel.from_config(AutoConfig.for_model(**config.layers | ids | {"vocab_size": 1}))
+    model.embed_tokens = nn.Identity()
+    return model
+
+
+def norm_like(norm: nn.Module, size: int) -> nn.Module:
     """Return a fresh norm of the same class and epsilon, over `size` numbers."""
     other = copy.deepcopy(norm)
     other.weight = nn.Parameter(torch.ones(size))
@@ -265,6 +317,16 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
             f"the head is for a target of hidden size {config.target_size} and "
             f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
             "that was trained for this target."
+        )
+    if config.slots > 1 and target.copies > 1:
+        raise UnsupportedModelError(
+            f"the head drafts {config.slots} tokens in one pass, and the target has "
+            f"{target.copies} rows a text (guidance); expected one row a text. Use another head."
+        )
+    if config.mask_token is not None and not 0 <= config.mask_token < target.input_size:
+        raise UnsupportedModelError(
+            f"the head reads the mask token {config.mask_token}, and the target has embeddings of "
+            f"{target.input_size} tokens; use a head that was trained for this target."
         )
     if not all(weight.is_floating_point() for weight in target.output_head.parameters()):
         return

@@ -1,6 +1,6 @@
-"""The layout of vLLM's `speculators`, for heads of EAGLE-3 and of multi-token prediction.
+"""The layout of vLLM's `speculators`: EAGLE-3, P-EAGLE, DFlash, DSpark, multi-token prediction.
 
-Its `eagle_aux_hidden_state_layer_ids` are the taps of `HeadConfig`. vLLM reads this layout.
+The layer ids that it names are the taps of `HeadConfig`. vLLM reads this layout.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ NAMES = {
     "d2t": "d2t",
     "t2d": "t2d",
 }
+_PEAGLE_NAMES = NAMES | {"mask_hidden": "mask_taps"}
+_BLOCK_NAMES = NAMES | {
+    "hidden_norm.": "state_norm.",
+    "markov_head.markov_w1.": "before.",
+    "markov_head.markov_w2.": "change.",
+}
 MTP_NAMES = {
     "mtp_layers.0.": "layers.layers.0.",
     "mtp_layers.0.input_proj.": "fc.",
@@ -41,7 +47,14 @@ MTP_NAMES = {
     "embed_tokens.": "embedding.",
     "lm_head.": "output.",
 }
-_OF_TARGET = ("verifier_norm.", "verifier_lm_head.")
+TABLES = {
+    "eagle3": NAMES,
+    "peagle": _PEAGLE_NAMES,
+    "dflash": _BLOCK_NAMES,
+    "dspark": _BLOCK_NAMES,
+    "mtp": MTP_NAMES,
+}
+_UNREAD = ("verifier_norm.", "verifier_lm_head.", "confidence_head.")
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -52,13 +65,18 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, kind = checkpoint.config, checkpoint.config["speculators_model_type"]
-    if kind not in ("eagle3", "mtp"):
+    if kind not in TABLES:
         raise UnsupportedModelError(
-            f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected 'eagle3' or 'mtp'. "
-            "Use a head of one of these."
+            f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected one of "
+            f"{', '.join(map(repr, TABLES))}. Use a head of one of these."
         )
-    names = {name for name in checkpoint.names if not name.startswith(_OF_TARGET)}
-    state = checkpoint.state(NAMES if kind == "eagle3" else MTP_NAMES, names)
+    if (markov := config.get("markov_head_type", "vanilla")) != "vanilla":
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} holds a Markov head of type {markov!r}; expected 'vanilla'. Use "
+            "a head of that type."
+        )
+    names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
+    state = checkpoint.state(TABLES[kind], names)
 
     def settings() -> HeadConfig:
         inner: dict[str, Any] = config["transformer_layer_config"]
@@ -81,17 +99,30 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
             forms: dict[str, Any] = {"joined_norms": True, "first_norm": True}
             forms["feeds_norm"] = bool(about.get("feeds_norm", True))
             return HeadConfig(target_size=width, **common, **forms)
+        common["draft_vocab_size"] = len(state["tokens"]) if "tokens" in state else None
+        common["target_size"] = int(config.get("target_hidden_size") or width)
+        common["mask_token"] = config.get("mask_token_id")
+        if kind in ("dflash", "dspark"):
+            anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
+            return HeadConfig(
+                taps=tuple(map(int, config["aux_hidden_state_layer_ids"])),
+                join="inject",
+                slots=size_of(config, "block_size") - (not anchor),
+                from_anchor=anchor,
+                causal_windows=not config.get("sliding_window_non_causal"),
+                markov_rank=state["before.weight"].shape[1] if "before.weight" in state else 0,
+                **common,
+            )
         taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(target)
         norm: TapNorm = "each" if config.get("fc_norm") else "none"
         norm = "all" if config.get("norm_before_fc") else norm
         return HeadConfig(
-            target_size=int(config.get("target_hidden_size") or width),
             taps=tuple(map(int, taps)),
             join="attend",
             tap_norm=norm,
             residual_norm=bool(config.get("norm_before_residual")),
             feeds_norm=bool(config.get("norm_output")),
-            draft_vocab_size=len(state["tokens"]) if "tokens" in state else None,
+            slots=_proposed(config) if kind == "peagle" else 1,
             **common,
         )
 
@@ -100,10 +131,9 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
 
 def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
-    config, third = head.config, head.config.join == "attend"
-    kind, model = ("eagle3", "Eagle3DraftModel") if third else ("mtp", "MTPDraftModel")
-    table = NAMES if third else MTP_NAMES
-    theirs = {ours: name for name, ours in table.items()}
+    config = head.config
+    kind, model = _kind(config)
+    theirs = {ours: name for name, ours in TABLES[kind].items()}
     if config.tap_norm == "all":
         theirs["tap_norms.0."] = "input_norm."
     else:
@@ -113,7 +143,8 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         width = config.hidden_size
         state["fc.weight"] = state["fc.weight"].roll(-width, 1)
     names = renamed(state, theirs)
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 5}
+    count = config.slots if config.slots > 1 else 5
+    proposal = {"proposal_type": "greedy", "speculative_tokens": count}
     record: dict[str, Any] = {
         "architectures": [model],
         "speculators_model_type": kind,
@@ -125,14 +156,46 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         },
         "transformer_layer_config": config.layers | {"vocab_size": config.vocab_size},
     }
-    if third:
+    if kind != "mtp":
         record |= {
             "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
+            "target_hidden_size": config.target_size,
+            "mask_token_id": config.mask_token,
+        }
+    if config.join == "inject":
+        record |= {
+            "aux_hidden_state_layer_ids": list(config.taps),
+            "block_size": config.masks + 1,
+            "sample_from_anchor": config.from_anchor,
+            "sliding_window_non_causal": not config.causal_windows,
+            "markov_rank": config.markov_rank,
+            "enable_confidence_head": False,
+        }
+    elif config.join == "attend":
+        record |= {
             "eagle_aux_hidden_state_layer_ids": list(config.taps),
             "norm_before_residual": config.residual_norm,
             "norm_before_fc": config.tap_norm == "all",
             "fc_norm": config.tap_norm == "each",
             "norm_output": config.feeds_norm,
-            "target_hidden_size": config.target_size,
         }
     return record, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)
+
+
+def _kind(config: HeadConfig) -> tuple[str, str]:
+    """Return what this layout calls a form, and the class of its model."""
+    if config.join == "inject":
+        return (
+            ("dspark", "DSparkDraftModel") if config.markov_rank else ("dflash", "DFlashDraftModel")
+        )
+    if config.join == "attend":
+        return (
+            ("peagle", "PEagleDraftModel") if config.slots > 1 else ("eagle3", "Eagle3DraftModel")
+        )
+    return "mtp", "MTPDraftModel"
+
+
+def _proposed(config: dict[str, Any]) -> int:
+    """Return the number of tokens that a configuration proposes."""
+    methods: list[dict[str, Any]] = config["speculators_config"]["proposal_methods"]
+    return size_of(methods[0], "speculative_tokens")

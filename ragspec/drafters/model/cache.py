@@ -97,12 +97,12 @@ class DraftCache:
         self._keep(len(tokens) - 1)
         return self._read(tokens[len(self) :], range(len(self), len(tokens)))
 
-    def _read(self, fresh: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Read and commit n tokens; return the logits [1, v] after the last one."""
+    def _read(self, fresh: Sequence[int], positions: Sequence[int], more: int = 0) -> Tensor:
+        """Read n tokens, commit all but the last `more`; return the last logits [1 + more, v]."""
         n = len(fresh)
-        causal = len(self) == 0 or n == 1
-        logits = self._forward(fresh, positions, None if causal else np.tri(n, dtype=np.bool_), 1)
-        self._cache.commit(range(n))
+        visible = None if len(self) == 0 or n == 1 else np.tri(n, dtype=np.bool_)
+        logits = self._forward(fresh, positions, visible, 1 + more)
+        self._cache.commit(range(n - more))
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.head import RecurrentHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
 from ragspec.training.loss import Objective, frozen_output, head_loss, rounds
@@ -32,7 +32,7 @@ def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[l
     return [tiny.prompt(length, vocab_size=vocab, seed=50 + seed) for seed in range(count)]
 
 
-def agreement(head: DraftHead) -> float:
+def agreement(head: RecurrentHead) -> float:
     """Return how often the head's best token is the target's, on texts that it never saw."""
     instance = target()
     return agreement_of(head, instance, [StateReader(instance, texts(8, 40)).read(range(8))])
@@ -50,7 +50,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
     read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
 
-    def last_round(head: DraftHead) -> float:
+    def last_round(head: RecurrentHead) -> float:
         with torch.no_grad():
             guessed = list(rounds(head, read, 0.0, depth))[-1].read[:, depth - 1 :]
         return float((guessed - read.states[:, depth:]).abs().mean())

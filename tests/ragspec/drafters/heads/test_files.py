@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.checkpoint import WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.drafters.heads.files import holds_head, open_head, save_head
-from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.files import holds_head, open_head, open_recurrent, save_head
+from ragspec.drafters.heads.head import RecurrentHead
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
@@ -67,8 +67,8 @@ def target(**options: Any) -> CausalTarget:
     return CausalTarget(tiny.model("llama", **options))
 
 
-def opened(name: str, folder: Path) -> DraftHead:
-    return open_head(published_heads.write(folder, *LAYOUTS[name]()), target())
+def opened(name: str, folder: Path) -> RecurrentHead:
+    return open_recurrent(published_heads.write(folder, *LAYOUTS[name]()), target())
 
 
 def spread(values: torch.Tensor) -> list[float]:
@@ -220,8 +220,8 @@ def test_other_folders_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no draft head"):
         open_head(tmp_path, target())
     config, weights = published_heads.speculators()
-    folder = published_heads.write(tmp_path, config | {"speculators_model_type": "dspark"}, weights)
-    with pytest.raises(UnsupportedModelError, match="of kind 'dspark'; expected 'eagle3'"):
+    folder = published_heads.write(tmp_path, config | {"speculators_model_type": "dream"}, weights)
+    with pytest.raises(UnsupportedModelError, match="of kind 'dream'; expected one of '"):
         open_head(folder, target())
     published_heads.write(tmp_path, {"model_type": "llama"}, {"x.weight": torch.zeros(2)})
     with pytest.raises(UnsupportedModelError, match=r"tensors such as x\.weight; expected a head"):

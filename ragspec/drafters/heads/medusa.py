@@ -1,0 +1,135 @@
+"""The layouts of Medusa and of Hydra, alone or inside the checkpoint of their model.
+
+Their configurations say little: the numbers of heads and of blocks are those of the tensors, as the
+first published files of Medusa name fewer heads than they have. The layer of a Hydra++ has the
+settings of its target's layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.errors import InputError
+from ragspec.needs import LAST
+from ragspec.verification.causal import CausalTarget
+
+_INSIDE, _LAYER = "medusa_head.", "prefix_embeding_layer."
+_BLOCK = re.compile(
+    rf"(?:{_INSIDE}|hydra_mlp\.)?(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)"
+)
+_ROWS = re.compile(rf"(?:{_INSIDE})?(\d+)\.\d+\.(weight)")
+_HYDRA_ROWS = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder has Medusa's or Hydra's tensors."""
+    return any(_BLOCK.fullmatch(name) for name in checkpoint.names)
+
+
+def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
+    """Return the head of a folder; see `files.read_head`."""
+    inside = any(name.startswith(_INSIDE) for name in checkpoint.names)
+    names = {name for name in checkpoint.names if name.startswith(_INSIDE) or not inside}
+    names.discard(f"{_LAYER}embed_tokens.weight")  # its layer reads states
+    ours = _renamed(names)
+    state = {ours[name]: each for name, each in checkpoint.tensors(names).items()}
+
+    def settings() -> HeadConfig:
+        rows, first = state["outputs.0.weight"], state["blocks.0.0.linear.weight"]
+        (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
+        grounded = first.shape[1] > width
+        return HeadConfig(
+            layers=_layers(target) if prefix else {"hidden_size": width},
+            embedding_size=first.shape[1] - width if grounded else width,
+            target_size=width,
+            vocab_size=vocab_size,
+            taps=(_tap(checkpoint, target),),
+            join="path" if grounded else "state",
+            bias="outputs.0.bias" in state,
+            slots=_count(state, r"outputs\.\d+\.weight"),
+            blocks=_count(state, r"blocks\.0\.\d+\.linear\.weight"),
+            prefix=prefix,
+            target=(checkpoint.config.get("ragspec") or {}).get("target", ""),
+        )
+
+    return checkpoint.head(settings, state)
+
+
+def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the tensors of a head in its layout."""
+    config = head.config
+    kind = "hydra" if config.join == "path" else "medusa"
+    about: dict[str, Any] = {f"{kind}_num_heads": config.slots, f"{kind}_num_layers": config.blocks}
+    if kind == "hydra":
+        about["hydra_head_arch"] = "prefix-mlp" if config.prefix else "mlp"
+        about["grounded_heads"] = True
+    return about, {_theirs(name, config): each for name, each in head.state_dict().items()}
+
+
+def _renamed(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of `MedusaHead` by those of a file; others stay, and are left over."""
+    blocks = {name: match for name in names if (match := _BLOCK.fullmatch(name))}
+    steps = sorted({int(match[2]) for match in blocks.values()})  # a Hydra++ counts dropouts too
+    result = dict[str, str]()
+    for name in names:
+        if (match := blocks.get(name)) is not None:
+            layer = match[3].replace("res_connection", "shortcut")
+            result[name] = f"blocks.{match[1]}.{steps.index(int(match[2]))}.{layer}.{match[4]}"
+        elif (match := _ROWS.fullmatch(name) or _HYDRA_ROWS.fullmatch(name)) is not None:
+            result[name] = f"outputs.{match[1]}.{match[2]}"
+        else:
+            result[name] = name.replace(_LAYER, "layers.")
+    return result
+
+
+def _theirs(name: str, config: HeadConfig) -> str:
+    """Return the name in a file of a tensor of `MedusaHead`."""
+    kind, slot, *rest = name.split(".")
+    hydra = config.join == "path"
+    if kind == "outputs":
+        rows = f"hydra_lm_head.{slot}{'.1' * config.prefix}" if hydra else f"{slot}.{config.blocks}"
+        return f"{rows}.{rest[0]}"
+    if kind == "blocks":
+        block, layer, part = rest
+        place = 2 * int(block) + 1 if config.prefix else block
+        layer = layer.replace("shortcut", "res_connection")
+        return f"{'hydra_mlp.' * hydra}{slot}.{place}.{layer}.{part}"
+    return name.replace("layers.", _LAYER, 1)
+
+
+def _count(names: Iterable[str], pattern: str) -> int:
+    return sum(re.fullmatch(pattern, name) is not None for name in names)
+
+
+def _layers(target: CausalTarget | None) -> dict[str, Any]:
+    """Return the configuration of the layer of a Hydra++."""
+    text = _text(target).to_dict()
+    layers = {name: text[name] for name in LAYER_SETTINGS if text.get(name) is not None}
+    layers.pop("layer_types", None)
+    return {"model_type": "llama", **layers, "num_hidden_layers": 1}
+
+
+def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:
+    """Return the state that the head reads."""
+    offset = int(checkpoint.config.get("hidden_state_offset") or 0)
+    return int(_text(target).num_hidden_layers) - offset if offset else LAST
+
+
+def _text(target: CausalTarget | None) -> Any:
+    """Return the configuration of a target's layers.
+
+    Raises:
+        InputError: There is no target.
+    """
+    if target is None:
+        raise InputError(
+            "its file does not tell the target's layers; expected the target beside it."
+        )
+    return target.config.get_text_config()

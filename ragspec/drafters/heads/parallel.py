@@ -1,0 +1,200 @@
+"""Draft heads that draft several tokens in one pass: Medusa, Hydra, DFlash and DSpark.
+
+Medusa (arXiv 2401.10774) predicts the k-th token after the root from the last state alone, Hydra
+(2402.05109) also from the drafted tokens before it, and Hydra++ from states that a layer read
+first. DFlash (z-lab) reads mask tokens in a block, in which all see each other; its layers attend
+to keys and values of the target's states. DSpark adds to a slot's logits a term of the token before
+it. Its head of confidence is not used: drafts are ranked as those of other heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ragspec.drafters.heads.config import HeadConfig
+from ragspec.drafters.heads.head import DraftHead, HeadStates, decoder_of, norm_like
+
+if TYPE_CHECKING:
+    from ragspec.verification.batch_cache import BatchCache
+    from ragspec.verification.causal import CausalTarget
+    from ragspec.verification.tree_attention import View
+
+
+class ResidualBlock(nn.Module):
+    """Adds SiLU(W x + b) to x, of which a linear map is taken if it is wider."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, width)
+        self.shortcut = nn.Identity() if inputs == width else nn.Linear(inputs, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., width] of x [..., inputs]."""
+        out: Tensor = self.shortcut(x) + functional.silu(self.linear(x))
+        return out
+
+
+class SlotRows(nn.ModuleList):
+    """The rows of logits of each slot."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the logits [R, K, V] of the states [R, K, H] of the first K slots."""
+        pairs = zip(self, states.unbind(1), strict=False)
+        return torch.stack([rows(each) for rows, each in pairs], 1)
+
+
+class MedusaHead(DraftHead):
+    """Residual blocks and rows of logits for each slot: Medusa, or Hydra (`join="path"`)."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.blocks = nn.ModuleList()
+        for slot in range(config.slots):
+            inputs = width + (slot + 1) * config.embedding_size * (config.join == "path")
+            sizes = [inputs, *[width] * (config.blocks - 1)]
+            self.blocks.append(nn.Sequential(*(ResidualBlock(size, width) for size in sizes)))
+        self.outputs = SlotRows(
+            nn.Linear(width, config.vocab_size, bias=config.bias) for _ in range(config.slots)
+        )
+        self.layers = decoder_of(config) if config.prefix else nn.Module()
+
+    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+        """Return the states of all slots, of Hydra only the first one; see `DraftHead.read`."""
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
+        states = states.to(self.dtype)
+        if self.config.prefix:
+            states = self.layers(
+                inputs_embeds=states,
+                position_ids=view.positions,
+                past_key_values=ModelCache(cache),
+                use_cache=True,
+            ).last_hidden_state
+        last = states[:, -1]
+        if self.config.join == "path":
+            pair = torch.cat([last, embedded[:, -1].to(last.dtype)], -1)
+            return HeadStates(self.blocks[0](pair)[:, None], last)
+        return HeadStates(torch.stack([block(last) for block in self.blocks], 1), last)
+
+    def rows(self, target: CausalTarget) -> nn.Module | None:
+        """Return the rows of logits of the slots; see `DraftHead.rows`."""
+        return self.outputs
+
+    def after(
+        self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
+    ) -> Tensor:
+        """Return the logits [n, V] after n paths; see `DraftHead.after`."""
+        if self.config.join == "state":
+            return super().after(target, paths, logits, fed)
+        result = logits.new_empty(len(paths), logits.shape[-1])
+        for length in {len(path) for path in paths}:
+            at = [i for i, path in enumerate(paths) if len(path) == length]
+            if length == 1:
+                result[at] = logits[:1]
+                continue
+            tokens = torch.tensor([list(paths[i]) for i in at], device=target.device)
+            embedded = self.embed(target, tokens).flatten(1).to(fed.dtype)
+            pair = torch.cat([fed.expand(len(at), -1), embedded], -1)
+            after = self.outputs[length - 1](self.blocks[length - 1](pair))
+            result[at] = after[:, : result.shape[1]].to(result.dtype)
+        return result
+
+
+class BlockHead(DraftHead):
+    """DFlash, and DSpark with a `markov_rank`."""
+
+    layers: Any
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        width, layers = config.hidden_size, decoder_of(config)
+        self.fc = nn.Linear(len(config.taps) * config.target_size, width, bias=False)
+        self.state_norm, self.norm = norm_like(layers.norm, width), layers.norm
+        layers.norm = nn.Identity()
+        self.layers = layers
+        if rank := config.markov_rank:
+            self.before = nn.Embedding(config.vocab_size, rank)
+            self.change = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
+
+    def project(self, taps: Tensor) -> Tensor:
+        """Return the states whose keys and values are injected; see `DraftHead.project`."""
+        states: Tensor = self.state_norm(self.fc(taps.to(self.dtype)))
+        return states
+
+    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+        """Return the states of the slots; see `DraftHead.read`.
+
+        The last token and the mask tokens make the block. Its positions follow those of the states.
+        """
+        x, states = embedded[:, states.shape[1] - 1 :].to(self.dtype), states.to(self.dtype)
+        positions = torch.cat([view.positions, view.positions[:, -1:] + 1], 1)
+        tables = self.layers.rotary_emb(x, positions)
+        for number, layer in enumerate(self.layers.layers):
+            x = x + self._attend(number, layer, x, states, tables, cache)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        out = self.norm(x)[:, -self.config.slots :]
+        return HeadStates(out, out)
+
+    def after(
+        self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
+    ) -> Tensor:
+        """Return the logits [n, v] after n paths; see `DraftHead.after`."""
+        rows = super().after(target, paths, logits, fed)
+        if not self.config.markov_rank:
+            return rows
+        last = torch.tensor([path[-1] for path in paths], device=target.device)
+        change: Tensor = self.change(self.before(last))
+        return rows + change.to(rows.dtype)
+
+    def _attend(
+        self,
+        number: int,
+        layer: Any,
+        x: Tensor,
+        states: Tensor,
+        tables: tuple[Tensor, Tensor],
+        cache: BatchCache,
+    ) -> Tensor:
+        """Return what a block [R, B, H] attends to, after n states, of which the cache has more."""
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        attention, block = layer.self_attn, layer.input_layernorm(x)
+        both, size = torch.cat([states, block], 1), block.shape[1]
+
+        def heads(projection: nn.Module, inputs: Tensor, norm: nn.Module | None) -> Tensor:
+            split = projection(inputs).unflatten(-1, (-1, attention.head_dim))
+            turned: Tensor = (split if norm is None else norm(split)).transpose(1, 2)
+            return turned
+
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        queries = heads(attention.q_proj, block, next(norms))
+        keys = heads(attention.k_proj, both, next(norms))
+        values = heads(attention.v_proj, both, None)
+        _, keys = apply_rotary_pos_emb(keys, keys, *tables)
+        queries, _ = apply_rotary_pos_emb(queries, queries, *(each[:, -size:] for each in tables))
+        keys, values = cache.update(keys, values, number)
+        seen = self._seen(number, size, keys.shape[2], x.device)
+        out = functional.scaled_dot_product_attention(
+            queries, keys, values, seen, scale=attention.scaling, enable_gqa=True
+        )
+        attended: Tensor = attention.o_proj(out.transpose(1, 2).flatten(2))
+        return attended
+
+    def _seen(self, number: int, size: int, slots: int, device: torch.device) -> Tensor | None:
+        """Return the slots that a block attends to in a layer with a window: bool [B, slots].
+
+        The window counts from the block's first slot, as in the training code of `speculators`.
+        """
+        settings = self.config.layers
+        kinds, window = settings.get("layer_types"), settings.get("sliding_window")
+        if not kinds or kinds[number] != "sliding_attention" or not window:
+            return None
+        places = torch.arange(slots, device=device)
+        seen: Tensor = (places >= slots - size - window).expand(size, -1)
+        return seen & (places <= places[-size:, None]) if self.config.causal_windows else seen

@@ -1,0 +1,258 @@
+"""Published heads that draft several tokens in one pass compute what published code does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec import Engine, Sampling
+from ragspec.drafters.heads.cache import HeadModel, SlotCache
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import holds_head, open_head, open_recurrent, save_head
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.models.quantized import quantized
+from ragspec.trees.draft_tree import ROOT
+from ragspec.trees.operations import depths
+from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.tree_attention import TreeView, tree_view
+from tests.support import published_heads, tiny
+from tests.support.published_heads import IDS, INPUTS, H
+
+Values = list[list[float]]
+LAYOUTS: dict[str, tuple[Callable[[], Any], Values]] = {
+    "peagle": (
+        published_heads.peagle,
+        [
+            [0.1889, -0.1252, -0.2371, 0.0338, 0.2501, 0.0626],
+            [0.8469, -0.1536, -0.906, -0.1955, 0.8307, 0.5155],
+            [0.027, 0.9295, 0.3311, -0.802, -0.6401, 0.5554],
+        ],
+    ),
+    "dflash": (
+        partial(published_heads.dflash, "dflash"),
+        [
+            [1.3275, 0.1938, -1.2529, -0.6765, 0.9923, 1.0587],
+            [1.1922, 0.3917, -1.0413, -0.7929, 0.7359, 1.0764],
+            [1.1528, 0.4611, -0.9752, -0.8368, 0.6528, 1.0883],
+        ],
+    ),
+    "dflash, both ways in windows": (
+        partial(published_heads.dflash, "dflash", sliding_window_non_causal=True),
+        [
+            [1.343, 0.1728, -1.2764, -0.6645, 1.0204, 1.0576],
+            [1.2, 0.3839, -1.0521, -0.7892, 0.7481, 1.0774],
+            [1.1528, 0.4611, -0.9752, -0.8368, 0.6528, 1.0883],
+        ],
+    ),
+    "dspark": (
+        partial(published_heads.dflash, "dspark"),
+        [
+            [-2.1424, -3.6562, -2.8713, -1.1264, -1.2938, -3.1409],
+            [1.4994, 0.5627, -0.6887, 0.0805, 1.9385, 2.19],
+            [0.5158, -0.0644, -1.275, -0.8031, 0.9492, 1.5122],
+            [3.2366, 2.3365, 0.6835, 0.5976, 1.8565, 2.0558],
+        ],
+    ),
+    "dflash of z-lab": (  # its states: the rows of logits are the target's
+        published_heads.zlab,
+        [[-0.2426, 0.595, -0.4971, 0.469, -0.5845, 0.4447]],
+    ),
+    "medusa": (
+        published_heads.medusa,
+        [
+            [-2.0569, -1.0958, 0.1516, 1.3595, 2.2121, 2.4868],
+            [2.7241, 4.4363, 4.9893, 4.2389, 2.381, -0.099],
+            [7.4347, 8.0106, 6.4937, 3.2802, -0.7903, -4.6543],
+        ],
+    ),
+    "hydra": (
+        partial(published_heads.hydra, False),
+        [
+            [-2.1451, -1.5807, -0.3713, 1.1107, 2.1416, 2.3722],
+            [-1.4257, -1.2573, -0.5284, 0.5141, 1.2615, 1.4384],
+            [-0.4054, -0.9108, -0.9462, -0.5589, -0.1864, -0.0059],
+        ],
+    ),
+    "hydra++": (
+        partial(published_heads.hydra, True),
+        [
+            [-1.9326, -2.1199, -1.5212, -0.3497, 0.7525, 1.4172],
+            [-1.388, -1.5395, -1.0567, -0.1224, 0.6831, 1.0693],
+            [-1.7273, -1.71, -1.0139, 0.1226, 1.0662, 1.4905],
+        ],
+    ),
+}
+PATH = (int(IDS[0, -1]), 17, 44, 3)  # tokens after the slots, the root first
+
+
+def target(dtype: torch.dtype = torch.float32) -> CausalTarget:
+    """Return a target with the embeddings of the published heads."""
+    model = copy.deepcopy(tiny.model("llama")).to(dtype)
+    model.get_input_embeddings().weight.data = INPUTS["embeddings"].to(dtype)
+    return CausalTarget(model)
+
+
+def opened(name: str, folder: Path, target: CausalTarget) -> DraftHead:
+    return open_head(published_heads.write(folder, *LAYOUTS[name][0]()), target)
+
+
+def spread(values: torch.Tensor) -> list[float]:
+    """Return six numbers from everywhere in a tensor, as they were recorded."""
+    result: list[float] = values.flatten()[:: max(1, values.numel() // 6)][:6].tolist()
+    return result
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
+    model, expected = target(), LAYOUTS[name][1]
+    head = opened(name, tmp_path, model)
+    masks, count = head.config.masks, len(head.config.taps)
+    places = torch.arange(8 + masks)[None]
+    view = TreeView(torch.tensor([0]), places, places, None)
+    embedded = INPUTS["embeddings"][torch.cat([IDS, torch.full((1, masks), 5)], 1)]
+    taps = INPUTS["state"] if count == 1 else INPUTS["taps"][..., : count * H]
+    with tree_view(view), torch.no_grad():
+        cache = BatchCache([SequenceCache(32)])
+        read, fed = head.read(embedded, head.project(taps), view, cache)
+        rows = head.rows(model)
+        if rows is None:
+            after = read
+        else:
+            paths = [PATH[: length + 1] for length in range(head.config.slots)]
+            after = head.after(model, paths, rows(read)[0], fed)
+    for row, values in zip(after, expected, strict=True):
+        assert spread(row) == pytest.approx(values, abs=3e-4)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_cache_says_what_a_fresh_one_says(name: str, tmp_path: Path) -> None:
+    """Whatever was accepted before, and for every path of a tree."""
+    model = target(torch.float64)
+    head = opened(name, tmp_path, model).to(torch.float64)
+    text = tiny.prompt(20, seed=4)
+    taps = torch.cat(
+        [INPUTS["state"] if len(head.config.taps) == 1 else INPUTS["taps"]] * 3, 1
+    ).double()[..., : len(head.config.taps) * H]
+
+    def cache() -> SlotCache:
+        return SlotCache(HeadModel(head, model, head.rows(model)), model.vocab_size, 4)
+
+    def drafted(cache: SlotCache, tokens: list[int], tree: bool) -> list[torch.Tensor]:
+        with cache.lease():
+            root = cache.read(tokens)
+            if not tree:
+                return [root, cache.extend([7], [ROOT]), cache.extend([9], [0])]
+            level = cache.extend([3, 7], [ROOT, ROOT])
+            return [root, level[1:], cache.extend([11, 9], [0, 1])[1:]]
+
+    used, done = cache(), 0
+    for length in (9, 12, 13, 17):
+        used.notify(taps[:, done : length - 1])
+        done = length - 1
+        fresh = cache()
+        fresh.notify(taps[:, :done])
+        pairs = zip(
+            drafted(used, text[:length], True), drafted(fresh, text[:length], False), strict=True
+        )
+        for row, expected in pairs:
+            torch.testing.assert_close(row, expected)
+        used.commit(text[length : length + 2])
+    assert used.room(text) == head.config.slots
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> None:
+    head = opened(name, tmp_path / "first", target())
+    save_head(head, tmp_path / "second")
+    assert holds_head(tmp_path / "second")
+    again = open_head(tmp_path / "second", target())
+    assert again.config == head.config
+    states = head.state_dict()
+    assert again.state_dict().keys() == states.keys()
+    assert all(torch.equal(each, states[key]) for key, each in again.state_dict().items())
+
+
+@pytest.mark.parametrize(("temperature", "weights"), [(0.0, None), (1.0, None), (1.0, "int8")])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_texts_stay_as_they_are(
+    name: str, temperature: float, weights: str | None, tmp_path: Path
+) -> None:
+    model = target().model if weights is None else quantized(target().model)
+    published_heads.write(tmp_path, *LAYOUTS[name][0]())
+    sampling = Sampling(temperature=temperature, seed=3)
+    prompts = [tiny.prompt(20, seed=1), tiny.prompt(7, seed=2)]
+    plain = Engine(model, drafter=None).generate(prompts, sampling, max_new_tokens=16)
+    drafter = HeadDrafter(tmp_path, model, min_expected_gain=0.0)
+    results = Engine(model, drafter=drafter, budget=6).generate(
+        prompts, sampling, max_new_tokens=16
+    )
+    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    trees = [step.tree for each in results for step in each.steps[1:4]]
+    deepest = max(int(depths(tree.parents).max()) for tree in trees)
+    assert all(len(tree) for tree in trees) and deepest <= drafter.head.config.slots
+    assert weights is None or deepest == drafter.head.config.slots  # chains
+    assert not any(result.report.faults for result in results)
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "sampled", "sampled-without-replacement"])
+def test_slots_draft_in_every_mode(mode: str, tmp_path: Path) -> None:
+    model = target().model
+    published_heads.write(tmp_path, *published_heads.hydra(True))
+    drafter = HeadDrafter(tmp_path, model, mode=mode, width=2 if "sampled" in mode else None)
+    sampling, prompt = Sampling(seed=3), tiny.prompt(20, seed=1)
+    result = Engine(model, drafter=drafter, budget=6).generate(prompt, sampling, max_new_tokens=16)
+    plain = Engine(model, drafter=None).generate(prompt, sampling, max_new_tokens=16)
+    assert result.tokens == plain.tokens and len(result.steps[1].tree)
+
+
+def test_heads_of_medusa_are_read_from_their_model(tmp_path: Path) -> None:
+    config, weights = published_heads.medusa("medusa_head.")
+    whole = weights | {"model.norm.weight": torch.ones(H)}
+    first = open_head(published_heads.write(tmp_path / "whole", config, whole), target())
+    second = open_head(published_heads.write(tmp_path / "alone", *published_heads.medusa()))
+    states = second.state_dict()
+    assert all(torch.equal(each, states[key]) for key, each in first.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("peagle", {"mask_token_id": None}, "mask token None for 3 slots"),
+        ("dflash", {"block_size": "4"}, "block_size is '4'"),
+        ("dflash", {"block_size": 1}, "slots=0"),
+        ("dflash", {"mask_token_id": 4000}, "mask token 4000"),
+        ("dspark", {"markov_head_type": "gated"}, "Markov head of type 'gated'"),
+        ("dflash of z-lab", {"vocab_size": 96}, "and 96 tokens, this one has"),
+        ("hydra++", {"more": torch.zeros(2)}, "more"),
+        ("medusa", {"3.0.linear.weight": torch.zeros(H, H)}, "linear"),
+        ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = LAYOUTS[name][0]()
+    for key, value in change.items():
+        (weights if key in weights or torch.is_tensor(value) else config)[key] = value
+    weights = {key: each for key, each in weights.items() if each is not None}
+    with pytest.raises((ModelError, UnsupportedModelError), match=message):
+        open_head(published_heads.write(tmp_path, config, weights), target())
+
+
+def test_heads_of_several_slots_only_draft(tmp_path: Path) -> None:
+    published_heads.write(tmp_path, *published_heads.medusa())
+    with pytest.raises(UnsupportedModelError, match="drafts 3 tokens in one pass"):
+        open_recurrent(tmp_path, target())
+    pair = target()
+    pair.copies = 2
+    with pytest.raises(UnsupportedModelError, match="one row a text"):
+        HeadDrafter(tmp_path, pair)
