@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from stored_states import StoredStates, read_chats
 
-from ragspec.drafters.heads.files import open_recurrent, save_head
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import RecurrentHead, default_taps
+from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.models.load import load_model
 from ragspec.training.loss import agreement
@@ -48,7 +48,7 @@ def stage(
     held_out: StoredStates,
     out: Path,
     settings: HeadTraining,
-    head: RecurrentHead | None,
+    head: DraftHead | None,
 ) -> None:
     """Train for the minutes of a stage, or what is left of them."""
     if (out / "config.json").is_file() and not (out / CHECKPOINT).is_file():
@@ -111,12 +111,12 @@ def main() -> None:
         head = fresh_head(target, generator, form="eagle3", tokens=tokens, learns_rows=False)
         settings = HeadTraining(ENDLESS, minutes[0], batch_size=4, length=LONGEST, noise=0.0)
         stage(target, *stored, first, settings, head)
-    head = open_recurrent(args.start or first, target).to(target.device)
+    head = open_head(args.start or first, target).to(target.device)
     settings = HeadTraining(
         ENDLESS, minutes[1], batch_size=4, length=LONGEST, noise=0.0, depth=args.depth
     )
     stage(target, *stored, second, settings, head)
-    save_head(open_recurrent(second, target), args.out, "int8")
+    save_head(open_head(second, target), args.out, "int8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import RecurrentHead
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.needs import LAST, HiddenStates
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
@@ -38,9 +38,9 @@ def train_head(
     target: CausalTarget,
     texts: Sequence[Sequence[int]],
     settings: HeadTraining,
-    head: RecurrentHead | None = None,
+    head: DraftHead | None = None,
     on_step: Callable[[TrainingProgress], None] = lambda step: None,
-) -> RecurrentHead:
+) -> DraftHead:
     """Return a head that was trained to the end."""
     trainer = HeadTrainer(target, texts, settings, head=head)
     for progress in trainer.run():
@@ -49,13 +49,13 @@ def train_head(
 
 
 @cache
-def trained() -> RecurrentHead:
+def trained() -> DraftHead:
     """Return a head that was trained for `model` on random tokens."""
     texts = [tiny.prompt(40, vocab_size=VOCAB, seed=seed) for seed in range(128)]
     return train_head(CausalTarget(model(torch.float32)), texts, TRAINING)
 
 
-def fresh(target: CausalTarget, seed: int = 0) -> RecurrentHead:
+def fresh(target: CausalTarget, seed: int = 0) -> DraftHead:
     """Return an untrained head."""
     return fresh_head(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
 
@@ -79,7 +79,7 @@ def last(states: torch.Tensor) -> HiddenStates:
 
 
 def distributions_below(
-    head: RecurrentHead,
+    head: DraftHead,
     target: CausalTarget,
     tokens: Sequence[int],
     path: Sequence[int],

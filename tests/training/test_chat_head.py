@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ragspec import Engine
-from ragspec.drafters.heads.files import open_recurrent
+from ragspec.drafters.heads.files import open_head
 from ragspec.training.batches import StateReader
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
@@ -113,9 +113,9 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     written = capsys.readouterr().out.splitlines()
     stages = [json.loads(line) for line in written if line.startswith("{")]
     assert [(e["out"], e["texts"]) for e in stages] == [("first", learned), ("second", learned)]
-    head = open_recurrent(out)
+    head = open_head(out)
     assert head.config.draft_vocab_size == 20 and not head.config.has_output
-    weights = open_recurrent(work / "second").fc.weight.detach()
+    weights = open_head(work / "second").fc.weight.detach()
     assert torch.allclose(head.fc.weight, weights, atol=0.01 * float(weights.abs().max()))
     scripts[1].main()  # both are done
     assert not capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.heads.files import open_recurrent, save_head
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
@@ -66,4 +66,4 @@ def test_a_head_learns_from_answers_over_documents(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     about = json.loads(line)
     assert (about["out"], about["texts"]) == ("second", rounds.count(0))
-    assert not torch.equal(open_recurrent(out).fc.weight, start.fc.weight)
+    assert not torch.equal(open_head(out).fc.weight, start.fc.weight)

@@ -4,7 +4,8 @@ Depth 1 is EAGLE's loss (arXiv 2401.15077): a state is predicted from the target
 it. Deeper drafts read predictions. Depth d trains d such rounds: a place of round k reads the
 target's states up to k places before it and the predictions since. Heads that project learn states
 and read predictions without gradient, as in HASS (2408.15766); the others learn distributions
-alone, with the gradient of all rounds, as in EAGLE-3 (2503.01840).
+alone, with the gradient of all rounds, as in EAGLE-3 (2503.01840). Heads of several slots learn
+them too: round k is slot k (P-EAGLE reads a mask token in it), and every place begins a pass.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import nan
+from typing import NamedTuple, Self
 
 import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from ragspec.drafters.heads.head import HeadStates, RecurrentHead
+from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead
+from ragspec.drafters.heads.parallel import MedusaHead, SlotHead
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
@@ -42,7 +45,7 @@ class Objective:
     detached: bool = True
 
     @classmethod
-    def of(cls, head: RecurrentHead) -> Objective:
+    def of(cls, head: DraftHead) -> Objective:
         """Return the published objective of a head's form."""
         return cls() if head.config.join == "project" else cls(0.0, 1.0, 0.8, detached=False)
 
@@ -59,15 +62,40 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     return logits
 
 
-def head_output(head: RecurrentHead, output: Output) -> Output:
-    """Return the function from a head's states to its logits f32: its own, or the target's."""
-    rows = head.output
+class Teacher(NamedTuple):
+    """What a head learns from, beside the states of texts.
+
+    Attributes:
+        output: From states to logits f32 of the head's tokens, with frozen weights.
+        mask: Embedding of the head's mask token, f32 [1, 1, E]; None without one.
+    """
+
+    output: Output
+    mask: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, target: CausalTarget, head: DraftHead) -> Self:
+        """Return what a target teaches a head."""
+        token, mask = head.config.mask_token, None
+        if token is not None:
+            with torch.no_grad():
+                mask = head.embed(target, torch.tensor([[token]], device=target.device)).float()
+        return cls(frozen_output(target, head.tokens), mask)
+
+
+def head_output(head: DraftHead, output: Output, number: int = 0) -> Output:
+    """Return the function from a head's states in a round to its logits f32.
+
+    Args:
+        output: The target's.
+    """
+    rows = head.outputs[number] if isinstance(head, MedusaHead) else head.output
     return output if rows is None else lambda states: rows(states).float()
 
 
 def head_loss(
-    head: RecurrentHead,
-    output: Output,
+    head: DraftHead,
+    teacher: Teacher,
     read: StateRead,
     objective: Objective,
     *,
@@ -76,24 +104,24 @@ def head_loss(
 ) -> tuple[torch.Tensor, float]:
     """Return the loss, and the share of places where head and target agree in round one.
 
-    The loss compares the tokens of `output`. Head and target agree if their best tokens are equal.
+    The loss compares the head's tokens. Head and target agree if their best tokens are equal.
 
     Args:
-        output: The target's own, over the tokens of the head; see `frozen_output`.
         noise: Added to the target's states as inputs, [R, T - 1, W].
-        depth: Number of rounds.
+        depth: Number of rounds of a head that reads its own output.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
-    logits, weight, whole = head_output(head, output), 1.0, 0.0
-    for number, guessed in enumerate(rounds(head, read, noise, depth, objective.detached)):
+    weight, whole = 1.0, 0.0
+    every = rounds(head, read, noise, depth, objective.detached, teacher.mask)
+    for number, guessed in enumerate(every):
         states = guessed.read.float()[:, number:]
         start = after.shape[1] - states.shape[1]
         learned = real[:, start:]  # other places need no distribution
         expected, states = after[:, start:][learned], states[learned]
         with torch.no_grad():
-            theirs = output(expected)
-        ours = logits(states)
+            theirs = teacher.output(expected)
+        ours = head_output(head, teacher.output, number)(states)
         loss = torch.zeros(len(expected), device=after.device)
         if objective.features:
             distance = functional.smooth_l1_loss(states, expected, reduction="none").mean(-1)
@@ -110,36 +138,48 @@ def head_loss(
 
 
 def rounds(
-    head: RecurrentHead,
+    head: DraftHead,
     read: StateRead,
     noise: torch.Tensor | float,
     depth: int,
     detached: bool = True,
+    mask: torch.Tensor | None = None,
 ) -> Iterator[HeadStates]:
-    """Yield the head's output [R, n, H] of each round, n = T - 1.
+    """Yield the head's output [R, n, H] of each round, n = T - 1, or of each slot.
 
     Rounds after the first begin at the first place to learn from: [R, n - start, H]. Place start +
     i of round k is valid from i = k on. A round attends to the keys of those before it.
 
     Args:
         detached: Whether inputs from the round before have no gradient.
+        mask: See `Teacher`.
     """
     from transformers import DynamicCache
 
     embedded, inputs = read.embedded[:, 1:], head.project(read.inputs[:, :-1] + noise)
+    if isinstance(head, SlotHead):
+        yield from (HeadStates(each, each) for each in head.slot_states(embedded, inputs, mask))
+        return
+    assert isinstance(head, RecurrentHead)
+    depth = depth if head.mask_taps is None else head.config.slots
     n, device = embedded.shape[1], embedded.device
     places = torch.arange(n, device=device)[None]
     start = 0
     if depth > 1 and len(learned := read.real[:, 1:].any(0).nonzero()):
         start = int(learned[0])
-    mask, keys, before = round_mask(n, depth, device, start), DynamicCache(), inputs
+    seen, keys, before = round_mask(n, depth, device, start), DynamicCache(), inputs
     for number in range(depth):
         first = start if number else 0
         end = n + number * (n - start)
-        rows = mask[end - (n - first) : end, :end][None, None]
+        rows = seen[end - (n - first) : end, :end][None, None]
         options = {"mask": rows, "keys": keys if depth > 1 else None}
         guessed = head(embedded[:, first:], inputs, places[:, first:], **options)
         yield guessed
+        if head.mask_taps is not None:
+            assert mask is not None
+            embedded = mask.expand(embedded.shape)
+            inputs = head.project(head.mask_taps).expand(len(embedded), n - start, -1)
+            continue
         fed = guessed.fed[:, guessed.fed.shape[1] - n + start :]
         fed = fed.detach() if detached else fed
         inputs = torch.cat([before[:, start : start + 1], fed[:, :-1]], 1)
@@ -162,16 +202,15 @@ def round_mask(
 
 
 @torch.no_grad()
-def agreement(head: RecurrentHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
+def agreement(head: DraftHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
     """Return the share of places where the head's best token is the target's best of all tokens.
 
     It is the mean over `reads`, each of one text or more; NaN without any.
     """
-    theirs = frozen_output(target, None)
-    ours = head_output(head, frozen_output(target, head.tokens) if head.output is None else theirs)
-    results = []
+    theirs, teacher = frozen_output(target, None), Teacher.of(target, head)
+    ours, results = head_output(head, teacher.output), []
     for read in reads:
-        (guessed,) = rounds(head, read, 0.0, 1)
+        guessed = next(rounds(head, read, 0.0, 1, mask=teacher.mask))
         best = ours(guessed.read.float()).argmax(-1)
         best = best if head.tokens is None else head.tokens[best]
         real = read.real[:, 1:]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.heads.files import holds_head, open_recurrent, save_head
+from ragspec.drafters.heads.files import holds_head, open_head, save_head
 from ragspec.drafters.heads.head import taps_of
 from ragspec.errors import InputError, StoreError, pluralize
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
@@ -63,7 +63,7 @@ def train_head(
     state = load_state(out) if resume else None
     held_out, learned = _split(texts)
     began = time.perf_counter()
-    head = None if start is None else open_recurrent(start, target).to(target.device)
+    head = None if start is None else open_head(start, target).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
     states, taps = list[StateRead](), taps_of(trainer.head.config, target)
 

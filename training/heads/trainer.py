@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import RecurrentHead, check_head, taps_of
+from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
-from ragspec.training.loss import Objective, frozen_output, head_loss
+from ragspec.training.loss import Objective, Teacher, head_loss
 from ragspec.verification.causal import CausalTarget
 
 CHECKPOINT, PART = "training.pt", ".training.part"
@@ -47,6 +47,7 @@ class HeadTraining:
         form: The form of a fresh head, see `fresh_head`.
         noise: Width of the uniform noise on the states.
         depth: Rounds in which the head reads its own predictions, see `loss`.
+        slots: Tokens that a fresh head of several slots drafts in one pass.
         draft_vocab_size: The head only drafts this many of the texts' most frequent tokens, see
             `frequent_tokens`; None for all.
 
@@ -63,11 +64,12 @@ class HeadTraining:
     form: str = "eagle1"
     noise: float = 0.2
     depth: int = 1
+    slots: int = 4
     draft_vocab_size: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1}
+        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1, "slots": 1}
         if self.draft_vocab_size is not None:
             counts["draft_vocab_size"] = 1
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
@@ -78,9 +80,9 @@ class HeadTraining:
         if wrong:
             got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {got}; expected at least one step, text a step, round and token, texts of "
-                f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
-                "nothing infinite or below 0."
+                f"got {got}; expected at least one step, text a step, round, slot and token, texts "
+                f"of {SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, "
+                "and nothing infinite or below 0."
             )
 
 
@@ -128,7 +130,7 @@ class HeadTrainer:
         texts: Sequence[Sequence[int]],
         settings: HeadTraining,
         *,
-        head: RecurrentHead | None = None,
+        head: DraftHead | None = None,
         reader: Reads | None = None,
     ) -> None:
         self.target = target
@@ -142,7 +144,14 @@ class HeadTrainer:
                 "expected the same, for a trained head keeps its tokens. Leave --vocabulary out."
             )
         first = seeded(settings.seed, 0, 0)
-        self.head = head or fresh_head(target, first, form=settings.form, tokens=tokens)
+        self.head = head or fresh_head(
+            target, first, form=settings.form, tokens=tokens, slots=settings.slots
+        )
+        if self.head.config.markov_rank:
+            raise InputError(
+                "got a head of DSpark, whose Markov part cannot be trained here; expected another "
+                "form. Start without it, or with a head of DFlash."
+            )
         check_head(self.head.config, target)
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
@@ -150,7 +159,7 @@ class HeadTrainer:
         self._reader = reader or StateReader(
             target, self.batches.chunks, taps_of(self.head.config, target)
         )
-        self._output = frozen_output(target, self.head.tokens)
+        self._teacher = Teacher.of(target, self.head)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(),
@@ -189,7 +198,7 @@ class HeadTrainer:
         with torch.autocast(read.states.device.type, torch.bfloat16, enabled=half):
             loss, agreement = head_loss(
                 self.head,
-                self._output,
+                self._teacher,
                 read,
                 Objective.of(self.head),
                 noise=noise,
@@ -225,7 +234,7 @@ class HeadTrainer:
                 "texts, model and settings (steps and minutes may differ). Name another folder."
             )
         self.head.load_state_dict(state["head"])
-        self._output = frozen_output(self.target, self.head.tokens)  # of the loaded head's tokens
+        self._teacher = Teacher.of(self.target, self.head)  # for the loaded head's tokens
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._spent = int(state["steps"]), float(state["spent"])
 

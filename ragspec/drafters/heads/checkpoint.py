@@ -202,6 +202,14 @@ def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
+def copied_layer(text: Any) -> dict[str, Any]:
+    """Return the configuration of one layer like those of a model's configuration."""
+    settings = text.to_dict()
+    layers = {name: settings[name] for name in LAYER_SETTINGS if settings.get(name) is not None}
+    layers.pop("layer_types", None)
+    return {"model_type": text.model_type, **layers, "num_hidden_layers": 1}
+
+
 def _to_ids(weights: dict[str, Tensor]) -> None:
     """Turn the offsets `d2t` of drafted tokens into `tokens`; drop the mask `t2d` that they imply.
 

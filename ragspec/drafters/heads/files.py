@@ -17,14 +17,13 @@ import torch
 from ragspec.drafters.heads import dflash, eagle, medusa, mtp, speculators
 from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, checked
 from ragspec.drafters.heads.config import HeadWeights
-from ragspec.drafters.heads.head import DraftHead, RecurrentHead, check_head
-from ragspec.drafters.heads.parallel import BlockHead, MedusaHead
+from ragspec.drafters.heads.head import DraftHead, check_head
+from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
 from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, medusa, dflash, eagle, mtp)
-KINDS: dict[str, type[DraftHead]] = {"inject": BlockHead, "state": MedusaHead, "path": MedusaHead}
 
 
 def holds_head(folder: Path) -> bool:
@@ -48,21 +47,6 @@ def open_head(folder: Path | str, target: CausalTarget | None = None) -> DraftHe
     return head
 
 
-def open_recurrent(folder: Path | str, target: CausalTarget | None = None) -> RecurrentHead:
-    """Return a head that can be trained further; see `open_head`.
-
-    Raises:
-        UnsupportedModelError: It drafts several tokens in one pass.
-    """
-    head = open_head(folder, target)
-    if not isinstance(head, RecurrentHead) or head.config.slots > 1:
-        raise UnsupportedModelError(
-            f"{folder} holds a head that drafts {head.config.slots} tokens in one pass, which only "
-            "drafts; expected one of EAGLE or MTP. Train such a head."
-        )
-    return head
-
-
 def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     """Return the head with these weights, all of which it must take.
 
@@ -71,8 +55,7 @@ def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     """
 
     def filled() -> DraftHead:
-        with torch.random.fork_rng(devices=[]):
-            head = KINDS.get(weights.config.join, RecurrentHead)(weights.config)
+        head = unset_head(weights.config)
         head.load_state_dict(weights.state)
         return head.eval()
 

@@ -8,14 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS
+from ragspec.drafters.heads.checkpoint import copied_layer
 from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import STD, RecurrentHead, default_taps, states_size, target_print
+from ragspec.drafters.heads.head import STD, DraftHead, default_taps, states_size, target_print
+from ragspec.drafters.heads.medusa import prefix_layer
+from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import decoder_layers
 
-FORMS = ("eagle1", "eagle3")
+_WIDE: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
+FORMS: dict[str, dict[str, Any]] = {
+    "eagle1": {},
+    "eagle3": _WIDE,
+    "peagle": _WIDE,
+    "dflash": {"join": "inject", "bias": False, "output_norm": True},
+    "medusa": {"join": "state", "bias": False},
+    "hydra": {"join": "path"},
+    "hydra++": {"join": "path", "prefix": True},
+}
 _COPIED = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -26,45 +37,61 @@ def fresh_head(
     form: str = "eagle1",
     tokens: Sequence[int] | None = None,
     learns_rows: bool = True,
-) -> RecurrentHead:
+    slots: int = 4,
+) -> DraftHead:
     """Return an untrained head for a target, in float32 on its device.
 
-    A head of EAGLE-3 begins as a copy of the last layer of a Llama-like target, with its norm and
-    its rows of logits. Other heads are random: one layer with the target's number of attention
-    heads if twice that divides the hidden size, else one, and a feed-forward part 8/3 as wide as
-    the hidden size, rounded up in steps of 32.
+    A head of EAGLE-3 or P-EAGLE begins as a copy of the last layer of a Llama-like target, with its
+    norm and its rows of logits, which Medusa and Hydra copy too. Other weights are random: one
+    layer with the target's number of attention heads if twice that divides the hidden size, else
+    one, and a feed-forward part 8/3 as wide as the hidden size, rounded up in steps of 32. The mask
+    token is the last one of the vocabulary.
 
     Args:
-        form: "eagle1" or "eagle3".
+        form: One of `FORMS`.
         tokens: Increasing ids of the tokens that it may draft; None for all.
         learns_rows: Whether a head of EAGLE-3 learns rows of logits, or has the target's.
+        slots: Tokens that a head of several slots drafts in one pass.
 
     Raises:
-        InputError: There is no such form.
+        InputError: There is no such form, or it drafts all tokens.
     """
     if form not in FORMS:
         raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
-    text, third = target.model.config.get_text_config(), form == "eagle3"
-    copied = third and _is_copied(target)
+    settings, text = dict(FORMS[form]), target.model.config.get_text_config()
+    join = settings.get("join", "project")
+    if tokens is not None and join in ("state", "path"):
+        raise InputError(
+            f"got a vocabulary of {len(tokens)} tokens for a head of {form}, which drafts all; "
+            "expected none. Leave it out."
+        )
+    copied = join == "attend" and _is_copied(target)
     first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-    wide: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
-    wide |= {"has_output": learns_rows, "taps": default_taps(target)}
+    if join in ("attend", "inject"):
+        settings["taps"] = default_taps(target)
+        settings["has_output"] = join == "attend" and learns_rows
+    if form not in ("eagle1", "eagle3"):
+        mask = target.vocab_size - 1 if form in ("peagle", "dflash") else None
+        settings |= {"slots": slots, "mask_token": mask}
+    layers = copied_layer(text) if copied else _settings(text, states_size(target))
     config = HeadConfig(
-        layers=_copied_settings(text) if copied else _settings(text, states_size(target)),
+        layers=prefix_layer(text) if form == "hydra++" else layers,
         embedding_size=target.embed(first).shape[-1],
         target_size=states_size(target),
         vocab_size=target.vocab_size,
         target=target_print(target),
         draft_vocab_size=None if tokens is None else len(tokens),
-        **wide if third else {},
+        **settings,
     )
-    with torch.random.fork_rng(devices=[]):
-        head = RecurrentHead(config)
+    head = unset_head(config)
     head.reset(generator)
     if tokens is not None:
         head.tokens = torch.tensor(tokens)
     if copied:
         _copy_layer(target, head)
+    if isinstance(head, MedusaHead) and isinstance(target.output_head, nn.Linear):
+        for rows in head.outputs:
+            rows.load_state_dict({"weight": target.output_head.weight}, strict=False)
     return head.to(target.device)
 
 
@@ -90,15 +117,8 @@ def _is_copied(target: CausalTarget) -> bool:
     return plain and text.model_type in _COPIED and bool(decoder_layers(target.model))
 
 
-def _copied_settings(text: Any) -> dict[str, Any]:
-    settings = text.to_dict()
-    layers = {name: settings[name] for name in LAYER_SETTINGS if settings.get(name) is not None}
-    layers.pop("layer_types", None)
-    return {"model_type": text.model_type, **layers, "num_hidden_layers": 1}
-
-
 @torch.no_grad()
-def _copy_layer(target: CausalTarget, head: RecurrentHead) -> None:
+def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
     """Let a head begin as the target's last layer, read over its last tap."""
     source: Any = decoder_layers(target.model)[-1]
     layer: Any = head.layers.layers[0]
@@ -111,7 +131,7 @@ def _copy_layer(target: CausalTarget, head: RecurrentHead) -> None:
     layer.hidden_norm.weight.copy_(source.input_layernorm.weight)
     layer.input_layernorm.weight.fill_(1.0)
     norm: Tensor = target.model.get_decoder().norm.weight
-    head.norm.weight.copy_(norm)  # type: ignore[operator]
+    head.norm.weight.copy_(norm)
     head.fc.weight.mul_(STD)
     width = head.config.hidden_size
     head.fc.weight[:, -width:] += torch.eye(width, device=head.fc.weight.device)

@@ -80,11 +80,14 @@ class DraftHead(nn.Module):
 
     Attributes:
         tokens: Increasing ids of the tokens that it may draft, i64 [v]; None for all.
-        layers: What a forward runs.
+        layers, fc: What a forward runs, and what projects its inputs, which Medusa's lacks.
+        norm: The norm of its output, if there is one.
     """
 
     tokens: Tensor | None
-    layers: nn.Module
+    layers: Any
+    fc: Any
+    norm: Any
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -101,6 +104,19 @@ class DraftHead(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of its states."""
         return next(each.dtype for each in self.parameters() if each.is_floating_point())
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialize all weights; a head that projects then roughly repeats its input state."""
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * STD)
+                elif name.endswith("bias"):
+                    weight.zero_()
+            if isinstance(fc := getattr(self, "fc", None), nn.Linear):
+                width = self.config.hidden_size
+                last = min(fc.in_features, width)
+                fc.weight[:, -last:] += torch.eye(width, last, device=fc.weight.device)
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
@@ -147,8 +163,6 @@ class RecurrentHead(DraftHead):
     With several slots it is P-EAGLE's: tokens of `mask_token` follow, with `mask_taps` as taps.
     """
 
-    layers: Any
-
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         width, taps = config.hidden_size, len(config.taps)
@@ -175,18 +189,6 @@ class RecurrentHead(DraftHead):
         self.mask_taps = nn.Parameter(torch.zeros(1, 1, size)) if config.slots > 1 else None
         layers.norm = nn.Identity()
         self.layers = layers
-
-    def reset(self, generator: torch.Generator) -> None:
-        """Initialize all weights; a head that projects then roughly repeats its input state."""
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                if weight.dim() > 1:
-                    weight.copy_(torch.randn(weight.shape, generator=generator) * STD)
-                elif name.endswith("bias"):
-                    weight.zero_()
-            width = self.config.hidden_size
-            last = min(self.fc.in_features, width)
-            self.fc.weight[:, -last:] += torch.eye(width, last, device=self.fc.weight.device)
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states [R, n, H] that the head reads, from the target's taps side by side."""

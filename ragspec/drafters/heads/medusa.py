@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint
+from ragspec.drafters.heads.checkpoint import Checkpoint, copied_layer
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError
@@ -46,7 +46,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
         grounded = first.shape[1] > width
         return HeadConfig(
-            layers=_layers(target) if prefix else {"hidden_size": width},
+            layers=prefix_layer(_text(target)) if prefix else {"hidden_size": width},
             embedding_size=first.shape[1] - width if grounded else width,
             target_size=width,
             vocab_size=vocab_size,
@@ -108,12 +108,9 @@ def _count(names: Iterable[str], pattern: str) -> int:
     return sum(re.fullmatch(pattern, name) is not None for name in names)
 
 
-def _layers(target: CausalTarget | None) -> dict[str, Any]:
-    """Return the configuration of the layer of a Hydra++."""
-    text = _text(target).to_dict()
-    layers = {name: text[name] for name in LAYER_SETTINGS if text.get(name) is not None}
-    layers.pop("layer_types", None)
-    return {"model_type": "llama", **layers, "num_hidden_layers": 1}
+def prefix_layer(text: Any) -> dict[str, Any]:
+    """Return the configuration of the layer of a Hydra++, for a target with this one."""
+    return copied_layer(text) | {"model_type": "llama"}
 
 
 def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:

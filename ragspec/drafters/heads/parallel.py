@@ -9,7 +9,7 @@ it. Its head of confidence is not used: drafts are ranked as those of other head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import DraftHead, HeadStates, decoder_of, norm_like
+from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead, decoder_of, norm_like
 
 if TYPE_CHECKING:
     from ragspec.verification.batch_cache import BatchCache
@@ -48,7 +48,24 @@ class SlotRows(nn.ModuleList):
         return torch.stack([rows(each) for rows, each in pairs], 1)
 
 
-class MedusaHead(DraftHead):
+class SlotHead(DraftHead):
+    """A head of several slots that reads no state of its own."""
+
+    def slot_states(
+        self, embedded: Tensor, states: Tensor, mask: Tensor | None
+    ) -> Iterator[Tensor]:
+        """Yield what the rows of logits read in each slot [R, n, H], for a training.
+
+        Place i of slot k belongs to the pass k places before it; the first k places are undefined.
+
+        Args:
+            embedded, states: Embeddings of n tokens, and the states before them.
+            mask: Embedding of the mask token [1, 1, E].
+        """
+        raise NotImplementedError
+
+
+class MedusaHead(SlotHead):
     """Residual blocks and rows of logits for each slot: Medusa, or Hydra (`join="path"`)."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -70,17 +87,28 @@ class MedusaHead(DraftHead):
 
         states = states.to(self.dtype)
         if self.config.prefix:
-            states = self.layers(
-                inputs_embeds=states,
-                position_ids=view.positions,
-                past_key_values=ModelCache(cache),
-                use_cache=True,
-            ).last_hidden_state
+            keys, positions = ModelCache(cache), view.positions
+            options = {"position_ids": positions, "past_key_values": keys, "use_cache": True}
+            states = self.layers(inputs_embeds=states, **options).last_hidden_state
         last = states[:, -1]
         if self.config.join == "path":
             pair = torch.cat([last, embedded[:, -1].to(last.dtype)], -1)
             return HeadStates(self.blocks[0](pair)[:, None], last)
         return HeadStates(torch.stack([block(last) for block in self.blocks], 1), last)
+
+    def slot_states(
+        self, embedded: Tensor, states: Tensor, mask: Tensor | None
+    ) -> Iterator[Tensor]:
+        """Yield the states of each slot; see `SlotHead.slot_states`."""
+        n = states.shape[1]
+        states = states.to(self.dtype)
+        if self.config.prefix:
+            states = self.layers(inputs_embeds=states, use_cache=False).last_hidden_state
+        for slot, block in enumerate(self.blocks):
+            parts = [states[:, : n - slot]]
+            if self.config.join == "path":
+                parts += [embedded[:, i : n - slot + i] for i in range(slot + 1)]
+            yield functional.pad(block(torch.cat(parts, -1)), (0, 0, slot, 0))
 
     def rows(self, target: CausalTarget) -> nn.Module | None:
         """Return the rows of logits of the slots; see `DraftHead.rows`."""
@@ -106,10 +134,8 @@ class MedusaHead(DraftHead):
         return result
 
 
-class BlockHead(DraftHead):
+class BlockHead(SlotHead):
     """DFlash, and DSpark with a `markov_rank`."""
-
-    layers: Any
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -134,12 +160,26 @@ class BlockHead(DraftHead):
         """
         x, states = embedded[:, states.shape[1] - 1 :].to(self.dtype), states.to(self.dtype)
         positions = torch.cat([view.positions, view.positions[:, -1:] + 1], 1)
-        tables = self.layers.rotary_emb(x, positions)
-        for number, layer in enumerate(self.layers.layers):
-            x = x + self._attend(number, layer, x, states, tables, cache)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        out = self.norm(x)[:, -self.config.slots :]
+        out = self._run(x, states, positions, cache)[:, -self.config.slots :]
         return HeadStates(out, out)
+
+    def slot_states(
+        self, embedded: Tensor, states: Tensor, mask: Tensor | None
+    ) -> Iterator[Tensor]:
+        """Yield the states of each slot, of a block behind each token; see `SlotHead`."""
+        assert mask is not None
+        rows, n = states.shape[:2]
+        size, places = self.config.masks + 1, torch.arange(n, device=states.device)
+        fill = mask.expand(rows, n, size - 1, -1)
+        x = torch.cat([embedded[:, :, None], fill], 2).flatten(1, 2).to(self.dtype)
+        block = places[:, None] + 1 + torch.arange(size, device=places.device)
+        positions, of = torch.cat([places, block.flatten()])[None], places.repeat_interleave(size)
+        seen = torch.cat([places <= of[:, None], of == of[:, None]], 1)
+        out = self._run(x, states.to(self.dtype), positions, seen=seen)
+        out = out.view(rows, n, size, -1)
+        for slot in range(self.config.slots):
+            states = out[:, : n - slot, slot - self.config.slots]
+            yield functional.pad(states, (0, 0, slot, 0))
 
     def after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
@@ -152,19 +192,43 @@ class BlockHead(DraftHead):
         change: Tensor = self.change(self.before(last))
         return rows + change.to(rows.dtype)
 
-    def _attend(
+    def _run(
         self,
-        number: int,
-        layer: Any,
         x: Tensor,
         states: Tensor,
-        tables: tuple[Tensor, Tensor],
-        cache: BatchCache,
+        positions: Tensor,
+        cache: BatchCache | None = None,
+        seen: Tensor | None = None,
     ) -> Tensor:
-        """Return what a block [R, B, H] attends to, after n states, of which the cache has more."""
+        """Return the output [R, B, H] after B block tokens, which attend to n states too.
+
+        Args:
+            positions: Of the states, then of the block, i64 [1, n + B].
+            cache: Has earlier states.
+            seen: What the block attends to, bool [B, n + B]; None for all, up to windows.
+        """
+        tables = self.layers.rotary_emb(x, positions)
+        for number, layer in enumerate(self.layers.layers):
+            block = layer.input_layernorm(x)
+            queries, keys, values = self._turned(layer.self_attn, block, states, tables)
+            if cache is not None:
+                keys, values = cache.update(keys, values, number)
+                seen = self._seen(number, x.shape[1], keys.shape[2], x.device)
+            scale = layer.self_attn.scaling
+            out = functional.scaled_dot_product_attention(
+                queries, keys, values, seen, scale=scale, enable_gqa=True
+            )
+            x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def _turned(
+        self, attention: Any, block: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of a block, and keys and values of states and block."""
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-        attention, block = layer.self_attn, layer.input_layernorm(x)
         both, size = torch.cat([states, block], 1), block.shape[1]
 
         def heads(projection: nn.Module, inputs: Tensor, norm: nn.Module | None) -> Tensor:
@@ -178,13 +242,7 @@ class BlockHead(DraftHead):
         values = heads(attention.v_proj, both, None)
         _, keys = apply_rotary_pos_emb(keys, keys, *tables)
         queries, _ = apply_rotary_pos_emb(queries, queries, *(each[:, -size:] for each in tables))
-        keys, values = cache.update(keys, values, number)
-        seen = self._seen(number, size, keys.shape[2], x.device)
-        out = functional.scaled_dot_product_attention(
-            queries, keys, values, seen, scale=attention.scaling, enable_gqa=True
-        )
-        attended: Tensor = attention.o_proj(out.transpose(1, 2).flatten(2))
-        return attended
+        return queries, keys, values
 
     def _seen(self, number: int, size: int, slots: int, device: torch.device) -> Tensor | None:
         """Return the slots that a block attends to in a layer with a window: bool [B, slots].
@@ -198,3 +256,12 @@ class BlockHead(DraftHead):
         places = torch.arange(slots, device=device)
         seen: Tensor = (places >= slots - size - window).expand(size, -1)
         return seen & (places <= places[-size:, None]) if self.config.causal_windows else seen
+
+
+_KINDS: dict[str, type[DraftHead]] = {"inject": BlockHead, "state": MedusaHead, "path": MedusaHead}
+
+
+def unset_head(config: HeadConfig) -> DraftHead:
+    """Return a head whose weights are to be set by `reset` or from a file."""
+    with torch.random.fork_rng(devices=[]):
+        return _KINDS.get(config.join, RecurrentHead)(config)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from ragspec.drafters.heads.files import open_recurrent, save_head
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
@@ -263,7 +263,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
         with pytest.raises(KeyboardInterrupt):
             train(*some, tmp_path / "parts", ENOUGH, Terminal())
     assert "stopped after step 5" in capsys.readouterr().err
-    open_recurrent(tmp_path / "parts")  # what was learned so far drafts already
+    open_head(tmp_path / "parts")  # what was learned so far drafts already
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
         train(*some, tmp_path / "parts", ENOUGH)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
@@ -291,7 +291,7 @@ def test_the_best_head_on_held_out_texts_is_written(
     monkeypatch.setattr(train_head_run, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
     train(*some, tmp_path / "head", SETTINGS)
-    written = open_recurrent(tmp_path / "head").state_dict()
+    written = open_head(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
 
@@ -332,6 +332,6 @@ def test_a_head_can_begin_with_another(some: Files, tmp_path: Path) -> None:
     first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9))
     more = train(*some, tmp_path / "more", still, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
-    instance, before = (open_recurrent(tmp_path / name) for name in ("more", "first"))
+    instance, before = (open_head(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)
     assert instance.config.draft_vocab_size == 9

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.drafters.heads.head import RecurrentHead
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
-from ragspec.training.loss import Objective, frozen_output, head_loss, rounds
+from ragspec.training.loss import Objective, Teacher, head_loss, rounds
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
@@ -32,7 +32,7 @@ def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[l
     return [tiny.prompt(length, vocab_size=vocab, seed=50 + seed) for seed in range(count)]
 
 
-def agreement(head: RecurrentHead) -> float:
+def agreement(head: DraftHead) -> float:
     """Return how often the head's best token is the target's, on texts that it never saw."""
     instance = target()
     return agreement_of(head, instance, [StateReader(instance, texts(8, 40)).read(range(8))])
@@ -50,7 +50,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
     read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
 
-    def last_round(head: RecurrentHead) -> float:
+    def last_round(head: DraftHead) -> float:
         with torch.no_grad():
             guessed = list(rounds(head, read, 0.0, depth))[-1].read[:, depth - 1 :]
         return float((guessed - read.states[:, depth:]).abs().mean())
@@ -79,7 +79,7 @@ def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
     again.resume(left)
     states = torch.randn(4, 32, generator=seeded(1, 0, 0))
     whole = target().output_head(states)
-    torch.testing.assert_close(again._output(states), whole[:, [2, 5, 11]])
+    torch.testing.assert_close(again._teacher.output(states), whole[:, [2, 5, 11]])
 
 
 def test_a_head_may_draft_frequent_tokens_only() -> None:
@@ -210,16 +210,16 @@ def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padding_changes_no_loss(depth: int) -> None:
     head = fresh_head(target(), seeded(0, 0, 0))
-    output = frozen_output(target(), None)
+    teacher = Teacher.of(target(), head)
     reader = StateReader(target(), [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
     spoilt = StateRead(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
-        head_loss(head, output, each, Objective(), depth=depth) for each in (spoilt, long, short)
+        head_loss(head, teacher, each, Objective(), depth=depth) for each in (spoilt, long, short)
     ]
     if depth == 1:
         torch.testing.assert_close(losses[0][0], (19 * losses[1][0] + 8 * losses[2][0]) / 27)
-    plain = head_loss(head, output, both, Objective(), depth=depth)
+    plain = head_loss(head, teacher, both, Objective(), depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.drafters.heads.cache import HeadCache, HeadModel
-from ragspec.drafters.heads.head import RecurrentHead
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -16,7 +16,7 @@ from tests.support import heads, tiny
 PICTURE = pytest.mark.parametrize("picture", [False, True], ids=["text", "guided pair"])
 
 
-def setting(picture: bool) -> tuple[RecurrentHead, CausalTarget, list[int], list[int]]:
+def setting(picture: bool) -> tuple[DraftHead, CausalTarget, list[int], list[int]]:
     """Return a head, its target, a prompt and what follows."""
     target: Any
     if picture:
@@ -29,7 +29,7 @@ def setting(picture: bool) -> tuple[RecurrentHead, CausalTarget, list[int], list
     return heads.fresh(target), target, prompt, text
 
 
-def opened(head: RecurrentHead, target: CausalTarget) -> HeadCache:
+def opened(head: DraftHead, target: CausalTarget) -> HeadCache:
     return HeadCache(HeadModel(head, target), target.vocab_size, 4)
 
 

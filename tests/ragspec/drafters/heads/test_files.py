@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.checkpoint import WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.drafters.heads.files import holds_head, open_head, open_recurrent, save_head
-from ragspec.drafters.heads.head import RecurrentHead
+from ragspec.drafters.heads.files import holds_head, open_head, save_head
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
@@ -67,8 +67,8 @@ def target(**options: Any) -> CausalTarget:
     return CausalTarget(tiny.model("llama", **options))
 
 
-def opened(name: str, folder: Path) -> RecurrentHead:
-    return open_recurrent(published_heads.write(folder, *LAYOUTS[name]()), target())
+def opened(name: str, folder: Path) -> DraftHead:
+    return open_head(published_heads.write(folder, *LAYOUTS[name]()), target())
 
 
 def spread(values: torch.Tensor) -> list[float]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.drafters.heads.files import open_recurrent, save_head
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import check_head, target_print
 from ragspec.drafters.heads.vocabulary import frequent_tokens, output_rows
@@ -77,7 +77,7 @@ def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
     head = heads.fresh(target)
     save_head(head, tmp_path / "head")
     assert {path.name for path in (tmp_path / "head").iterdir()} == {CONFIG, WEIGHTS}
-    opened = open_recurrent(tmp_path / "head")
+    opened = open_head(tmp_path / "head")
     assert opened.config == head.config
     assert not opened.training
     check_head(opened.config, target)
@@ -95,10 +95,10 @@ def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
         (tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half", "quarter")
     )
     assert half < 0.6 * whole and quarter < 0.4 * whole
-    opened = open_recurrent(tmp_path / "half")
+    opened = open_head(tmp_path / "half")
     assert opened.fc.weight.dtype == torch.float32
     torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
-    small = open_recurrent(tmp_path / "quarter")
+    small = open_head(tmp_path / "quarter")
     assert torch.equal(small.layers.layers[0].post_attention_layernorm.weight, torch.ones(32))
     before, after = BlockLinear.of(head.fc), BlockLinear.of(small.fc)  # rounded no second time
     weight = small.fc.weight.detach()
@@ -118,7 +118,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, content: str) ->
     save_head(heads.fresh(text_target()), tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match="train it again"):
-        open_recurrent(tmp_path)
+        open_head(tmp_path)
 
 
 def test_a_target_keeps_its_print_in_every_dtype() -> None:
@@ -188,7 +188,7 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
 def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
     head = fresh_head(text_target(), seeded(1, 0, 0), tokens=[2, 5, 11])
     save_head(head, tmp_path, torch.bfloat16)
-    read = open_recurrent(tmp_path)
+    read = open_head(tmp_path)
     assert read.tokens is not None
     assert read.tokens.tolist() == [2, 5, 11]
     for wrong in ([5, 2, 11], [2, 2, 11], [2, 5, heads.VOCAB], [-1, 2, 5]):
@@ -198,4 +198,4 @@ def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
             {name: each for name, each in weights.items() if name != "t2d"}, tmp_path / WEIGHTS
         )
         with pytest.raises(ModelError, match="no increasing ids"):
-            open_recurrent(tmp_path)
+            open_head(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,21 @@ import torch
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.cache import HeadModel, SlotCache
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.drafters.heads.files import holds_head, open_head, open_recurrent, save_head
+from ragspec.drafters.heads.files import holds_head, open_head, save_head
+from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.quantized import quantized
+from ragspec.training.batches import StateRead
+from ragspec.training.loss import Teacher, head_output, rounds
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.trees.draft_tree import ROOT
 from ragspec.trees.operations import depths
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import TreeView, tree_view
-from tests.support import published_heads, tiny
+from tests.support import heads, published_heads, tiny
 from tests.support.published_heads import IDS, INPUTS, H
 
 Values = list[list[float]]
@@ -248,10 +253,49 @@ def test_what_does_not_fit_is_named(
         open_head(published_heads.write(tmp_path, config, weights), target())
 
 
-def test_heads_of_several_slots_only_draft(tmp_path: Path) -> None:
+FORMS = ("peagle", "dflash", "medusa", "hydra", "hydra++")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_slots_draft_as_they_learn(form: str) -> None:
+    """Slot k of every pass is round k of the training."""
+    model = target()
+    head = fresh_head(model, torch.Generator().manual_seed(0), form=form, slots=3).eval()
+    text, path = tiny.prompt(9, seed=4), [5, 8]
+    whole = [*text, *path]
+    taps = torch.randn(1, len(whole), len(head.config.taps) * H)
+    cache = SlotCache(HeadModel(head, model, head.rows(model)), model.vocab_size, 4)
+    cache.notify(taps[:, : len(text) - 1])
+    with cache.lease():
+        drafted = [cache.read(text), cache.extend([5], [ROOT]), cache.extend([8], [0])]
+    embedded, real = model.embed(torch.tensor([whole])), torch.ones(1, len(whole)) > 0
+    read, teacher = StateRead(embedded, taps, real, taps=taps), Teacher.of(model, head)
+    with torch.no_grad():
+        for k, guessed in enumerate(rounds(head, read, 0.0, 1, mask=teacher.mask)):
+            logits = head_output(head, teacher.output, k)(guessed.read[:, len(text) - 2 + k])
+            torch.testing.assert_close(drafted[k], logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
+    model = CausalTarget(heads.model(torch.float32))
+    texts = [tiny.prompt(40, vocab_size=heads.VOCAB, seed=seed) for seed in range(64)]
+    settings = replace(heads.TRAINING, steps=60, form=form, slots=2)
+    steps: list[TrainingProgress] = []
+    head = heads.train_head(model, texts, settings, on_step=steps.append)
+    assert steps[-1].loss < 0.85 * steps[0].loss
+    save_head(head, tmp_path)
+    again = HeadTrainer(model, texts, settings, head=open_head(tmp_path, model))
+    assert next(again.run()).loss == pytest.approx(steps[-1].loss, rel=0.3)
+
+
+def test_what_cannot_be_trained_or_drafted_is_refused(tmp_path: Path) -> None:
+    published_heads.write(tmp_path, *published_heads.dflash("dspark"))
+    with pytest.raises(InputError, match="Markov part cannot be trained"):
+        HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
+    with pytest.raises(InputError, match="for a head of medusa, which drafts all"):
+        fresh_head(target(), torch.Generator(), form="medusa", tokens=[1, 2])
     published_heads.write(tmp_path, *published_heads.medusa())
-    with pytest.raises(UnsupportedModelError, match="drafts 3 tokens in one pass"):
-        open_recurrent(tmp_path, target())
     pair = target()
     pair.copies = 2
     with pytest.raises(UnsupportedModelError, match="one row a text"):
