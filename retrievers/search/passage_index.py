@@ -34,7 +34,7 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
-from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.retrievers.search.sparse import SCORES, SparseIndex
 from ragspec.sampling.settings import checked_count
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
@@ -226,7 +226,7 @@ class PassageIndex:
             cosines = self._dense.scores(query.vector, numbers).tolist()
             rankings["dense"] = _ordered(numbers, cosines)
         if mode is not SearchMode.DENSE:
-            ranking = _ordered(numbers, self._sparse.scores(query.text, numbers))
+            ranking = _ordered(numbers, self._sparse.scores(query.text)[numbers].tolist())
             rankings["sparse"] = [(number, score) for number, score in ranking if score > 0]
         best = fuse_rankings(rankings, self.fusion)[:1]
         return best[0][0] if best else None
@@ -325,7 +325,9 @@ class PassageIndex:
             check_prints(str(store.path.parent), prints, {"embedder": model.fingerprint})
             vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
-        sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
+        sparse = None
+        if parameters["sparse"]:
+            sparse = SparseIndex.load(store.file(f"sparse/{SCORES}").parent)
         origin = IndexOrigin.of(parameters["origin"])
         return cls(documents, passages, dense=dense, sparse=sparse, origin=origin)
 
