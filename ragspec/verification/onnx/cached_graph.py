@@ -46,7 +46,7 @@ from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
-VERSION = 4
+VERSION = 5
 RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
 BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables

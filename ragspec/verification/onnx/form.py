@@ -12,6 +12,7 @@ from torch import Tensor
 from ragspec.models.supported import layer_windows
 
 TABLES = "cosines", "sines"
+FOLDED = "folded"  # the attention operator for few positions of one sequence
 WINDOWED = frozenset({"mistral", "phi3"})  # all of whose layers have the window, if one has
 
 

@@ -3,6 +3,9 @@
 The operators are those into which ONNX Runtime fuses such a model: GroupQueryAttention, which turns
 queries and keys and extends a cache in place, SkipSimplifiedLayerNormalization, and products with
 weights as torch stores them. A tree is verified by a bias on its scores.
+
+The operator reads a head of keys anew for each of its heads of queries. For few positions another
+one has as many heads of queries as of keys: the rest are further rows, whose slots nobody sees.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
-from ragspec.verification.onnx.form import TABLES, ModelForm
+from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
@@ -34,15 +37,23 @@ class Graph:
     Attributes:
         sequences: Most sequences of a forward; their tokens follow each other.
         trees: Whether a bias is added to the scores of each sequence, another one under a window.
+        folds: Heads of queries of a head of keys, which the `FOLDED` operator has as rows; 1 for
+            no such operator.
         form: The form of the model.
         weights: Tensors by name: the model's own, joined ones, and small constants.
     """
 
     sequences: int = 1
     trees: bool = True
+    folds: int = 1
     form: ModelForm = field(default_factory=ModelForm)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def operators(self) -> list[str]:
+        """The names of the attention operators of each layer."""
+        return [*map(str, range(self.sequences)), *[FOLDED] * (self.folds > 1)]
 
     def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Add a node of ONNX; return its output."""
@@ -132,38 +143,74 @@ class Graph:
     ) -> str:
         """Add the attention of layer i.
 
-        Each sequence attends by an operator of its own, for the rows that it is told.
+        Each sequence attends by an operator of its own, for the rows that it is told; a single one
+        by the `FOLDED` operator for few positions.
         """
         window, kind = self.form.windows[i], self.form.tables[i]
         each = self.projections(name, h, module)
         if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
             norms = ("q", module.q_norm), ("k", module.k_norm)
-            for at, (part, norm) in enumerate(norms):
-                each[at] = self.head_norm(f"{name}.{part}.norm", each[at], norm, module.head_dim)
-        parts = []
-        for at in range(self.sequences):
+            for number, (part, norm) in enumerate(norms):
+                each[number] = self.head_norm(
+                    f"{name}.{part}.norm", each[number], norm, module.head_dim
+                )
+        groups, width, parts = config.num_key_value_heads, module.head_dim, []
+        for at in self.operators:
+            folded = at == FOLDED
             rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
+            if folded:
+                rows = [self.fold(f"{name}.fold", rows, groups, width)]
             rows += [""] * (3 - len(rows))
             caches = f"key{i}.{at}", f"value{i}.{at}"
             places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
-            places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * self.trees]
+            biased = self.trees or folded
+            places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * biased]
             parts.append(f"{name}.attention.{at}")
             node = helper.make_node(
                 "GroupQueryAttention",
                 [*rows, *caches, *places],
                 [parts[-1], *(f"{cache}.out" for cache in caches)],
                 domain=MICROSOFT,
-                num_heads=config.num_attention_heads,
-                kv_num_heads=config.num_key_value_heads,
+                num_heads=groups if folded else config.num_attention_heads,
+                kv_num_heads=groups,
                 scale=float(module.scaling),
                 softcap=self.form.softcap,
-                local_window_size=-1 if self.trees or not window else window,
+                local_window_size=-1 if biased or not window else window,
                 do_rotary=1,
             )
             self.nodes.append(node)
+            if folded:
+                parts[-1] = self.unfold(parts[-1], groups, width)
         every = self.add("Concat", parts, f"{name}.every", axis=1) if len(parts) > 1 else parts[0]
         out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
+
+    def fold(self, name: str, rows: Sequence[str], groups: int, width: int) -> str:
+        """Return projections of n positions as F n rows with one head of queries a head of keys.
+
+        Row f n + i has the f-th heads of queries of position i, and its keys and values.
+        """
+        heads, count = groups * self.folds, torch.arange(groups)
+        joined = rows[0] if len(rows) == 1 else self.add("Concat", rows, f"{name}.joined", axis=-1)
+        split = self.weight("fold.split", torch.tensor([-1, heads + 2 * groups, width]))
+        picks = [
+            [*(count * self.folds + f), *(heads + torch.arange(2 * groups))]
+            for f in range(self.folds)
+        ]
+        chosen = self.weight("fold.heads", torch.tensor(picks))
+        flat = self.weight("fold.flat", torch.tensor([1, -1, 3 * groups * width]))
+        every = self.add("Reshape", [joined, split], f"{name}.split")
+        every = self.add("Gather", [every, chosen], f"{name}.heads", axis=1)
+        every = self.add("Transpose", [every], f"{name}.rows", perm=[1, 0, 2, 3])
+        return self.add("Reshape", [every, flat], name)
+
+    def unfold(self, x: str, groups: int, width: int) -> str:
+        """Return the output of n positions of which the operator has F n rows; see `fold`."""
+        split = self.weight("unfold.split", torch.tensor([self.folds, -1, groups, width]))
+        flat = self.weight("unfold.flat", torch.tensor([1, -1, groups * self.folds * width]))
+        every = self.add("Reshape", [x, split], f"{x}.split")
+        every = self.add("Transpose", [every], f"{x}.heads", perm=[1, 2, 0, 3])
+        return self.add("Reshape", [every, flat], f"{x}.unfolded")
 
     def projections(self, name: str, h: str, module: LlamaAttention) -> list[str]:
         """Add queries, keys and values, side by side as the operator takes them if they may be."""
@@ -204,7 +251,9 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     the inputs of the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
-    graph = Graph(sequences, trees, form)
+    graph = Graph(sequences, trees, form=form)
+    if sequences == 1 and (trees or form.window is None):  # a window by a bias has other bits
+        graph.folds = config.num_attention_heads // config.num_key_value_heads
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
     x = graph.scaled(x, form.embedding)
@@ -267,10 +316,10 @@ def declare(
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
-    Inputs of sequence i end in `.i`: attend i64 [n], its rows among those of all; their positions
-    i64 [1, n]; total and last i32 [1], the slots in use and the last of them; any bias [1, 1, n, T]
-    of the scores; key and value of each layer [1, heads, C, width]. Back i64 [S] are the places of
-    all rows among those that are attended for.
+    Inputs of operator i end in `.i`: attend i64 [n], its rows among those of all; their positions
+    i64 [1, m], where m is n, or F n if it is `FOLDED`; total and last i32 [1], the slots in use and
+    the last of them; any bias [1, 1, m, T] of the scores; key and value of each layer
+    [1, heads, C, width]. Back i64 [S] are the places of all rows among those that are attended for.
 
     Args:
         inputs, outputs: The graph's own, beside those of `GraphRunner`.
@@ -285,12 +334,14 @@ def declare(
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
     every.append(info("back", whole, ["S"]))
     results = list[Any]()
-    for at in range(graph.sequences):  # the planner takes dimensions of one name for equal
+    for at in graph.operators:  # the planner takes dimensions of one name for equal
         n, size = f"n{at}", [1, heads, f"C{at}", width]
-        every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, n])
+        m = f"m{at}" if at == FOLDED else n
+        every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, m])
         every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
-        biases = ("bias", "narrow")[: (1 + bool(graph.form.window)) * graph.trees]
-        every += (info(f"{name}.{at}", real, [1, 1, n, f"T{at}"]) for name in biases)
+        biased = graph.trees or at == FOLDED
+        biases = ("bias", "narrow")[: (1 + bool(graph.form.window)) * biased]
+        every += (info(f"{name}.{at}", real, [1, 1, m, f"T{at}"]) for name in biases)
         every += (info(f"{name}.{at}", real, size) for name in caches)
         results += (info(f"{name}.{at}.out", real, size) for name in caches)
     results += outputs

@@ -21,7 +21,7 @@ from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.form import TABLES, ModelForm
+from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
@@ -42,9 +42,10 @@ HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 _FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
+NARROW = 16  # most positions for which the `FOLDED` operator is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
-TRIED = 32  # tokens of the text whose bits are compared at opening
+TRIED = 2 * NARROW + 4  # tokens of the text whose bits are compared at opening
 
 
 def hindrance(target: CausalTarget) -> str:
@@ -114,6 +115,7 @@ class GraphRunner:
         tables: The first rotary tables [P, half of what is turned], see `ModelForm.rotary`.
         more: Returns tables of so many positions.
         window: The most tokens that a token attends to in some layers.
+        folds: See `Graph`.
 
     Attributes:
         sequences: Most sequences of a forward.
@@ -126,12 +128,15 @@ class GraphRunner:
         tables: dict[str, Tensor],
         more: Callable[[int], dict[str, Tensor]],
         window: int | None = None,
+        folds: int = 1,
     ) -> None:
         self.session, self._shape, self.tables, self._more = session, shape, tables, more
         self._window = window
         names = [each.name for each in session.inner.get_inputs()]
-        self.sequences, self._trees = sum("attend." in name for name in names), "bias.0" in names
-        self._idle = SequenceCache(2)  # of a sequence that is not there
+        self._operators = [n.partition(".")[2] for n in names if n.startswith("attend.")]
+        self._folds, self._trees = folds if FOLDED in self._operators else 1, "bias.0" in names
+        self.sequences = len(self._operators) - (self._folds > 1)
+        self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
 
     def run(
@@ -148,22 +153,27 @@ class GraphRunner:
         """
         every, back, caches = dict(inputs), list[int](), list[Buffers]()
         first = start = 0  # of a sequence among all rows, and among those that are attended for
-        for at in range(self.sequences):
-            there = at < len(rows)
-            row, positions = (rows[at], views[at].positions) if there else (self._idle, _FIRST)
+        # The operator ignores positions where all slots are new.
+        narrow = self._folds > 1 and len(rows) == 1 and rows[0].extent > 0
+        narrow = narrow and views[0].positions.shape[1] <= NARROW
+        which = [FOLDED] if narrow else self._operators[: len(rows)]
+        working = dict(zip(which, zip(rows, views, strict=True), strict=True))
+        for at in self._operators:
+            row, view = working.get(at, (self._idle, None))
+            there, positions = view is not None, _FIRST if view is None else view.positions
             count = positions.shape[1]
             attend = torch.arange(first, first + count) if there else _FIRST[0]
-            if count == 1 and not self._trees:  # as wide as chains of the same bits
-                attend, positions = attend.expand(2), torch.cat((positions, positions + 1), 1)
-                row.reserve(2)
-            places = self._places(row, positions) | {"attend": attend}
-            if self._trees:
-                related = views[at].related if there else None
-                places["bias"] = _bias(related, count, int(places["total"]))
-                if self._window is not None:
-                    places["narrow"] = _narrowed(
-                        places["bias"], views[at] if there else None, self._window
-                    )
+            if at == FOLDED:
+                places = self._folded(row, view, positions)
+            else:
+                if count == 1 and not self._trees:  # as wide as chains of the same bits
+                    attend, positions = attend.expand(2), torch.cat((positions, positions + 1), 1)
+                    row.reserve(2)
+                places = self._places(row, positions)
+                if self._trees:
+                    end = int(places["total"])
+                    places |= self._biases(view, count, end, None if view is None else view.related)
+            places["attend"] = attend
             every |= {f"{name}.{at}": each for name, each in places.items()}
             caches.append(row.buffers)
             if there:
@@ -172,8 +182,33 @@ class GraphRunner:
             start += len(attend)
         return self._outputs({**every, "back": torch.tensor(back)}, caches, names)
 
+    def _folded(
+        self, row: SequenceCache, view: TreeView | None, positions: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the inputs of the `FOLDED` operator, whose rows fill more slots than are used."""
+        n, end = positions.shape[1], row.extent + positions.shape[1]
+        row.reserve(n * self._folds)
+        places = self._places(row, positions.repeat(1, self._folds))
+        related = None if view is None else view.related
+        if related is None:
+            related = torch.ones(1, n, n, dtype=torch.bool).tril()
+        more = int(places["total"]) - end
+        for name, bias in self._biases(view, n, end, related).items():
+            padded = torch.nn.functional.pad(bias, (0, more), value=HIDDEN)
+            places[name] = padded.repeat(1, 1, self._folds, 1)
+        return places
+
+    def _biases(
+        self, view: TreeView | None, n: int, slots: int, related: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the biases of the scores of n queries."""
+        bias = _bias(related, n, slots)
+        if self._window is None:
+            return {"bias": bias}
+        return {"bias": bias, "narrow": _narrowed(bias, view, self._window)}
+
     def _places(self, row: SequenceCache, positions: Tensor) -> dict[str, Tensor]:
-        """Return the inputs of a sequence of which n positions are next."""
+        """Return the inputs of an operator of whose sequence n slots are next."""
         if not row.buffers.keys:
             self._fill(row.buffers)
         end = row.extent + positions.shape[1]
@@ -194,7 +229,7 @@ class GraphRunner:
         values = {name: value(tensor.contiguous().numpy()) for name, tensor in every.items()}
         for name, each in values.items():
             binding.bind_ortvalue_input(name, each)
-        for at, buffers in enumerate(caches):
+        for at, buffers in zip(self._operators, caches, strict=True):
             for name, bound in self._values(buffers).items():
                 binding.bind_ortvalue_input(f"{name}.{at}", bound)
                 binding.bind_ortvalue_output(f"{name}.{at}.out", bound)
@@ -338,7 +373,8 @@ class OnnxTarget(CausalTarget):
     def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
         """Return what runs a session, whose first rotary tables are these."""
         shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
-        return GraphRunner(session, shape, tables, self.rotary, self.form.window)
+        folds = self.config.num_attention_heads // self.config.num_key_value_heads
+        return GraphRunner(session, shape, tables, self.rotary, self.form.window, folds)
 
     def _open_session(self, sequences: int) -> Session:
         """Return a session over the model's weights, of which it has a packed copy."""
@@ -411,12 +447,18 @@ class OnnxTarget(CausalTarget):
         with self.open(1, TRIED) as session, torch.no_grad():
             session.read_prompts([tokens[: TRIED // 2].tolist()], 0)
             session.commit([()])
-            (together,) = session.verify([[first]], [DraftTree.chain(chain, "probe")])
-            session.discard_uncommitted()
+            widths = len(chain), NARROW // 2  # by one operator and by the other
+            every = [DraftTree.chain(chain[:width], "probe") for width in widths]
+            together = []
+            for tree in every:
+                together += session.verify([[first]], [tree])
+                session.discard_uncommitted()
             for row, token in enumerate((first, *chain)):
                 (alone,) = session.verify([[token]], [DraftTree.empty()])
                 session.commit([()])
-                if not torch.equal(alone[0], together[row]):
+                if not all(
+                    torch.equal(alone[0], each[row]) for each in together if row < len(each)
+                ):
                     return False
         return True
 
