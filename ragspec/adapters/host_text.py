@@ -6,8 +6,10 @@ The top logits, hidden states and random noise of its target are not available.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,13 +19,13 @@ from numpy.typing import NDArray
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse, match_drafter
 from ragspec.drafters.method import GLOBAL, Sources
-from ragspec.errors import InputError
+from ragspec.errors import HostError, InputError
 from ragspec.needs import Capabilities
 from ragspec.pipelines.methods import compose, open_sources
-from ragspec.registry import did_you_mean
+from ragspec.registry import unknown
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
-from ragspec.trees.operations import children
+from ragspec.trees.operations import children, keep_paths, limit_depth
 
 _WARM_UP = (0, 1, 0, 1, 0)
 _OFFERED = Capabilities(
@@ -61,6 +63,11 @@ class HostOptions:
         names = (self.drafter,) if isinstance(self.drafter, str) else self.drafter
         if not names or not all(isinstance(name, str) for name in names):
             raise InputError(f"got drafter {self.drafter!r}; expected a name, or a list of names.")
+        for name, path in (("store", self.store), ("history", self.history)):
+            if not isinstance(path, Path | None):
+                raise InputError(f"got {name} {path!r}; expected a path.")
+        if not isinstance(self.tenant, str):
+            raise InputError(f"got tenant {self.tenant!r}; expected 'global' or a tenant's name.")
         if self.nodes is not None and (type(self.nodes) is not int or self.nodes < 1):
             raise InputError(f"got nodes {self.nodes!r}; expected a whole number from 1 on.")
 
@@ -71,31 +78,43 @@ class HostOptions:
         Raises:
             InputError: A name is unknown or a value is out of range.
         """
-        if options is None:
-            return cls()
-        if not isinstance(options, Mapping):
+        if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
-        names = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in names:
-                raise InputError(
-                    f"got the option {name!r}.{did_you_mean(str(name), names)} Known: "
-                    f"{', '.join(names)}."
-                )
-        return cls(**{name: _read(name, value) for name, value in options.items()})
+        values: dict[str, Any] = {}
+        for name, value in (options or {}).items():
+            if name not in (names := [field.name for field in fields(cls)]):
+                raise InputError(unknown("option", str(name), names))
+            if name == "drafter" and isinstance(value, list):
+                value = tuple(value)
+            is_path = name in ("store", "history") and isinstance(value, str)
+            values[name] = Path(value) if is_path else value
+        return cls(**values)
 
 
-def _read(name: str, value: Any) -> Any:
-    """Return the value of an option with the type of its field."""
-    if name == "drafter" and isinstance(value, list):
-        return tuple(value)
-    if name in ("store", "history") and value is not None:
-        if not isinstance(value, str):
-            raise InputError(f"got {name} {value!r}; expected a path.")
-        return Path(value)
-    if name == "tenant" and not isinstance(value, str):
-        raise InputError(f"got tenant {value!r}; expected 'global' or the name of a tenant.")
-    return value
+@dataclass(frozen=True, slots=True)
+class HostInterface:
+    """What is expected of a host: the name of its package, and the versions that have it."""
+
+    name: str
+    versions: str
+
+    def find(self, module: str, name: str) -> Any:
+        """Return a name of one of the host's modules; raise HostError if it is missing."""
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise HostError(
+                f"got no {module}.{name} ({error}); expected {self.name} {self.versions}. Install "
+                "that beside ragspec."
+            ) from error
+
+    def differs(self, strange: str, expected: str) -> HostError:
+        """Return the error that the installed host has or does something strange."""
+        version = getattr(import_module(self.name.lower()), "__version__", "unknown")
+        return HostError(
+            f"{self.name} {version} {strange}; expected {expected}, as in {self.name} "
+            f"{self.versions}. Install that, or another ragspec."
+        )
 
 
 def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 2) -> Drafter:
@@ -134,45 +153,46 @@ class HostText:
         self._prompt_length = len(self.tokens)
         self._session = drafter.open(DraftRequest(tuple(self.tokens), vocab_size))
         self._offered: DraftTree | None = None
-        self._buffer = np.empty(0, dtype=np.int64)
-        self._filled = 0
+        self._hash = hash_of(self.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def ids(self) -> NDArray[np.int64]:
-        """The tokens as an i64 array, a view of a buffer that grows [T]."""
-        count = len(self.tokens)
-        if count > len(self._buffer):
-            grown = np.empty(max(2 * count, 256), dtype=np.int64)
-            grown[: self._filled] = self._buffer[: self._filled]
-            self._buffer = grown
-        self._buffer[self._filled : count] = self.tokens[self._filled :]
-        self._filled = count
-        return self._buffer[:count]
+    def digest(self) -> bytes:
+        """The digest of the tokens, see `hash_of`."""
+        return self._hash.digest()
 
-    def draft(self, nodes: int, remaining: int) -> DraftTree:
-        """Return a tree of at most `nodes` nodes below the last token.
+    def draft(self, nodes: int, remaining: int, longest: int | None = None) -> DraftTree:
+        """Return what the host verifies below the last token: a tree, or its best chain.
 
         Args:
+            nodes: Most nodes of the tree.
             remaining: Most further tokens of the text.
+            longest: Most nodes of the chain; None for the whole tree.
         """
         context = DraftContext(self.tokens, self._prompt_length, remaining)
-        self._offered = tree = self._session.propose(context, nodes)
-        return tree
-
-    def offer(self, tree: DraftTree) -> None:
-        """Record the part of the draft tree that the host verifies."""
-        self._offered = tree
+        tree = self._session.propose(context, nodes)
+        self._offered = tree if longest is None else keep_paths(limit_depth(tree, longest), 1)
+        return self._offered
 
     def refresh(self, tokens: Sequence[int]) -> None:
         """Append the tokens that the host wrote, and pass the outcome to the drafter."""
         offered, self._offered = self._offered, None
         self.tokens.extend(tokens)
+        self._hash.update(_bytes_of(tokens))
         if offered is not None and tokens:
             path = followed(offered, tokens[:-1])
             self._session.observe(Step(offered, path, tuple(tokens)))
+
+
+def hash_of(tokens: Sequence[int] | NDArray[np.int64]) -> hashlib.blake2b:
+    """Return the hash of tokens, to which further tokens can be added."""
+    return hashlib.blake2b(_bytes_of(tokens), digest_size=16)
+
+
+def _bytes_of(tokens: Sequence[int] | NDArray[np.int64]) -> bytes:
+    return np.asarray(tokens, dtype=np.int64).tobytes()
 
 
 def followed(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ragspec.adapters.host_text import HostOptions
+from ragspec.adapters.host_text import HostInterface, HostOptions
 from ragspec.adapters.tree_corpus import STORES, TreeCorpus
-from ragspec.errors import HostError, InputError
+from ragspec.errors import InputError
 
-WRITTEN_FOR = "0.5.23"
+SGLANG = HostInterface("SGLang", "0.5.23")
 ALGORITHMS = "sglang.srt.speculative.spec_info"
 REGISTRY = "sglang.srt.speculative.spec_registry"
 WORKER = "sglang.srt.speculative.ngram_worker"
@@ -53,12 +53,10 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
         raise InputError(
             "got the option nodes; expected none. SGLang has --speculative-num-draft-tokens."
         )
-    algorithms = _imported(ALGORITHMS, "SpeculativeAlgorithm")
-    algorithm = algorithm_over(_imported(REGISTRY, "CustomSpecAlgo"))
+    algorithms = SGLANG.find(ALGORITHMS, "SpeculativeAlgorithm")
+    algorithm = algorithm_over(SGLANG.find(REGISTRY, "CustomSpecAlgo"))
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
-    parameters = tuple(inspect.signature(algorithms.register).parameters)
-    if parameters != expected:
-        raise HostError(_other("SpeculativeAlgorithm.register", parameters, expected))
+    _check("SpeculativeAlgorithm.register", algorithms.register, expected)
     register_worker = algorithms.register(name, supports_overlap=True, spec_class=algorithm)
     register_worker(partial(_worker, parsed))
 
@@ -133,16 +131,10 @@ def check_worker(module: Any) -> None:
     """Raise HostError if SGLang's n-gram worker or its corpus has another interface."""
     for name, expected in CALLED.items():
         owner, _, method = name.partition(".")
-        of = getattr(getattr(module, owner, None), method, None)
-        parameters = () if of is None else tuple(inspect.signature(of).parameters)
-        if parameters != expected:
-            raise HostError(_other(name, parameters, expected))
+        _check(name, getattr(getattr(module, owner, None), method, None), expected)
     public = {each for each in vars(module.NgramCorpus) if not each.startswith("_")} - UNUSED
     if strange := sorted(public - set(dir(TreeCorpus))):
-        raise HostError(
-            f"SGLang's NgramCorpus has {', '.join(strange)}; expected none of these, as in SGLang "
-            f"{WRITTEN_FOR}. Install that one, or another ragspec."
-        )
+        raise SGLANG.differs(f"has NgramCorpus.{', '.join(strange)}", "none of these")
 
 
 def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
@@ -181,19 +173,9 @@ def _text(request: Any) -> Callable[[], Sequence[int]]:
     return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
 
 
-def _imported(module: str, name: str) -> Any:
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise HostError(
-            f"got no {module}.{name} ({error}); expected SGLang {WRITTEN_FOR}. Install that one."
-        ) from error
-
-
-def _other(name: str, parameters: Sequence[str], expected: Sequence[str]) -> str:
-    version = getattr(import_module("sglang"), "__version__", "unknown")
-    return (
-        f"SGLang {version} has {name}({', '.join(parameters)}); expected {name}("
-        f"{', '.join(expected)}), as SGLang {WRITTEN_FOR} has. Install that one, or another "
-        "ragspec."
-    )
+def _check(name: str, method: Any, expected: tuple[str, ...]) -> None:
+    """Raise HostError unless a method has the expected parameters."""
+    parameters = () if method is None else tuple(inspect.signature(method).parameters)
+    if parameters != expected:
+        form = f"{name}({', '.join(expected)})"
+        raise SGLANG.differs(f"has {name}({', '.join(parameters)})", form)

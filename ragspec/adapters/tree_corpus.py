@@ -14,7 +14,7 @@ from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
 from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import Ints
-from ragspec.trees.operations import ancestors, keep_paths
+from ragspec.trees.operations import ancestors
 
 PAD = 0
 STORES = (
@@ -84,10 +84,8 @@ class TreeCorpus:
         ):
             tokens[row, 0] = tail[-1]
             text = self._text(name, tail, length)
-            tree = text.draft(size - 1, self._limit - len(text))
-            if self._chains:
-                tree = keep_paths(tree, 1)
-                text.offer(tree)
+            longest = size - 1 if self._chains else None
+            tree = text.draft(size - 1, self._limit - len(text), longest)
             count = len(tree)
             tokens[row, 1 : count + 1] = tree.tokens
             masks[row, 1 : count + 1, 1 : count + 1] = ancestors(tree.parents)

@@ -13,21 +13,18 @@ vLLM's source, and refuses a version that passes others.
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.errors import HostError, InputError
-from ragspec.trees.operations import keep_paths, limit_depth
+from ragspec.adapters.host_text import HostInterface, HostOptions, HostText, hash_of, host_drafter
+from ragspec.errors import InputError
 
-WRITTEN_FOR = "0.32 and 0.33"
+VLLM = HostInterface("vLLM", "0.32 and 0.33")
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 METHOD = "custom_class"
 PASSED = ("sampled_token_ids", "num_tokens_no_spec", "token_ids_cpu")
@@ -95,9 +92,7 @@ class Proposer:
             text.refresh([int(token) for token in sampled])
             requests.append((row, text))
         for row, text in requests:
-            tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)
-            chain = keep_paths(tree, 1)
-            text.offer(chain)
+            chain = text.draft(self._nodes, self._limit - len(text), self._longest)
             drafts[row] = chain.tokens.tolist()
         self._texts.keep([text for _, text in requests])
         return drafts
@@ -105,27 +100,13 @@ class Proposer:
 
 def check_host() -> None:
     """Raise HostError if vLLM is missing, or calls proposers with other arguments."""
-    try:
-        runner = import_module(RUNNER).GPUModelRunner
-        version = getattr(import_module("vllm"), "__version__", "unknown")
-    except (ImportError, AttributeError) as error:
-        raise HostError(
-            f"got no {RUNNER}.GPUModelRunner ({error}); expected vLLM {WRITTEN_FOR}. Install one "
-            "of these beside ragspec."
-        ) from error
-    calls = [_passed(call) for call in _calls(runner)]
+    calls = [_passed(call) for call in _calls(VLLM.find(RUNNER, "GPUModelRunner"))]
+    expected = f"propose({', '.join((*PASSED, *sorted(OPTIONAL)))})"
     if not calls:
-        raise HostError(
-            f"vLLM {version} does not call proposers of the method {METHOD!r} where vLLM "
-            f"{WRITTEN_FOR} does; expected one of these. Install one, or another ragspec."
-        )
+        raise VLLM.differs(f"does not call proposers of the method {METHOD!r}", expected)
     for arguments in calls:
         if tuple(arguments[:3]) != PASSED or not {*arguments[3:]} <= OPTIONAL:
-            raise HostError(
-                f"vLLM {version} calls propose({', '.join(arguments)}); expected propose("
-                f"{', '.join((*PASSED, *sorted(OPTIONAL)))}), as vLLM {WRITTEN_FOR} does. Install "
-                "one of these, or another ragspec."
-            )
+            raise VLLM.differs(f"calls propose({', '.join(arguments)})", expected)
 
 
 def _calls(runner: Any) -> Iterator[ast.Call]:
@@ -165,7 +146,7 @@ class KnownTexts:
 
     def take(self, tokens: NDArray[np.int64]) -> HostText:
         """Remove and return the session of exactly these tokens [T], or open one."""
-        key = _digest(tokens)
+        key = hash_of(tokens).digest()
         for number, (digest, text) in enumerate(self._sessions):
             if digest == key:
                 del self._sessions[number]
@@ -177,11 +158,7 @@ class KnownTexts:
         tokens = sum(len(text) for _, text in self._sessions)
         while self._sessions and (len(self._sessions) > self._idle or tokens > IDLE_TOKENS):
             tokens -= len(self._sessions.pop(0)[1])
-        self._sessions += [(_digest(text.ids), text) for text in texts]
-
-
-def _digest(tokens: NDArray[np.int64]) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(tokens).tobytes(), digest_size=16).digest()
+        self._sessions += [(text.digest, text) for text in texts]
 
 
 def _tokenizer(model: Any) -> Any:
