@@ -66,7 +66,7 @@ class GenerateRequest:
     tenant: str = ""
 
 
-def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateRequest:
+def read_settings(*settings: Mapping[str, Any] | None, stop: Any = None) -> GenerateRequest:
     """Return the request of merged settings; later mappings override, and None means absent.
 
     Args:
@@ -77,7 +77,7 @@ def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateReq
     """
     merged: dict[str, Any] = {}
     for mapping in settings:
-        for name, value in mapping.items():
+        for name, value in (mapping or {}).items():
             if name not in NAMES:
                 raise InputError(unknown("setting", name, NAMES))
             if value is not None:

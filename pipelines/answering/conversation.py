@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragspec.engine.plain_text import mark_special_tokens
+from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
-from ragspec.pipelines.answering.template import PromptTemplate, is_chat, templated
+from ragspec.pipelines.answering.template import PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Conversation(Answerer):
             messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": turns[-1].prompt_text})
         hits = [hit for turn in turns for hit in turn.hits]
-        prompt = placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)
+        prompt = placed(self.engine.tokenizer, render_chat(self.engine.tokenizer, messages), hits)
         return replace(prompt, first=turns[0].first)
 
 

@@ -12,7 +12,7 @@ and cited. By default `suited` chooses the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -91,7 +91,7 @@ class PromptTemplate:
             return self.content(question, passages, chat=False)
         turns = [{"role": "system", "content": self.system}] if self.system else []
         turns.append({"role": "user", "content": self.content(question, passages)})
-        return templated(tokenizer, turns)
+        return render_chat(tokenizer, turns)
 
     def content(
         self,
@@ -156,33 +156,6 @@ class PromptTemplate:
 def is_chat(tokenizer: Any) -> bool:
     """Return whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
-
-
-def templated(
-    tokenizer: Any,
-    turns: Sequence[Mapping[str, Any]],
-    template: str | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> str:
-    """Return turns in the chat template, see `render_chat`.
-
-    Args:
-        template: Jinja source in place of the tokenizer's template.
-        variables: Further variables of the template.
-
-    Raises:
-        InputError: The template refuses the turns.
-    """
-    options = dict(variables or {}) if template is None else {"chat_template": template}
-    try:
-        return render_chat(tokenizer, turns, **options)
-    except Exception as error:  # a template raises whatever its author wrote
-        roles = dict.fromkeys(turn["role"] for turn in turns)
-        raise InputError(
-            f"the model's chat template refuses the prompt ({error}); expected turns of "
-            f"{' and '.join(roles)}. Leave the system text out, or put it into a template of your "
-            "own (--set prompt=FILE)."
-        ) from error
 
 
 EXTRACT = "extract"

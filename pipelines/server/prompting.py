@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.plain_text import mark_special_tokens
+from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
-from ragspec.pipelines.answering.template import find_template, is_chat, suited, templated
+from ragspec.pipelines.answering.template import find_template, is_chat, suited
 from ragspec.pipelines.openai import GenerateRequest, read_settings
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.schema import text_of
@@ -248,5 +248,5 @@ def _conversation(
         marked[-1] = template.content(marked[-1], passages_of(hits, tokenizer))
     roles = ["system" if turn.role == "developer" else turn.role for turn in body.messages]
     messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
-    text = templated(tokenizer, messages, variables=body.chat_template_kwargs)
+    text = render_chat(tokenizer, messages, **(body.chat_template_kwargs or {}))
     return placed(tokenizer, text, hits)

@@ -57,7 +57,7 @@ class HostModel(BaseModel):
         self._writer = HostWriter(
             self.model,
             self.engine,
-            template=self.chat_template,
+            chat_template=self.chat_template,
             max_batch_size=self.max_batch_size,
             drafter=self.drafter,
             draft_model=self.draft_model,

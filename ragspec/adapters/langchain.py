@@ -10,13 +10,10 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
-from ragspec.adapters.passages import hits_of
-from ragspec.adapters.writer import Job
+from ragspec.adapters.writer import HostReply, Job
 from ragspec.registry import for_extra
-from ragspec.reports.generation import Generation
 
 try:
     from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
@@ -56,9 +53,8 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
     def _job(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
     ) -> Job:
-        request = self.request(settings, BOOKKEEPING, stop)
         turns = convert_to_openai_messages(list(messages))
-        return self._writer.chat(turns, request, hits_of(request.documents))
+        return self._writer.chat(turns, self.request(settings, BOOKKEEPING, stop))
 
     def _generate(
         self,
@@ -67,13 +63,12 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         run_manager: Any = None,
         **kwargs: Any,
     ) -> ChatResult:
-        job = self._job(messages, stop, kwargs)
         generations = [
             ChatGeneration(
-                message=AIMessage(content=text.text, **self._figures(job, text)),
-                generation_info={"finish_reason": text.finish_reason},
+                message=AIMessage(content=reply.text, **_figures(reply)),
+                generation_info={"finish_reason": reply.facts["finish_reason"]},
             )
-            for text in self._writer.write(job)
+            for reply in self._writer.write(self._job(messages, stop, kwargs))
         ]
         return ChatResult(generations=generations, llm_output={"model_name": self._writer.name})
 
@@ -84,26 +79,21 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         run_manager: Any = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        job = self._job(messages, stop, kwargs)
-        with closing(self._writer.stream(job)) as chunks:
-            for piece in chunks:
-                chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(piece, chunk=chunk)
-                yield chunk
-        figures = self._figures(job, chunks.result)
-        last = AIMessageChunk(content="", chunk_position="last", **figures)
-        info = {"finish_reason": chunks.result.finish_reason}
-        yield ChatGenerationChunk(message=last, generation_info=info)
+        for reply in self._writer.stream(self._job(messages, stop, kwargs)):
+            figures = {"chunk_position": "last", **_figures(reply)} if reply.facts else {}
+            info = {"finish_reason": reply.facts["finish_reason"]} if reply.facts else None
+            message = AIMessageChunk(content=reply.delta, **figures)
+            yield ChatGenerationChunk(message=message, generation_info=info)
 
-    def _figures(self, job: Job, text: Generation) -> dict[str, Any]:
-        """Return the metadata and the usage of a message."""
-        facts = {**self._writer.metadata(job, text), "model_provider": "ragspec"}
-        counts = facts.pop("usage")
-        tokens = UsageMetadata(
-            input_tokens=counts["prompt_tokens"],
-            output_tokens=counts["completion_tokens"],
-            total_tokens=counts["total_tokens"],
-            input_token_details={"cache_read": text.report.cached_tokens},
-        )
-        return {"response_metadata": facts, "usage_metadata": tokens}
+
+def _figures(reply: HostReply) -> dict[str, Any]:
+    """Return the metadata and the usage of a message."""
+    facts = {**reply.facts, "model_provider": "ragspec"}
+    facts["model_name"], counts = facts.pop("model"), facts.pop("usage")
+    tokens = UsageMetadata(
+        input_tokens=counts["prompt_tokens"],
+        output_tokens=counts["completion_tokens"],
+        total_tokens=counts["total_tokens"],
+        input_token_details={"cache_read": counts["prompt_tokens_details"]["cached_tokens"]},
+    )
+    return {"response_metadata": facts, "usage_metadata": tokens}

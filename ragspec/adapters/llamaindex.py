@@ -10,29 +10,21 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any
 
-from ragspec.adapters.passages import hits_of
-from ragspec.adapters.writer import Job, in_thread
+from ragspec.adapters.writer import HostReply, Job, in_thread
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
-from ragspec.reports.generation import Generation
 
 try:
-    from llama_index.core.base.llms.types import (
-        ChatMessage,
-        ChatResponse,
-        ChatResponseGen,
-        CompletionResponse,
-        CompletionResponseGen,
-        LLMMetadata,
-        MessageRole,
-        TextBlock,
+    from llama_index.core import llms
+    from llama_index.core.base.llms.generic_utils import (
+        chat_response_to_completion_response,
+        stream_chat_response_to_completion_response,
     )
+    from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-    from llama_index.core.llms.custom import CustomLLM
 
     from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
@@ -41,7 +33,7 @@ except ModuleNotFoundError as error:
 BOOKKEEPING = frozenset({"formatted", "tool_choice", "tools"})  # LlamaIndex's own keywords
 
 
-class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
+class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     """A language model; for its settings see `HostModel`.
 
     `additional_kwargs` of a response has acceptance figures, citations and usage.
@@ -53,99 +45,76 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         return "RagspecLLM"
 
     @property
-    def metadata(self) -> LLMMetadata:
+    def metadata(self) -> llms.LLMMetadata:
         """The sizes by which LlamaIndex plans prompts; it leaves `num_output` tokens free."""
-        sizes = {
-            "context_window": self._writer.engine.target.max_length,
-            "num_output": self.max_tokens,
-        }
-        return LLMMetadata(
+        return llms.LLMMetadata(
+            context_window=self._writer.engine.target.max_length or DEFAULT_CONTEXT_WINDOW,
+            num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
             is_chat_model=self._writer.is_chat,
             model_name=self._writer.name,
-            **{name: size for name, size in sizes.items() if size is not None},
         )
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    def chat(self, messages: Sequence[llms.ChatMessage], **kwargs: Any) -> llms.ChatResponse:
         """Return the answer to a conversation."""
-        return _as_chat(self._write(self._job(messages, **kwargs)))
+        return _response(self._writer.write(self._job(messages, **kwargs))[0])
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+    def stream_chat(
+        self, messages: Sequence[llms.ChatMessage], **kwargs: Any
+    ) -> llms.ChatResponseGen:
         """Yield the answer to a conversation as it grows."""
-        return (_as_chat(each) for each in self._stream(self._job(messages, **kwargs)))
+        return (_response(each) for each in self._writer.stream(self._job(messages, **kwargs)))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+    def complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> llms.CompletionResponse:
         """Continue a prompt; with `formatted`, without the chat template."""
-        return self._write(self._job(prompt, formatted, **kwargs))
+        reply = self._writer.write(self._job(prompt, formatted, **kwargs))[0]
+        return chat_response_to_completion_response(_response(reply))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponseGen:
+    ) -> llms.CompletionResponseGen:
         """Yield the continuation of a prompt as it grows."""
-        return self._stream(self._job(prompt, formatted, **kwargs))
+        replies = self._writer.stream(self._job(prompt, formatted, **kwargs))
+        return stream_chat_response_to_completion_response(_response(each) for each in replies)
 
     achat, acomplete = in_thread("chat"), in_thread("complete")
     astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")
 
     def _job(
-        self, prompt: str | Sequence[ChatMessage], formatted: bool = False, **settings: Any
+        self, prompt: str | Sequence[llms.ChatMessage], formatted: bool = False, **settings: Any
     ) -> Job:
         request = self.request(settings, BOOKKEEPING)
         if request.sampling.n > 1:
             raise InputError(f"got n={request.sampling.n}; expected n=1: LlamaIndex takes one.")
-        hits = hits_of(request.documents)
         if isinstance(prompt, str) and self._writer.is_chat and not formatted:
-            prompt = [ChatMessage(role=MessageRole.USER, content=prompt)]
-        if not isinstance(prompt, str) and self._writer.is_chat:
-            return self._writer.chat([_read_message(each) for each in prompt], request, hits)
+            prompt = [llms.ChatMessage(role=llms.MessageRole.USER, content=prompt)]
         if not isinstance(prompt, str):
-            prompt = str(self.messages_to_prompt(prompt))
-        elif not formatted and self.completion_to_prompt is not None:
-            prompt = str(self.completion_to_prompt(prompt))
-        return self._writer.complete(prompt, request, hits)
-
-    def _write(self, job: Job) -> CompletionResponse:
-        text = self._writer.write(job)[0]
-        return CompletionResponse(text=text.text, additional_kwargs=self._figures(job, text))
-
-    def _stream(self, job: Job) -> Generator[CompletionResponse]:
-        text = ""
-        with closing(self._writer.stream(job)) as chunks:
-            for piece in chunks:
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
-        facts = self._figures(job, chunks.result)
-        yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
-
-    def _figures(self, job: Job, text: Generation) -> dict[str, Any]:
-        """Return the figures of a text, with token counts under the names that LlamaIndex reads."""
-        facts = self._writer.metadata(job, text)
-        counts = {k: v for k, v in facts["usage"].items() if isinstance(v, int)}
-        return {**facts, **counts}
+            if self._writer.is_chat:
+                return self._writer.chat([_read_message(each) for each in prompt], request)
+            prompt = self.messages_to_prompt(prompt)
+        elif not formatted:
+            prompt = self.completion_to_prompt(prompt)
+        return self._writer.complete(str(prompt), request)
 
 
-def _read_message(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as chat templates read it; raise InputError for parts without text."""
-    others = {type(b).__name__ for b in message.blocks if not isinstance(b, TextBlock)}
-    if others:
-        raise InputError(
-            f"got a message with {', '.join(sorted(others))}; expected text alone: this engine "
-            "reads text."
-        )
-    turn = {"role": str(message.role.value), "content": message.content or ""}
-    calls = message.additional_kwargs.get("tool_calls")
-    return {**turn, "tool_calls": list(calls)} if isinstance(calls, Iterable) else turn
+def _read_message(message: llms.ChatMessage) -> dict[str, Any]:
+    """Return a message in OpenAI's form, with blocks that have no text as parts."""
+    others = [{"type": b.block_type} for b in message.blocks if not isinstance(b, llms.TextBlock)]
+    turn = {"role": str(message.role.value), "content": others or message.content}
+    return {**turn, "tool_calls": message.additional_kwargs.get("tool_calls")}
 
 
-def _as_chat(response: CompletionResponse) -> ChatResponse:
-    """Return a completion as an assistant's turn."""
-    facts = response.additional_kwargs
-    return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
-        delta=response.delta,
+def _response(reply: HostReply) -> llms.ChatResponse:
+    """Return an assistant's turn, with token counts under the names that LlamaIndex reads."""
+    facts = {**reply.facts, **reply.facts.get("usage", {})}
+    return llms.ChatResponse(
+        message=llms.ChatMessage(role=llms.MessageRole.ASSISTANT, content=reply.text),
+        delta=reply.delta,
         additional_kwargs=facts,
         raw=facts or None,
     )

@@ -8,19 +8,20 @@ Likelihoods, encoding and chat templates are those of `HFLM`. Written against lm
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from inspect import signature
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
-from ragspec.pipelines.answering.template import is_chat
 from ragspec.registry import for_extra, unknown
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, checked_count
 
 try:
     from lm_eval.api.registry import register_model
@@ -29,8 +30,7 @@ except ModuleNotFoundError as error:
     raise for_extra(error) from error
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-NOT_HERE = {"self", "pretrained", "tokenizer", "kwargs"}
-log = logging.getLogger(__name__)
+KNOWN = signature(HFLM.__init__).parameters.keys() - {"self", "pretrained", "tokenizer", "kwargs"}
 
 
 @register_model("ragspec")
@@ -39,8 +39,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
 
     Args:
         model: Name or path, or an Engine.
-        drafter, draft_model, budget: See `Engine`. `drafter=None` decodes without speculation, with
-            the same greedy texts.
+        drafter, draft_model, budget: See `Engine`; `drafter=None` gives the same greedy texts.
         device, dtype: See `load_model`.
         batch_size: Texts decoded in one batch; 16 for "auto".
         seed: The i-th sampled text has the seed `seed + i`.
@@ -49,8 +48,6 @@ class RagspecLM(HFLM):  # type: ignore[misc]
     Raises:
         InputError: An argument is unknown or out of range; also the errors of `Engine`.
     """
-
-    KNOWN: ClassVar[frozenset[str]] = frozenset(signature(HFLM.__init__).parameters) - NOT_HERE
 
     def __init__(
         self,
@@ -65,92 +62,59 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         seed: int = 1234,
         **settings: Any,
     ) -> None:
-        for name in settings:
-            if name not in self.KNOWN:
-                raise InputError(unknown("model argument", name, self.KNOWN))
-        text = str(batch_size or "auto")
-        size = 16 if text.startswith("auto") else int(text) if text.isdecimal() else 0
-        if size < 1:
-            raise InputError(f"batch_size is {batch_size!r}; expected a number from 1, or auto.")
-        named = (drafter, draft_model, budget, _device(device), dtype)
+        for name in settings.keys() - KNOWN:
+            raise InputError(unknown("model argument", name, KNOWN))
+        size: Any = "16" if str(batch_size or "auto").startswith("auto") else str(batch_size)
+        size = checked_count(int(size) if size.isdecimal() else size, "batch_size")
         if not isinstance(model, Engine):
-            loaded, tokenizer = load_model(
-                str(model), named[3], dtype
-            )  # its own weights, if "auto"
-            model = Engine(loaded, tokenizer, *named[:3], max_batch_size=size)
-        elif named != ("auto", None, "auto", "auto", "auto"):
+            weights = load_model(model, _device(device), dtype)  # the checkpoint's, if "auto"
+            model = Engine(*weights, drafter, draft_model, budget, max_batch_size=size)
+        elif (drafter, draft_model, budget, device, dtype) != ("auto", None, "auto", None, "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
         if model.tokenizer is None:
             raise InputError("got an engine without a tokenizer; expected one that has it.")
-        limit, most = model.target.max_length, settings.get("max_length")
+        limit = model.target.max_length
+        most = settings.setdefault("max_length", limit)
         if most is not None and not 2 <= int(most) <= (limit or int(most)):
             raise InputError(f"max_length is {most}; expected a number from 2 to {limit}.")
-        settings["max_length"] = most or limit
-        self.engine, self.seed = model, seed
-        self._texts = count()
+        self.engine, self._seeds = model, count(seed)
         super().__init__(model.model, tokenizer=model.tokenizer, batch_size=size, **settings)
 
-    def apply_chat_template(self, *args: Any, **kwargs: Any) -> str:
-        """Return a conversation in the chat template; raise InputError without a template."""
-        if not is_chat(self.tokenizer):
-            raise InputError(
-                f"{self.tokenizer_name} has no chat template; expected a chat model. Leave "
-                "--apply_chat_template out."
-            )
-        return str(super().apply_chat_template(*args, **kwargs))
-
     def _model_generate(
-        self,
-        context: Tensor,
-        max_length: int,
-        stop: list[str],
-        *,
-        attention_mask: Tensor | None = None,
-        do_sample: bool | None = None,
-        **settings: Any,
+        self, context: Tensor, max_length: int, stop: list[str], **settings: Any
     ) -> Tensor:
-        """Return contexts [B, S], padded on the left, with their continuations [B, max_length]."""
-        if settings.get("num_beams") == 1:
-            del settings["num_beams"]
-        for name in settings:
-            if name not in SETTINGS:
-                raise InputError(unknown("generation argument", name, ("do_sample", *SETTINGS)))
-        if do_sample and "temperature" not in settings:
-            settings["temperature"] = 1.0  # the default of transformers
-        if not do_sample:
+        """Return contexts [B, S], padded on the left, followed by their continuations [B, T]."""
+        whole, sampled = settings.pop("attention_mask"), settings.pop("do_sample")
+        settings = {k: v for k, v in settings.items() if (k, v) != ("num_beams", 1)}
+        for name in settings.keys() - {*SETTINGS}:
+            raise InputError(unknown("generation argument", name, ("do_sample", *SETTINGS)))
+        if sampled:
+            settings.setdefault("temperature", 1.0)  # the default of transformers
+        else:
             settings = {k: v for k, v in settings.items() if k == "repetition_penalty"}
-        whole = torch.ones_like(context) if attention_mask is None else attention_mask
         prompts = [row[mask.bool()].tolist() for row, mask in zip(context, whole, strict=True)]
-        sampling = Sampling(**settings, seed=[self.seed + next(self._texts) for _ in prompts])
-        rows = torch.full((len(context), max_length), self.eot_token_id)
-        rows[:, : context.shape[1]] = context
-        new = max_length - context.shape[1]
-        stops = [text for text in stop if text]
-        texts = self.engine.generate(prompts, sampling, max_new_tokens=new, stop=stops)
-        for row, text in zip(rows, texts, strict=True):
-            row[context.shape[1] :][: len(text.tokens)] = torch.tensor(text.tokens)
-        return rows
+        texts = self.engine.generate(
+            prompts,
+            Sampling(**settings, seed=[next(self._seeds) for _ in prompts]),
+            max_new_tokens=max_length - context.shape[1],
+            stop=[text for text in stop if text],
+        )
+        rows = [context.new_tensor(text.tokens) for text in texts]
+        tails = pad_sequence(rows, batch_first=True, padding_value=self.eot_token_id)
+        return torch.cat((context, tails), dim=1)
 
 
 def _device(name: str | None) -> str:
     """Return the device to load to; "auto" if lm-eval's default, a GPU, is not there."""
-    if name is None:
-        return "auto"
-    try:
-        is_there = torch.get_device_module(name.partition(":")[0]).is_available()
-    except RuntimeError:  # unknown kind of device; the engine reports it
-        return name
-    if not is_there:
-        log.warning("%s cannot be used on this machine; the model goes to what can", name)
-    return name if is_there else "auto"
+    name = name or "auto"
+    with suppress(RuntimeError):  # an unknown kind of device, which `load_model` reports
+        if not torch.get_device_module(name.partition(":")[0]).is_available():
+            logging.getLogger(__name__).warning("%s is not available; using what is", name)
+            return "auto"
+    return name
 
 
-def main() -> None:
-    """Run lm-eval's command line with the model "ragspec" registered."""
+if __name__ == "__main__":  # lm-eval's command line, with the model "ragspec" registered
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
-
-
-if __name__ == "__main__":
-    main()

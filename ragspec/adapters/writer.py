@@ -7,26 +7,25 @@ whether or not they are in the prompt.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from inspect import signature
 from typing import Any, TypeVar
 
+from ragspec.adapters.passages import hits_of
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
-from ragspec.engine.handle import Stream
-from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.engine.plain_text import encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.support import find_evidence
-from ragspec.pipelines.answering.template import is_chat, templated
+from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.placed_tokens import place_tokens
 
@@ -41,8 +40,8 @@ class Job:
 
     prompt: Prompt
     request: GenerateRequest
-    texts: tuple[SourceText, ...] = ()
-    question: str = ""
+    texts: tuple[SourceText, ...]
+    question: str
 
     @property
     def options(self) -> Options:
@@ -51,12 +50,29 @@ class Job:
         return {**self.request.options, **prompt, "tenant": self.request.tenant}
 
 
+@dataclass(frozen=True, slots=True)
+class HostReply:
+    """A text for a host, or its state in a stream.
+
+    Attributes:
+        text: All of it so far.
+        delta: What this state adds to the one before.
+        facts: Its figures as JSON types once it has ended, else empty. `speculative_decoding` has
+            acceptance figures under vLLM's names; for `citations`, `support` and `sentences` see
+            `Answer`.
+    """
+
+    text: str
+    delta: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 class HostWriter:
     """Writes texts for a host, with an engine that concurrent calls share.
 
     Args:
         model: Name or path; exactly one of model and engine is required.
-        template: Chat template in Jinja in place of the tokenizer's.
+        chat_template: Jinja source in place of the tokenizer's template.
         settings: Arguments of `Engine.from_pretrained`, only with `model`.
 
     Raises:
@@ -68,7 +84,7 @@ class HostWriter:
         model: str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
         *,
-        template: str | None = None,
+        chat_template: str | None = None,
         **settings: Any,
     ) -> None:
         if (model is None) == (engine is None):
@@ -92,28 +108,20 @@ class HostWriter:
         self.engine = engine or Engine.from_pretrained(os.fspath(model or ""), **changed)
         if self.engine.tokenizer is None:
             raise InputError("got an engine without a tokenizer; expected one that has it.")
-        self.template = template
+        self._template = chat_template
         config = self.engine.model.config
         self.name = str(model or getattr(config, "name_or_path", "") or "")
 
     @property
     def is_chat(self) -> bool:
         """Whether there is a chat template."""
-        return self.template is not None or is_chat(self.engine.tokenizer)
+        return self._template is not None or is_chat(self.engine.tokenizer)
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        request: GenerateRequest,
-        hits: Sequence[Hit] = (),
-    ) -> Job:
+    def chat(self, messages: Sequence[Mapping[str, Any]], request: GenerateRequest) -> Job:
         """Return the job of answering messages ({"role", "content"}).
 
-        Args:
-            hits: Documents to draft from and to cite.
-
         Raises:
-            InputError: There is no message, or the template refuses the messages.
+            InputError: There is no message, one has no text, or the template refuses them.
             UnsupportedModelError: There is no chat template.
         """
         if not messages:
@@ -124,24 +132,24 @@ class HostWriter:
                 "chat model, or chat_template= with a template in Jinja."
             )
         tokenizer = self.engine.tokenizer
-        turns = [_plain_turn(read_message(m, i), tokenizer) for i, m in enumerate(messages)]
-        text = templated(tokenizer, turns, self.template)
-        spoken = [str(turn["content"]) for turn in turns if turn["role"] in TOOL_ROLES]
-        job = self._job(text, request, hits, [each for each in spoken if each not in text])
-        question = str(turns[-1].get("content", ""))
-        for hit in hits:  # a host puts them into the turn
-            question = question.replace(hit.passage.text, "")
-        return replace(job, question=question)
+        turns = [read_message(each, number, tokenizer) for number, each in enumerate(messages)]
+        options = {} if self._template is None else {"chat_template": self._template}
+        text = render_chat(tokenizer, turns, **options)
+        spoken = [turn["content"] for turn in turns if turn["role"] in TOOL_ROLES]
+        left_out = [each for each in spoken if each not in text]
+        return self._job(text, request, turns[-1]["content"], left_out)
 
-    def complete(self, prompt: str, request: GenerateRequest, hits: Sequence[Hit] = ()) -> Job:
+    def complete(self, prompt: str, request: GenerateRequest) -> Job:
         """Return the job of continuing a text without a template."""
-        return self._job(well_formed(prompt), request, hits)
+        return self._job(well_formed(prompt), request)
 
     def _job(
-        self, text: str, request: GenerateRequest, hits: Sequence[Hit], further: Sequence[str] = ()
+        self, text: str, request: GenerateRequest, question: str = "", further: Sequence[str] = ()
     ) -> Job:
         """Return a job; documents outside the prompt become texts to draft from."""
-        tokenizer = self.engine.tokenizer
+        tokenizer, hits = self.engine.tokenizer, hits_of(request.documents)
+        for hit in hits:  # a host puts them into the turn
+            question = question.replace(hit.passage.text, "")
         begin = getattr(tokenizer, "bos_token", None)
         if begin and not is_chat(tokenizer):  # the tokenizer adds it again
             text = text.removeprefix(begin)
@@ -152,31 +160,37 @@ class HostWriter:
         texts = [
             SourceText(encode_text(tokenizer, well_formed(text)).ids, n) for n, text in outside
         ]
-        return Job(prompt, request, tuple(texts))
+        return Job(prompt, request, tuple(texts), question)
 
-    def write(self, job: Job) -> list[Generation]:
+    def write(self, job: Job) -> list[HostReply]:
         """Return the samples of a job."""
-        ids, sampling = list(job.prompt.token_ids), job.request.sampling
-        texts = self.engine.generate(ids, sampling, **job.options)
-        return list(texts) if sampling.n > 1 else [texts]
+        texts = self.engine.generate(
+            [list(job.prompt.token_ids)], job.request.sampling, **job.options
+        )
+        samples = texts[0] if job.request.sampling.n > 1 else texts
+        return [HostReply(each.text, each.text, self._facts(job, each)) for each in samples]
 
-    def stream(self, job: Job) -> Stream:
-        """Return a stream of pieces of text; closing it early cancels the text."""
-        ids, sampling = list(job.prompt.token_ids), job.request.sampling
-        if sampling.n > 1:
-            raise InputError(f"got n={sampling.n} for a stream; expected n=1.")
-        return self.engine.stream(ids, sampling, **job.options)
+    def stream(self, job: Job) -> Generator[HostReply]:
+        """Yield the states of a text, the last with its figures; closing it cancels the text.
 
-    def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
-        """Return the figures of a text as JSON types.
-
-        `speculative_decoding` has acceptance figures under vLLM's names; for `citations`, `support`
-        and `sentences` see `Answer`.
+        Raises:
+            InputError: The job has several samples.
         """
+        text = ""
+        chunks = self.engine.stream(list(job.prompt.token_ids), job.request.sampling, **job.options)
+        with closing(chunks):
+            for delta in chunks:
+                text += delta
+                yield HostReply(text, delta)
+        yield HostReply(text, "", self._facts(job, chunks.result))
+
+    def _facts(self, job: Job, generation: Generation) -> dict[str, Any]:
+        """Return the figures of a text."""
         report, tokenizer = generation.report, self.engine.tokenizer
         steps = report.to_dict()["speculative_decoding"]
         facts: dict[str, Any] = {
-            "model_name": self.name,
+            "model": self.name,
+            "index": generation.sample,
             "finish_reason": generation.finish_reason,
             "label": generation.label,
             "seed": report.seed,
@@ -211,27 +225,3 @@ async def pulled(items: Iterator[T]) -> AsyncGenerator[T]:
     """Yield the items of an iterator, computed in threads so that the event loop stays free."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:
         yield item
-
-
-def _plain_turn(turn: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Return a turn with marked special tokens, and arguments of tool calls as mappings."""
-    if turn.get("tool_calls"):
-        turn = {**turn, "tool_calls": [_parsed_call(each) for each in turn["tool_calls"]]}
-    content = turn.get("content")
-    if content is None:
-        return {**turn, "content": ""}
-    if not isinstance(content, str):
-        raise InputError(f"a message has the content {content!r}; expected a text.")
-    return {**turn, "content": mark_special_tokens(content, tokenizer)}
-
-
-def _parsed_call(call: Any) -> Any:
-    """Return a tool call as chat templates expect it: its arguments are a mapping, not JSON."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except json.JSONDecodeError:  # a model wrote it
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from ragspec.errors import InputError
 from ragspec.sampling.decoding import decoder_of
 
 MARK = "\ufdd0"  # a noncharacter, which texts do not have
@@ -98,17 +99,28 @@ def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool
     )
 
 
-def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> str:
+def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
     """Return turns in the chat template, followed by the beginning of an answer.
 
     If the last turn is the assistant's, the answer goes on after its text.
 
     Args:
-        **options: Of `apply_chat_template`.
+        **options: Of `apply_chat_template`, such as variables of the template.
+
+    Raises:
+        InputError: The template refuses the turns.
     """
     last = turns[-1]
     open_turn = last["role"] == "assistant" and not last.get("tool_calls")
     if open_turn and not last.get("content"):
         turns, open_turn = turns[:-1], False
     form = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, **form, **options))
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, **form, **options))
+    except Exception as error:  # a template raises whatever its author wrote
+        roles = ", ".join(str(turn["role"]) for turn in turns)
+        raise InputError(
+            f"the model's chat template refuses the messages ({error}); got the roles {roles}. "
+            "Expected turns as its authors ask for them, mostly user and assistant by turns, and "
+            "with some models no system text."
+        ) from error

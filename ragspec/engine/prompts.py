@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -213,34 +214,26 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
             "tokenizer.chat_template"
         )
-    turns = [read_message(message, number) for number, message in enumerate(messages)]
-    for turn in turns:
-        if isinstance(text := turn.get("content"), str):
-            turn["content"] = mark_special_tokens(text, tokenizer)
-    try:
-        text = render_chat(tokenizer, turns)
-    except Exception as error:  # a template may raise any error
-        roles = ", ".join(str(turn["role"]) for turn in turns)
-        raise InputError(
-            f"the model's chat template refuses the messages ({error}); got the roles {roles}. "
-            "Expected turns as its authors ask for them, mostly user and assistant by turns."
-        ) from error
-    return list(encode_text(tokenizer, text).ids)
+    turns = [read_message(each, number, tokenizer) for number, each in enumerate(messages)]
+    return list(encode_text(tokenizer, render_chat(tokenizer, turns)).ids)
 
 
-def read_message(message: Message, number: int) -> dict[str, Any]:
-    """Return message `number`, from 0, with well-formed texts and joined text parts.
+def read_message(message: Message, number: int, tokenizer: Any) -> dict[str, Any]:
+    """Return message `number`, from 0, as chat templates expect it.
+
+    Texts are well formed, text parts are joined, special tokens in the text are marked, and the
+    arguments of tool calls are mappings, not JSON. Fields that are None are left out.
 
     Raises:
-        InputError: The message has no role, or a part that is not text.
+        InputError: The message has no role, or a content that is not text.
     """
-    if not isinstance(message.get("role"), str):
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InputError(
-            f"message {number + 1} has no role ({dict(message)!r}); expected {{'role': 'user', "
+            f"message {number + 1} has no role ({message!r}); expected {{'role': 'user', "
             "'content': ...}."
         )
-    turn: dict[str, Any] = _well_formed(dict(message))
-    content = turn.get("content")
+    turn = {name: value for name, value in _well_formed(message).items() if value is not None}
+    content = turn.get("content", "")
     if isinstance(content, list):
         values = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [text for text in values if isinstance(text, str)]
@@ -250,8 +243,24 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
                 f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
                 "this engine reads text."
             )
-        turn["content"] = "".join(texts)
-    return turn
+        content = "".join(texts)
+    if not isinstance(content, str):
+        raise InputError(f"message {number + 1} has the content {content!r}; expected a text.")
+    if isinstance(calls := turn.get("tool_calls"), list):
+        turn["tool_calls"] = [_parsed_call(each) for each in calls]
+    return {**turn, "content": mark_special_tokens(content, tokenizer)}
+
+
+def _parsed_call(call: Any) -> Any:
+    """Return a tool call with its arguments as a mapping, if a model wrote them in JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except json.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _well_formed(messages: Any) -> Any:

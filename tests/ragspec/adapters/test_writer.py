@@ -29,10 +29,12 @@ def test_texts_are_those_of_plain_decoding(drafter: Any, sampled: dict[str, Any]
     writer = HostWriter(engine=chatting.engine(drafter))
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
-    chunks = writer.stream(job)
-    streamed = "".join(chunks)
-    assert writer.write(job)[0].tokens == expected.tokens == chunks.result.tokens
-    assert streamed == expected.text
+    states = list(writer.stream(job))
+    assert "".join(each.delta for each in states) == states[-1].text == expected.text
+    (whole,) = writer.write(job)
+    assert whole.text == expected.text
+    for facts in (whole.facts, states[-1].facts):
+        assert facts["usage"]["completion_tokens"] == len(expected.tokens)
 
 
 def test_samples_are_those_of_the_engine() -> None:
@@ -40,34 +42,31 @@ def test_samples_are_those_of_the_engine() -> None:
     writer = HostWriter(engine=chatting.engine())
     result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
-    assert [text.tokens for text in result] == [text.tokens for text in expected]
-    assert len({tuple(text.tokens) for text in result}) == 3
+    assert [text.text for text in result] == [text.text for text in expected]
+    assert [text.facts["index"] for text in result] == [0, 1, 2]
+    assert len({text.text for text in result}) == 3
 
 
 def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
     """The document is what the model will say, so that nearly all of it is accepted."""
     writer = HostWriter(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
     plain = writer.write(writer.chat(REQUESTS, request(ignore_eos=True)))[0]
-    hits = hits_of([(plain.text, 1.0, {"source": "answer.txt"})])
-    job = writer.chat(REQUESTS, request(ignore_eos=True), hits)
-    text = writer.write(job)[0]
-    assert text.tokens == plain.tokens
-    assert text.report.forward_passes < plain.report.forward_passes
-    facts = writer.metadata(job, text)
-    assert facts["speculative_decoding"]["num_accepted_draft_tokens"] == text.report.accepted > 0
+    said = [(plain.text, 1.0, {"source": "answer.txt"})]
+    text = writer.write(writer.chat(REQUESTS, request(ignore_eos=True, documents=said)))[0]
+    facts = text.facts
+    assert text.text == plain.text
     assert {cited["document"] for cited in facts["citations"]} <= {"answer.txt"}
     assert facts["support"] in ("supported", "quoted", "unsupported") and facts["sentences"]
-    other = hits_of([("nothing of the kind 0123456789", 1.0, {})])
-    least = writer.write(writer.chat(REQUESTS, request(ignore_eos=True), other))[0]
-    assert least.tokens == plain.tokens
-    assert least.report.accepted < text.report.accepted
+    other = request(ignore_eos=True, documents=["nothing of the kind 0123456789"])
+    least = writer.write(writer.chat(REQUESTS, other))[0]
+    assert least.text == plain.text
+    assert facts["forwards"] < least.facts["forwards"] <= plain.facts["forwards"]
 
 
 def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
     writer = HostWriter(engine=chatting.engine())
-    hits = hits_of([("Rhine and Po.", 1.0, {}), ("Elbe, Oder.", 1.0, {})])
     turn = {"role": "user", "content": "Read this:\nRhine and Po.\nName rivers."}
-    job = writer.chat([turn], request(), hits)
+    job = writer.chat([turn], request(documents=["Rhine and Po.", "Elbe, Oder."]))
     assert [span[2] for span in job.prompt.spans] == [0]
     start, end = job.prompt.spans[0][:2]
     assert writer.engine.tokenizer.decode(job.prompt.token_ids[start:end]) == "Rhine and Po."
@@ -80,7 +79,7 @@ def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
     assert "the Rhine is long" in display.prompt.text
     assert not display.texts
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    hidden = HostWriter(engine=chatting.engine(), template=template).chat(
+    hidden = HostWriter(engine=chatting.engine(), chat_template=template).chat(
         [*REQUESTS, record], request()
     )
     assert hidden.prompt.text == "Name three rivers."
@@ -98,7 +97,7 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    job = HostWriter(engine=chatting.engine(), template=template).chat([message], request())
+    job = HostWriter(engine=chatting.engine(), chat_template=template).chat([message], request())
     assert job.prompt.text == "Ulm"
 
 
@@ -107,7 +106,7 @@ def test_streams_are_pulled_beside_the_event_loop() -> None:
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
-        return "".join([piece async for piece in chunks])
+        return "".join([state.delta async for state in chunks])
 
     assert asyncio.run(read()) == chatting.alone(TURN).text
 
@@ -130,10 +129,12 @@ def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="chat_template="):
         HostWriter(engine=plain).chat(REQUESTS, request())
-    writer = HostWriter(engine=plain, template="{{ messages[0].content }}")
+    writer = HostWriter(engine=plain, chat_template="{{ messages[0].content }}")
     assert writer.chat(REQUESTS, request()).prompt.text == "Name three rivers."
     with pytest.raises(InputError, match="template"):
-        HostWriter(engine=plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
+        HostWriter(engine=plain, chat_template="{{ raise_exception('no') }}").chat(
+            REQUESTS, request()
+        )
 
 
 def test_models_that_contradict_themselves_are_refused() -> None:
@@ -187,9 +188,9 @@ def test_a_setting_out_of_range_is_refused() -> None:
 def test_log_probabilities_have_the_usual_names() -> None:
     writer = HostWriter(engine=chatting.engine())
     job = writer.chat(REQUESTS, request(top_logprobs=2))
-    text = writer.write(job)[0]
-    message = writer.metadata(job, text)["logprobs"]["content"]
-    assert len(message) == len(text.tokens)
+    facts = writer.write(job)[0].facts
+    message = facts["logprobs"]["content"]
+    assert len(message) == facts["usage"]["completion_tokens"]
     assert [len(each["top_logprobs"]) for each in message] == [2] * len(message)
     assert message[0]["logprob"] == message[0]["top_logprobs"][0]["logprob"]  # greedy
 
