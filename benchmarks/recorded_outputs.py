@@ -24,7 +24,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.models.resolve import STARTER
-from ragspec.pipelines import Conversation, DocQA, IterativeRag, LongDocument
+from ragspec.pipelines import Conversation, DocQA, IterativeRag, IterativeSearch, LongDocument
 from ragspec.retrievers import Rapid
 from ragspec.sampling.settings import Sampling
 
@@ -91,7 +91,9 @@ def search_cases(qa: DocQA, chat: Engine) -> Iterator[Case]:
     strides = [{"stride": n, "search": s} for n in (2, 5, 16) for s in ("sparse", "dense", "fused")]
     strides += [{"flare": 0.5}, {"rounds": 2}, {"rounds": 3}, {"query_tokens": 5}]
     for (n, settings), speculate in product(enumerate(strides), ("off", "auto", 3)):
-        rag = IterativeRag(qa.engine, qa.retriever, speculate=speculate, **settings)
+        rag = IterativeRag(
+            qa.engine, qa.retriever, IterativeSearch(speculate=speculate, **settings)
+        )
         options = {"sampling": SAMPLINGS[n % 3]}
         yield f"iterative {settings} {speculate}", rag.ask, QUESTIONS[n % 4], options
     yield "iterative, no passage", IterativeRag(qa.engine, lambda query: []).ask, QUESTIONS[0], {}

@@ -177,10 +177,13 @@ def _build_rags(
     flare: float | None,
 ) -> dict[str, IterativeRag]:
     from ragspec.pipelines.answering.iterative import IterativeRag as AnyRag
+    from ragspec.pipelines.answering.iterative import IterativeSearch
 
-    build = partial(AnyRag, engine, retriever, stride=stride, search=search)
-    rags = {"off": build(speculate="off"), "auto": build(overlap=overlap)}
-    return rags if flare is None else rags | {"flare": build(overlap=overlap, flare=flare)}
+    settings = partial(IterativeSearch, stride=stride, search=search)
+    variants = {"off": settings(speculate="off"), "auto": settings(overlap=overlap)}
+    if flare is not None:
+        variants["flare"] = settings(overlap=overlap, flare=flare)
+    return {name: AnyRag(engine, retriever, each) for name, each in variants.items()}
 
 
 def _build_index(name: str, data: Path, windows: int) -> tuple[Any, str | None]:

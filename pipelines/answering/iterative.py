@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +43,14 @@ from ragspec.sampling.settings import Sampling, checked_count, seeded
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
-STRIDE, QUERY_TOKENS, PREFETCH = 4, 32, 20
 Retrieval = SpeculativeRetrieval[Any, RetrievedPassage, Stride]
 
 
-class IterativeRag(Answerer):
-    """Answers questions and searches for a new passage every few tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterativeSearch:
+    """When `IterativeRag` searches, for what, and how it hides the time of searches.
 
-    `Answer.passages` has one for each stride, and `report.retrieval` the searches. Measured times
-    and the success of guesses carry over to the next question.
-
-    Args:
-        engine: Writes the answers.
-        retriever: A `PassageIndex`, any `Retriever`, or a function as `DocQA` takes it.
+    Attributes:
         stride: Tokens between two searches.
         query_tokens: Last tokens of question and answer that make a query.
         search: "dense", "sparse" or "fused"; None for the best that the index supports.
@@ -70,44 +65,67 @@ class IterativeRag(Answerer):
         rounds: Write the whole answer this many times in place of strides, each over the passage
             for the question and the answer before (Iter-RetGen, Shao et al. 2023,
             arXiv 2305.15294, section 3.1).
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    stride: int = 4
+    query_tokens: int = 32
+    search: SearchMode | str | None = None
+    speculate: str | int = "auto"
+    prefetch: int = 20
+    overlap: bool | None = None
+    flare: float | None = None
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_count(self.stride, "stride")
+        checked_count(self.query_tokens, "query_tokens")
+        checked_count(self.prefetch, "prefetch", 0)
+        checked_count(1 if self.rounds is None else self.rounds, "rounds")
+        StrideSchedule.named(self.speculate, self.overlap)
+        if self.search is not None and self.search not in list(SearchMode):
+            raise InputError(f"search is {self.search!r}; expected one of {', '.join(SearchMode)}.")
+        if self.flare is not None and not 0.0 < self.flare <= 1.0:
+            raise InputError(f"flare is {self.flare}; expected a probability above 0, at most 1.")
+        if self.rounds is not None and self.flare is not None:
+            raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
+
+
+class IterativeRag(Answerer):
+    """Answers questions and searches for a new passage every few tokens.
+
+    `Answer.passages` has one for each stride, and `report.retrieval` the searches. Measured times
+    and the success of guesses carry over to the next question.
+
+    Args:
+        engine: Writes the answers.
+        retriever: A `PassageIndex`, any `Retriever`, or a function as `DocQA` takes it.
+        settings: When to search and for what.
         prompt, system: See `Answerer`.
 
     Raises:
-        InputError: An argument is out of range, or the rule is not exact.
+        InputError: The retriever does not support the search, or the rule is not exact.
     """
 
     def __init__(
         self,
         engine: Engine,
         retriever: Retriever | SearchFunction,
+        settings: IterativeSearch | None = None,
         *,
-        stride: int = STRIDE,
-        query_tokens: int = QUERY_TOKENS,
-        search: SearchMode | str | None = None,
-        speculate: str | int = "auto",
-        prefetch: int = PREFETCH,
-        overlap: bool | None = None,
-        flare: float | None = None,
-        rounds: int | None = None,
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> None:
-        if flare is not None and not 0.0 < flare <= 1.0:
-            raise InputError(f"flare is {flare}; expected a probability above 0, at most 1.")
-        if rounds is not None and flare is not None:
-            raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
         super().__init__(engine, as_retriever(retriever), top_k=1, prompt=prompt, system=system)
         self.retriever: Retriever
-        self.flare = flare
-        self.rounds = None if rounds is None else checked_count(rounds, "rounds")
-        self.stride = checked_count(stride, "stride")
-        self.query_tokens = checked_count(query_tokens, "query_tokens")
-        self.mode = self._mode(search)
+        self.settings = settings = IterativeSearch() if settings is None else settings
+        self.mode = self._mode(settings.search)
+        overlap = settings.overlap
         if overlap is None and isinstance(self.retriever, PassageIndex):
             overlap = False  # it takes the cores and the memory that the model needs
-        self.schedule = StrideSchedule.named(speculate, overlap)
-        prefetch = checked_count(prefetch, "prefetch", 0)
-        self.prefetch = 1 if speculate == "off" else max(1, prefetch)
+        self.schedule = StrideSchedule.named(settings.speculate, overlap)
         self._repeats: list[bool] = []  # see `RetrieverSearcher`
 
     def _mode(self, search: SearchMode | str | None) -> SearchMode:
@@ -119,8 +137,6 @@ class IterativeRag(Answerer):
                     "in its own way; expected none. It is for a PassageIndex."
                 )
             return SearchMode.FUSED
-        if search is not None and search not in list(SearchMode):
-            raise InputError(f"search is {search!r}; expected one of {', '.join(SearchMode)}.")
         mode = SearchMode(search or self.retriever.mode)
         self.retriever.check(mode)
         return mode
@@ -135,13 +151,13 @@ class IterativeRag(Answerer):
 
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
-        tokenizer, options = self.engine.tokenizer, question.options
+        tokenizer, options, settings = self.engine.tokenizer, question.options, self.settings
         prompts = PassagePrompts(tokenizer, " ".join(question.text.split()), self.template)
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
         text = FinalText(question.stream, tokenizer, stops)
 
         def show(stride: Stride) -> None:
-            if self.rounds is None:  # another round may change the text
+            if settings.rounds is None:  # another round may change the text
                 text.push(stride.generation.prompt_tokens, stride.tokens)
 
         strides = PassageWriter(
@@ -149,15 +165,15 @@ class IterativeRag(Answerer):
             prompts.of,
             lambda prompt, number: self._options_over(prompt, options, number),
             seeded(question.sampling or Sampling(), "ask()"),
-            self.stride,
-            scored=self.flare is not None,
+            settings.stride,
+            scored=settings.flare is not None,
         )
         repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(
-            strides if self.rounds is None else RoundWriter(strides, self.rounds),
+            strides if settings.rounds is None else RoundWriter(strides, settings.rounds),
             self._searcher(prompts),
             self.schedule,
-            prefetch=self.prefetch,
+            prefetch=1 if settings.speculate == "off" else max(1, settings.prefetch),
             on_accept=show,
         )
         try:
@@ -168,7 +184,7 @@ class IterativeRag(Answerer):
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
         last = loop.strides[-1]
-        rest = () if self.rounds is None else last.tokens
+        rest = () if settings.rounds is None else last.tokens
         text.push(last.generation.prompt_tokens, rest, ends=True)
         passages = tuple(passage.hit for passage in loop.answers)
         prompt = replace(prompts.of(loop.answers[-1]), hits=passages, spans=(), chars=())
@@ -180,12 +196,14 @@ class IterativeRag(Answerer):
         return answer
 
     def _searcher(self, prompts: PassagePrompts) -> Searcher[Any, RetrievedPassage, Stride]:
+        settings = self.settings
+
         def words(before: Sequence[Stride]) -> str | None:
-            if self.rounds is not None:
+            if settings.rounds is not None:
                 return " ".join([prompts.question, *(each.generation.text for each in before[-1:])])
-            if self.flare is not None and before and before[-1].least >= self.flare:
+            if settings.flare is not None and before and before[-1].least >= settings.flare:
                 return None
-            return prompts.words(tokens_of(before), self.query_tokens)
+            return prompts.words(tokens_of(before), settings.query_tokens)
 
         if isinstance(self.retriever, PassageIndex):
             return IndexSearcher(self.retriever, words, self.mode)
@@ -194,7 +212,7 @@ class IterativeRag(Answerer):
     def _joined(self, loop: Retrieval, seconds: float) -> Generation:
         """Return the whole text of strides, or the last round, as one generation."""
         strides, last = loop.strides, loop.strides[-1].generation
-        text = strides if self.rounds is None else strides[-1:]
+        text = strides if self.settings.rounds is None else strides[-1:]
         unique = list({id(each): each for each in strides}.values())  # rounds may share a stride
         report = joined([each.generation.report for each in unique], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))

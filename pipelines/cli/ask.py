@@ -113,18 +113,16 @@ def ask_iterative(options: IterativeOptions) -> None:
     """Answer a question and search again while the answer is written (RaLMSpec, Iter-RetGen)."""
 
     def over(qa: DocQA, engine: Engine, plain: bool) -> IterativeRag:
-        from ragspec.pipelines.answering.iterative import IterativeRag
+        from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
 
-        return IterativeRag(
-            engine,
-            qa.retriever,
+        settings = IterativeSearch(
             stride=options.stride,
             search=options.search,
             speculate="off" if plain else o.number_or_name(options.speculate),
             rounds=options.rounds,
-            prompt=options.documents.prompt,
-            system=options.documents.system,
         )
+        prompt, system = options.documents.prompt, options.documents.system
+        return IterativeRag(engine, qa.retriever, settings, prompt=prompt, system=system)
 
     answer(options, over)
 

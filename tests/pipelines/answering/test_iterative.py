@@ -16,7 +16,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, pluralize
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.iterative import IterativeRag
+from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
 from ragspec.pipelines.answering.strides import PassagePrompts, PassageWriter
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit, as_retriever
@@ -73,6 +73,10 @@ def engine(drafter: Any = "auto", **model: Any) -> Engine:
     return Engine(tiny.model(dtype=torch.float64, **model), words(), drafter)
 
 
+def iterative(request: Engine, retriever: Any, **settings: Any) -> IterativeRag:
+    return IterativeRag(request, retriever, IterativeSearch(**settings))
+
+
 QUESTION = "walk tree token target"
 
 
@@ -86,7 +90,7 @@ def test_the_text_is_that_of_asking_every_time(
         options: dict[str, Any] = {"stride": every, "search": search, "query_tokens": 10}
         length = sample.randint(9, 26)
         inputs: dict[str, Any] = {"max_new_tokens": length, "refuse": False}
-        off = IterativeRag(request, index, speculate="off", **options)
+        off = iterative(request, index, speculate="off", **options)
         plain = off.ask(QUESTION, sampling, **inputs)
         # The passage does change on the way, else nothing is shown here.
         assert every == 7 or len({hit.passage.text for hit in plain.passages}) > 1
@@ -95,7 +99,7 @@ def test_the_text_is_that_of_asking_every_time(
             inputs["stop"] = stop
             plain = off.ask(QUESTION, sampling, **inputs)
         for speculate, overlap in (("auto", None), (3, False), (5, True)):
-            rag = IterativeRag(request, index, speculate=speculate, overlap=overlap, **options)
+            rag = iterative(request, index, speculate=speculate, overlap=overlap, **options)
             for _ in range(2):
                 result = rag.ask(QUESTION, sampling, **inputs)
                 assert result.generation.tokens == plain.generation.tokens
@@ -106,7 +110,7 @@ def test_the_text_is_that_of_asking_every_time(
 def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
     """The definition, in the plainest way: no kept keys, no resumed text, no speculation."""
     request, sampling = engine(None), Sampling(temperature=0.9, seed=3)
-    rag = IterativeRag(request, index, stride=3, search="sparse", query_tokens=9)
+    rag = iterative(request, index, stride=3, search="sparse", query_tokens=9)
     result = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
     tokenizer, tokens, places = request.tokenizer, list[int](), list[int]()
     words = tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
@@ -163,13 +167,13 @@ def test_flare_looks_up_after_less_probable_tokens_alone(
     request = engine()
     options: dict[str, Any] = {"stride": 2, "search": "dense", "query_tokens": 8}
     inputs: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
-    probed = IterativeRag(request, index, speculate="off", flare=1.0, **options)
+    probed = iterative(request, index, speculate="off", flare=1.0, **options)
     result = probed.ask(QUESTION, sampling, **inputs).generation.logprobs
     assert result is not None
     middle = sorted(math.exp(token.logprob) for token in result)[len(result) // 3]
     texts, queries = [], []
     for speculate, overlap in (("off", None), ("auto", None), (4, True)):
-        answer = IterativeRag(
+        answer = iterative(
             request, index, speculate=speculate, overlap=overlap, flare=middle, **options
         ).ask(QUESTION, sampling, **inputs)
         assert answer.report.retrieval is not None
@@ -177,14 +181,12 @@ def test_flare_looks_up_after_less_probable_tokens_alone(
         queries.append(answer.report.retrieval.queries)
     assert texts[0] == texts[1] == texts[2]
     assert 1 < queries[0] < 20
-    every = IterativeRag(request, index, speculate="off", **options).ask(
-        QUESTION, sampling, **inputs
-    )
+    every = iterative(request, index, speculate="off", **options).ask(QUESTION, sampling, **inputs)
     assert every.report.retrieval is not None and every.report.retrieval.queries == 20
 
 
 def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
-    rag = IterativeRag(engine().with_drafter("auto", 4), index, speculate=3, search="sparse")
+    rag = iterative(engine().with_drafter("auto", 4), index, speculate=3, search="sparse")
     chunks: list[str] = []
     result = rag.ask(QUESTION, max_new_tokens=30, stream=chunks.append, refuse=False, stop=None)
     assert isinstance(result, Answer)
@@ -226,7 +228,7 @@ def test_any_function_serves_and_is_requested_in_threads() -> None:
     texts = []
     for speculate in ("off", "auto", 6, 16):
         requests.clear()
-        rag = IterativeRag(engine(), far, speculate=speculate, query_tokens=12, stride=2)
+        rag = iterative(engine(), far, speculate=speculate, query_tokens=12, stride=2)
         result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
         texts.append(result.generation.tokens)
         assert result.report.retrieval is not None
@@ -247,7 +249,7 @@ def test_a_prefetched_passage_without_a_name_serves_as_a_guess() -> None:
             meta = [{"title": "words", "name": name} for name in names]
             return [(page.text, 1.0, each) for page, each in zip(ranked, meta, strict=True)][:k]
 
-        rag = IterativeRag(engine(), search, speculate=4, query_tokens=12)
+        rag = iterative(engine(), search, speculate=4, query_tokens=12)
         message = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True).report.retrieval
         assert message is not None and message.queries == len(requests)
         assert requests[0] == (QUESTION, 20) and sum(k == 20 for _, k in requests) > 4
@@ -273,7 +275,7 @@ def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) 
         first = {"rank": len(calls), "k": k, "never": 0}[changes]
         return [(page.text, 1.0, {}) for page in pages[first % 7 :]][:k]
 
-    rag = IterativeRag(engine(), search, speculate=4)
+    rag = iterative(engine(), search, speculate=4)
     for _ in range(3):
         calls.clear()
         result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
@@ -292,7 +294,7 @@ def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
         calls.append(len(calls))
         return [(documents(twice=False)[len(calls) % 7].text, 1.0, {})]
 
-    rag = IterativeRag(engine(), search, speculate="off")
+    rag = iterative(engine(), search, speculate="off")
     result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
     passages, request = list(result.passages), engine(None)
     assert result.label == "exact" and len(calls) == len(passages) == 10
@@ -316,7 +318,7 @@ def test_a_retriever_that_raises_is_heard(failing: int) -> None:
         return [(page.text, 1.0, {}) for page in documents()[:2]]
 
     with pytest.raises(ConnectionError, match="the service is away"):
-        IterativeRag(engine(), broken).ask(QUESTION, max_new_tokens=30, ignore_eos=True)
+        iterative(engine(), broken).ask(QUESTION, max_new_tokens=30, ignore_eos=True)
 
 
 def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> None:
@@ -324,7 +326,7 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
         return [(documents()[0].text, 1.0, {})] if query == QUESTION else []
 
     results = [
-        IterativeRag(engine(), silent, speculate=speculate).ask(
+        iterative(engine(), silent, speculate=speculate).ask(
             QUESTION, max_new_tokens=20, ignore_eos=True
         )
         for speculate in ("off", 4)
@@ -332,17 +334,17 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
     assert results[0].text == results[1].text
     assert {hit.passage.text for hit in results[1].passages} == {documents()[0].text}
     with pytest.raises(InputError, match="found nothing for the question"):
-        IterativeRag(engine(), lambda query: []).ask(QUESTION)
+        iterative(engine(), lambda query: []).ask(QUESTION)
 
 
 def test_foreign_hits_are_refused() -> None:
     for wrong in (["just text"], None):
         with pytest.raises(InputError, match=r"expected .*\(text, score, meta\)"):
-            IterativeRag(engine(), lambda query, wrong=wrong: wrong).ask(QUESTION)
+            iterative(engine(), lambda query, wrong=wrong: wrong).ask(QUESTION)
 
 
 def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
-    rag = IterativeRag(engine(), index, speculate=3, search="sparse", overlap=False)
+    rag = iterative(engine(), index, speculate=3, search="sparse", overlap=False)
     whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
     text: list[str] = []
 
@@ -374,18 +376,18 @@ def test_bad_settings_are_refused(
     index: PassageIndex, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(InputError, match=expected):
-        IterativeRag(engine(), index, **options)
+        iterative(engine(), index, **options)
 
 
 def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> None:
     by_words = PassageIndex.build(documents(), embedder=None)
     with pytest.raises(InputError, match="no dense part"):
-        IterativeRag(engine(), by_words, search="dense")
+        iterative(engine(), by_words, search="dense")
     with pytest.raises(InputError, match="search='dense' with a FunctionRetriever"):
-        IterativeRag(engine(), lambda query: [], search="dense")
+        iterative(engine(), lambda query: [], search="dense")
     with pytest.raises(InputError, match="no tokenizer"):
-        IterativeRag(Engine(tiny.model(), None), index)
-    rag = IterativeRag(engine(), index)
+        iterative(Engine(tiny.model(), None), index)
+    rag = iterative(engine(), index)
     with pytest.raises(InputError, match="question is empty"):
         rag.ask("  ")
     with pytest.raises(InputError, match="gives one answer"):
@@ -394,13 +396,13 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
         rag.ask(QUESTION, max_tokens=3)
     long = [Document("long.txt", "long", " ".join(WORDS * 400))]
     with pytest.raises(PromptTooLongError):
-        IterativeRag(
+        iterative(
             engine(max_position_embeddings=256), PassageIndex.build(long, embedder=None, words=5000)
         ).ask("walk the tree token", max_new_tokens=40)
 
 
 def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -> None:
-    result = IterativeRag(engine(), index).ask("zebra quagga okapi?")
+    result = iterative(engine(), index).ask("zebra quagga okapi?")
     assert result.refused is not None
     assert result.generation.finish_reason == "refused"
 
@@ -418,7 +420,7 @@ def test_without_words_to_judge_by_every_search_is_one_of_the_text(
         return search(queries, k)
 
     monkeypatch.setattr(dense.dense, "search_vectors", counted)
-    result = IterativeRag(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
+    result = iterative(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
     assert result.report.retrieval is not None
     assert len(searched) == result.report.retrieval.calls > 1
 
@@ -427,7 +429,7 @@ def in_rounds(
     request: Engine, index: PassageIndex, rounds: int, sampling: Sampling
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of the last of some rounds, each after a search, and their passages."""
-    rag = IterativeRag(request, index, speculate="off", stride=200)
+    rag = iterative(request, index, speculate="off", stride=200)
     query, places, tokens = QUESTION, [], list[int]()
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
@@ -453,7 +455,7 @@ def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
         tokens, places = in_rounds(request, index, rounds, sampling)
         known.add(tuple(places))
         for speculate in ("off", "auto", 3):
-            rag = IterativeRag(request, index, rounds=rounds, speculate=speculate)
+            rag = iterative(request, index, rounds=rounds, speculate=speculate)
             chunks: list[str] = []
             result = rag.ask(
                 QUESTION, sampling, max_new_tokens=30, refuse=False, stream=chunks.append
@@ -468,7 +470,7 @@ def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
 
 def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageIndex) -> None:
     only = PassageIndex.build(documents(1, twice=False), embedder=None)
-    result = IterativeRag(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
+    result = iterative(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
     assert len(result.passages) == 4
     assert result.report.prefill_forwards == 1
     assert result.report.forwards < 20
@@ -479,7 +481,7 @@ def test_listeners_receive_the_answer_that_stays_alone(index: PassageIndex) -> N
     request.on_finish(heard.append)
     for options in ({"speculate": 8}, {"rounds": 3}):
         heard.clear()
-        rag = IterativeRag(request, index, **options)  # type: ignore[arg-type]
+        rag = iterative(request, index, **options)
         result = rag.ask(QUESTION, SAMPLINGS[1], max_new_tokens=30, refuse=False)
         assert [each.tokens for each in heard] == [result.generation.tokens]
 
@@ -536,7 +538,7 @@ def test_random_answers_are_those_of_waiting(
             "refuse": False,
         }
         request = sample.choice(engines)
-        off = IterativeRag(request, indexes[kind], speculate="off", **options)
+        off = iterative(request, indexes[kind], speculate="off", **options)
         try:
             plain = off.ask(question, sampling, **inputs)
         except InputError as error:  # no word of it is in the documents
@@ -546,7 +548,7 @@ def test_random_answers_are_those_of_waiting(
         if case % 4 == 0 and len(plain.text) > 9:
             inputs["stop"] = plain.text[5:9]
             plain = off.ask(question, sampling, **inputs)
-        rag = IterativeRag(
+        rag = iterative(
             request,
             indexes[kind],
             speculate=sample.choice(("auto", 1, 2, 4, 9, 16)),
