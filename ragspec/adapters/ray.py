@@ -68,7 +68,6 @@ def answer_questions(
     batch_size: int = 8,
     column: str = "question",
     model: str = "starter",
-    drafter: Any = "auto",
     sampling: Sampling | None = None,
     ray_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -79,10 +78,10 @@ def answer_questions(
 
     Args:
         documents: Files and folders, which every actor reads, or a function that returns the DocQA
-            with an engine.
+            with any engine.
         actors: Number of actors, each with a separate engine.
         batch_size: Questions of one batch; a lost actor's batch is answered again.
-        model, drafter: See `Engine.from_pretrained`.
+        model: Name or path, for files and folders.
         sampling: Without a seed, one is chosen for all questions.
         ray_options: Further arguments of `Dataset.map_batches`, such as `num_gpus=1`.
         options: Further arguments of `DocQA.ask`.
@@ -99,7 +98,7 @@ def answer_questions(
         raise InputError(
             f"got actors={actors}, batch_size={batch_size}; expected 1 or more of each."
         )
-    make = documents if callable(documents) else _reader(documents, model, drafter)
+    make = documents if callable(documents) else _reader(documents, model)
     answerer: dict[str, Any] = {
         "make": make,
         "column": column,
@@ -117,14 +116,13 @@ def answer_questions(
     return answered
 
 
-def _reader(documents: Paths, model: str, drafter: Any) -> Callable[[], DocQA]:
+def _reader(documents: Paths, model: str) -> Callable[[], DocQA]:
     """Return a function that makes the DocQA in an actor, whatever its working directory."""
     paths = [documents] if isinstance(documents, str | os.PathLike) else list(documents)
     absolute = [os.path.abspath(path) for path in paths]
 
     def make() -> DocQA:
-        engine = Engine.from_pretrained(model, drafter)
-        return DocQA.from_documents(absolute, engine=engine)
+        return DocQA.from_documents(absolute, engine=Engine.from_pretrained(model))
 
     return make
 

@@ -213,12 +213,7 @@ def tree_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
+    **settings: Any,
 ) -> tuple[Tensor, None]:
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
@@ -226,10 +221,19 @@ def tree_attention(
     [B, heads, n, S] -> [B, n, heads, width]. A narrower mask covers the last slots. Queries that
     share a key head are folded into one longer query, so keys and values are never repeated.
     Sequences that are packed attend one after the other.
+
+    Args:
+        settings: Those of transformers: scaling, dropout, softcap, s_aux (sinks), is_causal.
     """
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
-    form = AttentionForm(attention_mask, causal, scaling, dropout, softcap, sinks)
+    causal, sinks = settings.get("is_causal"), settings.get("s_aux")
+    form = AttentionForm(
+        mask=attention_mask,
+        causal=getattr(module, "is_causal", True) if causal is None else causal,
+        scaling=settings.get("scaling"),
+        dropout=settings.get("dropout", 0.0),
+        softcap=settings.get("softcap"),
+        sinks=getattr(module, "sinks", None) if sinks is None else sinks,
+    )
     # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
     view = None if torch.compiler.is_compiling() else _view.get()
     if not isinstance(view, PackedView):

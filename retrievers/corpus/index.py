@@ -29,7 +29,6 @@ from ragspec.retrievers.corpus.catalogue import (
     MODEL,
     TOKENIZER,
     Catalogue,
-    ProgressCallback,
     SegmentSource,
     Texts,
     View,
@@ -98,19 +97,17 @@ class CorpusIndex:
         vocab_size: int | None = None,
         depth: int = DEPTH,
         segment_tokens: int = LARGEST,
-        progress: ProgressCallback = lambda documents, tokens: None,
         **options: Any,
     ) -> CorpusIndex:
         """Write a new corpus, in place of an older one, and open it.
 
         Args:
             texts_or_tokens: Texts, or token ids [T] each, streamed one document at a time. An empty
-                stream makes an empty corpus to append to.
+                stream makes an empty corpus to append to. `tokenized` streams with a callback.
             tokenizer: None for token ids; `vocab_size` is required then.
             model: The model (or engine, or fingerprint) that wrote the texts, None if no model did.
             depth: See `build_segment`.
             segment_tokens: Most tokens of a segment; building takes up to 24 bytes for each.
-            progress: Called with the documents and tokens read so far.
             options: As in `open`.
 
         Raises:
@@ -123,7 +120,7 @@ class CorpusIndex:
         checked_scope(scope)
         prints = prints_of(model, tokenizer)
         catalogue = Catalogue(size, depth, prints.get(TOKENIZER), prints.get(MODEL))
-        documents = checked(tokenized(texts_or_tokens, tokenizer, progress), size)
+        documents = checked(tokenized(texts_or_tokens, tokenizer), size)
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, segment_tokens):

@@ -303,7 +303,6 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         **kwargs: Any,

@@ -14,6 +14,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.catalogue import tokenized
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.storage.store import publish
 from tests.support import tiny
@@ -36,13 +37,8 @@ def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> 
     tokenizer = tiny.tokenizer()
     message: list[tuple[int, int]] = []
     documents: list[Any] = [*TEXTS, [1, 2, 3], np.array([4, 5]), ""]
-    store = CorpusIndex.build(
-        iter(documents),
-        tokenizer,
-        tmp_path / "c",
-        segment_tokens=30,
-        progress=lambda d, t: message.append((d, t)),
-    )
+    rows = tokenized(iter(documents), tokenizer, lambda d, t: message.append((d, t)))
+    store = CorpusIndex.build(rows, tokenizer, tmp_path / "c", segment_tokens=30)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert text_of(store) == [*ids, [1, 2, 3], [4, 5]]
     info = store.info()
