@@ -15,6 +15,7 @@ from gpu_steps import Cell, CellSession, Stub, open_cells, rotated
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.models.device import is_cuda, out_of_memory
+from ragspec.verification.open import open_target
 
 Row = dict[str, Any]
 ROWS = (1, 16, 32)
@@ -76,7 +77,7 @@ class Probe:
     def engine(self, mode: str, cell: Cell) -> Engine:
         """Return the engine of a cell in a mode."""
         if mode not in self._targets:
-            self._targets[mode] = Engine(self.model, None, None, static=mode)
+            self._targets[mode] = Engine(open_target(self.model, mode), None, None)
         key = mode, cell.drafter, cell.rows
         if key not in self._engines:
             self._engines[key] = self._targets[mode].with_drafter(*self._drafting(cell))

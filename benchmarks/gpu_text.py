@@ -21,6 +21,7 @@ from ragspec.pipelines.bench.measure import GREEDY, LOOKUP, Variant, by_category
 from ragspec.pipelines.bench.prompts import bundled_items, read_items
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import EngineVariant, make_engine, make_peer
+from ragspec.verification.open import open_target
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
     sources = Sources(draft_model=drafting)
     peer, _ = load_model(options.model, device, options.dtype)
     variants: dict[str, Variant] = {name: make_peer(name, peer, None) for name in (GREEDY, LOOKUP)}
-    engines = [Engine(model, tokenizer, None, static=mode, runtime="torch") for mode in modes]
+    engines = [Engine(open_target(model, mode, runtime="torch"), tokenizer, None) for mode in modes]
     for mode, engine in zip(modes, engines, strict=True):
         if engine.target.static != mode:
             print(f"{mode}: steps run as {engine.target.static!r} ({engine.target.refusal})")

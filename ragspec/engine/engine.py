@@ -32,7 +32,7 @@ from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import load_target, open_static, open_target
+from ragspec.verification.open import load_target, open_target
 from ragspec.verification.prefix_cache import PrefixCache
 
 BudgetSpec = str | int | BudgetPolicy
@@ -43,21 +43,15 @@ class Engine:
     """Generates text from one model, with or without speculation.
 
     Args:
-        model: A transformers causal model, which is not changed, or a `CausalTarget` over one.
+        model: A transformers causal model, which is not changed, or a `CausalTarget` over one, such
+            as `open_target` returns.
         tokenizer: The model's tokenizer; None for token ids only.
         drafter: A name, a `Drafter`, a list of these (fused into one tree), or None for plain
             decoding.
         draft_model: A smaller model of the same vocabulary (object, path or name) that drafts too.
         budget: Draft nodes per step: "auto", a number, or a `BudgetPolicy`.
         rule: A name or a `Rule`; None for the drafter's, which is usually "walk".
-        max_batch_size: Texts decoded in one batch, of all callers together.
-        max_queue_size: Submitted requests that may wait, None for any number.
-        chunk: Tokens of prompts that are read between two steps of running texts.
-        static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
-            tests), "off", or "auto", which is "graph" on CUDA. A model that does not support them
-            is verified without, and its reports say why.
-        runtime: What runs forwards: "torch", "onnx" (ONNX Runtime, faster on a CPU), or "auto",
-            which is "onnx" for models that it can run.
+        max_batch_size: Texts decoded in one batch, of all callers together; see `with_limits`.
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.
@@ -75,17 +69,10 @@ class Engine:
         rule: RuleSpec = None,
         *,
         max_batch_size: int = 16,
-        max_queue_size: int | None = None,
-        chunk: int = CHUNK,
-        static: str = "auto",
-        runtime: str = "auto",
     ) -> None:
-        ready = isinstance(model, CausalTarget)
-        self.target: CausalTarget = model if ready else open_target(model, static, runtime)
-        if ready and static != "auto":
-            self.target = open_static(self.target, static)
+        self.target = model if isinstance(model, CausalTarget) else open_target(model)
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
+        self.scheduler = Scheduler(self.target, max_batch_size, None, CHUNK)
         self.cost: ForwardCost | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._configure_drafting(drafter, draft_model, budget, rule)
@@ -115,6 +102,7 @@ class Engine:
 
         Args:
             device, device_map, adapter: See `load_model`.
+            options: static and runtime, see `open_target`; max_batch_size, rule.
             dtype: "float32", "bfloat16", "float16", "int8" or "auto". On a CPU "auto" is
                 float32, and "int8" for models of 100 million weights that ONNX Runtime can run; on
                 an accelerator it is the checkpoint's.
@@ -341,6 +329,9 @@ class Engine:
         """Return an engine with a scheduler and a prefix cache of its own, without callbacks.
 
         Args:
+            max_batch_size: Texts decoded in one batch.
+            max_queue_size: Submitted requests that may wait, None for any number.
+            chunk: Tokens of prompts that are read between two steps of running texts.
             max_model_len: Most tokens of a text with its prompt, None for the model's context.
             kv_memory: Most bytes of keys and values, None for no limit: of running texts, each
                 with all tokens that it may have, and of the prefix cache. Requests wait for room.

@@ -77,12 +77,12 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(52_943, 40_000),
+    lambda: lines(LIBRARY): Limit(52_948, 40_000),
     lines_of_tests: Limit(49_716, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
-    long_argument_lists: Limit(6, 0),
-    share_of_any: Limit(0.2, 0.05),
+    long_argument_lists: Limit(0, 0),
+    share_of_any: Limit(0.198, 0.05),
     lambda: lines([ROOT / "README.md"]): Limit(195, 200),
     lambda: lines([ROOT / "CONTRIBUTING.md"]): Limit(150, 150),
 }

@@ -146,7 +146,7 @@ def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
     tokens = tiny.bpe_tokenizer()
     changes: dict[str, Any] = {"vocab_size": len(tokens), "dtype": torch.float64}
     model, other = (tiny.model("llama", seed=4, num_hidden_layers=1, **changes) for _ in range(2))
-    engine = Engine(model, tokens, request.param, max_batch_size=3, chunk=4)
+    engine = Engine(model, tokens, request.param).with_limits(3, chunk=4)
     with served(engine) as (client, _):
         yield Doors(engine, client, other, request.param)
 

@@ -98,9 +98,8 @@ def test_the_harness_makes_it_from_its_argument_string() -> None:
 
 
 def test_chat_templates_and_names_are_what_the_harness_asks_for() -> None:
-    lm = model()
-    turns = [{"role": "user", "content": "Hi"}]
-    assert lm.apply_chat_template(turns) == "<user> Hi\n<assistant> "
+    lm, turn = model(), {"role": "user", "content": "Hi"}
+    assert lm.apply_chat_template([turn]) == "<user> Hi\n<assistant> "
     assert lm.chat_template(True) == tiny.tokenizer(chat=True).chat_template
     assert "/" not in lm.tokenizer_name
 

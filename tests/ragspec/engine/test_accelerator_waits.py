@@ -6,6 +6,7 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.open import open_target
 from tests.support import tiny
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import Bushes, count_steps
@@ -33,8 +34,7 @@ def test_no_step_waits_more_often_than_it_did(nodes: int, rows: int, name: str) 
     prompts = [tiny.prompt(9, seed=seed) for seed in range(rows)]
     with Pretend() as device:
         drafter = Bushes(nodes, tiny.VOCAB) if nodes else None
-        engine = Engine(
-            pretend(tiny.model("llama")), drafter=drafter, budget=nodes or 1, static="off"
-        )
+        target = open_target(pretend(tiny.model("llama")), "off")
+        engine = Engine(target, drafter=drafter, budget=nodes or 1)
         steps = count_steps(device, engine, prompts, SETTINGS[name])
     assert steps.waits <= CEILINGS[nodes, rows, name], f"{steps.waits} waits\n{steps}"

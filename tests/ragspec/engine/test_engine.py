@@ -15,6 +15,7 @@ from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
 from ragspec.verification.probe import ProbeVerdict, probe
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
@@ -36,7 +37,7 @@ def speculative(model: Any, results: Any, static: str) -> Engine:
     """Return an engine that drafts from the first sample of each prompt."""
     texts = [text for text in flat(results) if not text.sample]
     drafter = MixingDrafter({tuple(text.prompt_tokens): text.tokens for text in texts})
-    return Engine(model, tiny.tokenizer(), drafter=drafter, budget=12, static=static)
+    return Engine(open_target(model, static), tiny.tokenizer(), drafter=drafter, budget=12)
 
 
 SETTINGS = {
@@ -211,7 +212,7 @@ def test_logits_that_are_no_numbers_are_an_error(
     broken = copy.deepcopy(tiny.model("llama"))
     with torch.no_grad():
         broken.get_input_embeddings().weight[9] = number
-    engine = Engine(broken, drafter="context", budget=4, static=static)
+    engine = Engine(open_target(broken, static), drafter="context", budget=4)
     with pytest.raises(ModelError, match="logits are not finite numbers at generated token 1;"):
         engine.generate(PROMPTS[2], sampling, max_new_tokens=6)
     bias = dict.fromkeys(range(tiny.VOCAB), float("-inf"))
@@ -229,7 +230,8 @@ def test_logits_that_are_no_numbers_are_an_error(
 
 @STATIC
 def test_texts_and_labels_follow_a_model_that_is_cast(static: str) -> None:
-    engine = Engine(copy.deepcopy(tiny.model("llama")), drafter="context", budget=4, static=static)
+    target = open_target(copy.deepcopy(tiny.model("llama")), static)
+    engine = Engine(target, drafter="context", budget=4)
 
     def result() -> tuple[list[int], str, str]:
         text = engine.generate(PROMPTS[0], Sampling(0.8, seed=3), max_new_tokens=NEW)

@@ -34,7 +34,7 @@ class Case:
 @pytest.fixture(scope="module", params=["context", "auto", None])
 def engine(request: pytest.FixtureRequest) -> Engine:
     model = tiny.model("llama", dtype=torch.float64, num_hidden_layers=1)
-    return Engine(model, tiny.tokenizer(), request.param, budget=5, max_batch_size=3, chunk=8)
+    return Engine(model, tiny.tokenizer(), request.param, budget=5).with_limits(3, chunk=8)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.session import StaticSession
 from tests.support import tiny
@@ -240,7 +241,7 @@ def test_two_engines_take_turns_over_one_model(
 
 @pytest.fixture(scope="module")
 def target(model: Any) -> CausalTarget:
-    return Engine(model, drafter=None, static="eager").target
+    return open_target(model, "eager")
 
 
 @pytest.fixture(scope="module")

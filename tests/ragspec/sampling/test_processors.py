@@ -26,6 +26,7 @@ from ragspec.sampling.processors import (
     default_processors,
 )
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.open import open_target
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain
 from tests.support.mixing import MixingDrafter
@@ -343,7 +344,7 @@ def test_the_default_dtype_changes_no_score(kind: torch.dtype, sampling: Samplin
     for static in ("off", "eager"):
         expected, result = list[Any](), list[Any]()
         for default, outcomes in ((torch.float32, expected), (kind, result)):
-            engine = Engine(tiny.model("llama"), drafter=None, static=static)
+            engine = Engine(open_target(tiny.model("llama"), static), drafter=None)
             torch.set_default_dtype(default)
             try:
                 outcomes += engine.generate(PROMPTS, sampling, **request)

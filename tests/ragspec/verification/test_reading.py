@@ -124,7 +124,8 @@ def test_prompts_that_cannot_be_divided_are_read_at_once() -> None:
 
 
 def test_prompts_are_read_in_smaller_chunks_beside_running_texts() -> None:
-    request = Engine(tiny.model("llama", dtype=torch.float64), tiny.tokenizer(), None, chunk=8)
+    plain = Engine(tiny.model("llama", dtype=torch.float64), tiny.tokenizer(), None)
+    request = plain.with_limits(16, chunk=8)
     handle = request.submit([4, 5], max_new_tokens=60, ignore_eos=True)
     next(handle)
     widths = Widths(request.model)

@@ -23,7 +23,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import open_static
+from ragspec.verification.open import open_static, open_target
 from ragspec.verification.static.session import StaticSession
 from tests.support import architectures, tiny
 
@@ -187,7 +187,7 @@ def model(seed: int = 0) -> Any:
 def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
     drafter = ModelDrafter(model(seed), tree=LEVELS, static="eager")
-    engine = Engine(model(), drafter=drafter, budget=9, static=static)
+    engine = Engine(open_target(model(), static), drafter=drafter, budget=9)
     for _ in range(2):  # the second time over the buffers of the first
         result = engine.generate(PROMPT, max_new_tokens=30)
         assert result.tokens == plain.tokens
@@ -198,9 +198,8 @@ def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
 def test_a_source_and_a_model_in_one_tree_change_no_token() -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
     both = Fuse([ContextDrafter(), ModelDrafter(model(), tree=LEVELS, static="eager")])
-    result = Engine(model(), drafter=both, budget=12, static="eager").generate(
-        PROMPT, max_new_tokens=30
-    )
+    engine = Engine(open_target(model(), "eager"), drafter=both, budget=12)
+    result = engine.generate(PROMPT, max_new_tokens=30)
     assert result.tokens == plain.tokens and result.report.accepted >= 15
 
 

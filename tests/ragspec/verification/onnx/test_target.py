@@ -99,7 +99,7 @@ def write(engine: Engine, prompts: Any, sampling: Sampling | None = None) -> Any
 def test_texts_are_those_of_the_modules_with_drafts_and_without(model: Any) -> None:
     target = open_target(model)
     assert target.runtime == "onnx" and probe(target).mode == "tree"
-    own = Engine(model, None, None, runtime="torch")
+    own = Engine(open_target(model, runtime="torch"), None, None)
     prompt = tiny.prompt(30)
     for sampling in SAMPLINGS:
         expected = write(own, prompt, sampling)
@@ -112,7 +112,7 @@ def test_texts_are_those_of_the_modules_with_drafts_and_without(model: Any) -> N
 
 
 def test_texts_of_a_batch_and_over_shared_beginnings_are_those_alone(model: Any) -> None:
-    own = Engine(model, None, None, runtime="torch")
+    own = Engine(open_target(model, runtime="torch"), None, None)
     beginning = tiny.prompt(300)
     prompts = [[*beginning, *tiny.prompt(9 + n, seed=n + 1)] for n in range(4)]
     expected = [write(own, prompt).tokens for prompt in prompts]
@@ -135,8 +135,8 @@ def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
 def test_positions_beyond_the_first_rotary_table_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POSITIONS", 16)
     model, prompt = llama_3(), tiny.prompt(20)
-    expected = write(Engine(model, None, None, runtime="torch"), prompt).tokens
-    assert write(Engine(model, None, None, runtime="onnx"), prompt).tokens == expected
+    expected = write(Engine(open_target(model, runtime="torch"), None, None), prompt).tokens
+    assert write(Engine(open_target(model, runtime="onnx"), None, None), prompt).tokens == expected
 
 
 def test_changed_weights_and_hooks_run_through_the_modules() -> None:
@@ -154,7 +154,8 @@ def test_changed_weights_and_hooks_run_through_the_modules() -> None:
             weight.mul_(-3.0)
         after = write(engine, prompt)
         assert after.report.runtime == "torch" and after.tokens != before.tokens
-        assert after.tokens == write(Engine(model, None, None, runtime="torch"), prompt).tokens
+        own = Engine(open_target(model, runtime="torch"), None, None)
+        assert after.tokens == write(own, prompt).tokens
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_other_models_go_their_own_way_and_say_why(
     target = open_target(model)
     assert target.runtime == "torch" and reason in target.detour
     with pytest.raises(UnsupportedModelError, match=reason):
-        Engine(model, runtime="onnx")
+        open_target(model, runtime="onnx")
 
 
 def test_changed_modules_small_models_and_missing_packages_are_told(
@@ -190,9 +191,9 @@ def test_changed_modules_small_models_and_missing_packages_are_told(
     monkeypatch.setattr(quantized, "find_spec", lambda n: None if n == "onnx" else real(n))
     assert "onnx is not installed (pip install 'ragspec[onnx]')" in open_target(model).detour
     with pytest.raises(InputError, match="got runtime='gpu'"):
-        Engine(model, runtime="gpu")
+        open_target(model, runtime="gpu")
     with pytest.raises(UnsupportedModelError, match="fixed shape"):
-        Engine(model, runtime="onnx", static="eager")
+        open_target(model, "eager", runtime="onnx")
 
 
 def small(model: Any) -> Any:
@@ -272,12 +273,13 @@ def test_a_longer_rotary_table_has_the_bits_of_the_first(monkeypatch: pytest.Mon
     expected = write(Engine(model, None, None), prompt).tokens
     monkeypatch.setattr(module, "POSITIONS", 7)
     for chunk in (3, 33):
-        assert write(Engine(model, None, None, chunk=chunk), prompt).tokens == expected
+        engine = Engine(model, None, None).with_limits(1, chunk=chunk)
+        assert write(engine, prompt).tokens == expected
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_torch_changes_nothing(default: torch.dtype) -> None:
-    engine = Engine(tiny.model("llama"), runtime="onnx")
+    engine = Engine(open_target(tiny.model("llama"), runtime="onnx"))
     expected = engine.generate(tiny.prompt(), max_new_tokens=NEW)
     engine.prefix_cache.clear()
     torch.set_default_dtype(default)

@@ -22,7 +22,7 @@ from ragspec.sampling.penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import open_static
+from ragspec.verification.open import open_static, open_target
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import StepShape
@@ -71,7 +71,7 @@ def of_the_forward(rows: int, n: int) -> int:
 def counted(nodes: int, rows: int, sampling: Any) -> Steps:
     with Pretend() as device:
         drafter = Bushes(nodes, VOCAB) if nodes else None
-        engine = Engine(pretend(model()), drafter=drafter, budget=nodes or 1, static="eager")
+        engine = Engine(open_target(pretend(model()), "eager"), drafter=drafter, budget=nodes or 1)
         return count_steps(device, engine, prompts(rows), sampling)
 
 
@@ -130,7 +130,7 @@ def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyP
     plain = Engine(model(), drafter=None).generate(prompts(2), **call)
     texts = [[*one, *two.tokens] for one, two in zip(prompts(2), plain, strict=True)]
     monkeypatch.setattr(BatchDistribution, "choose", partly)
-    engine = Engine(model(), drafter=ProgressCallback(texts), budget=15, static="eager")
+    engine = Engine(open_target(model(), "eager"), drafter=ProgressCallback(texts), budget=15)
     results = engine.generate(prompts(2), **call)
     assert [text.tokens for text in results] == [text.tokens for text in plain] and any(looks)
 
@@ -149,7 +149,7 @@ def test_logits_that_are_no_numbers_end_their_row_alone(
 ) -> None:
     with Pretend():
         broken = pretend(model()).to(dtype)
-        engine = Engine(broken, drafter="context", budget=6, static="eager")
+        engine = Engine(open_target(broken, "eager"), drafter="context", budget=6)
         call = Options(max_new_tokens=12, ignore_eos=True)
         expected = engine.generate(prompts(3), sampling, **call)
         bad = expected[1].tokens[4]
@@ -203,9 +203,8 @@ def test_what_is_preserved_moves_without_the_host(name: str, rows: int) -> None:
         [*prompt, *result.tokens] for prompt, result in zip(prompts(rows), results, strict=True)
     ]
     with Pretend() as device:
-        engine = Engine(
-            pretend(model()), drafter=ProgressCallback(texts), budget=15, static="eager"
-        )
+        target = open_target(pretend(model()), "eager")
+        engine = Engine(target, drafter=ProgressCallback(texts), budget=15)
         steps = count_steps(device, engine, prompts(rows), sampling, new)
     assert len(steps.records) < new // 2, "too little was kept"
     hold(steps, rows, 15, looks=1 + (name == "flat"))

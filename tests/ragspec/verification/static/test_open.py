@@ -14,7 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import MODES, open_static
+from ragspec.verification.open import MODES, open_static, open_target
 from tests.ragspec.engine.test_engine import PROMPTS, SETTINGS
 from tests.support import architectures, tiny
 from tests.support.mixing import MixingDrafter
@@ -23,7 +23,7 @@ from tests.support.model_state import state_of
 
 def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
     alone = Engine(model, drafter=None)
-    engine = Engine(model, budget=8, static="eager")
+    engine = Engine(open_target(model, "eager"), budget=8)
     settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
     lengths = (4, 20, 9, 16, 3, 12)
     with engine.with_limits(3) as pool:
@@ -38,7 +38,7 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
 
 
 def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
-    engine = Engine(model, budget=3, static="eager")
+    engine = Engine(open_target(model, "eager"), budget=3)
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
     record: dict[int, list[int]] = {}
 
@@ -56,7 +56,7 @@ def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> None:
     """Also in the midst of a text, where the next step is under way already."""
-    engine = Engine(model, budget=3, static="eager")
+    engine = Engine(open_target(model, "eager"), budget=3)
     sampling = SETTINGS["penalties"]
     expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
     before, calls = state_of(model), 0
@@ -75,7 +75,7 @@ def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> No
 
 @pytest.mark.parametrize("how", ["cancel", "close", "drop"])
 def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None:
-    engine = Engine(model, tiny.tokenizer(), budget=3, static="eager")
+    engine = Engine(open_target(model, "eager"), tiny.tokenizer(), budget=3)
     expected = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
     stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
     next(stream)
@@ -106,7 +106,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
         for p, n in zip(prompts, lengths, strict=True)
     ]
     truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
-    engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
+    engine = Engine(open_target(model, "eager"), drafter=MixingDrafter(truth), budget=12)
     assert engine.target.static == "eager"
     with engine.with_limits(3) as pool:
         handles = [
@@ -116,7 +116,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
         assert [handle.result().tokens for handle in handles] == [text.tokens for text in plain]
     for static in ("off", "eager"):
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
-            Engine(model, budget=3, static=static).generate(
+            Engine(open_target(model, static), budget=3).generate(
                 prompts[0], max_new_tokens=9, ignore_eos=True
             )
 
@@ -129,9 +129,9 @@ def test_auto_is_off_on_a_cpu(model: Any) -> None:
 
 def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
     with pytest.raises(InputError, match=r"got static='fast'; expected one of 'auto', 'off'"):
-        Engine(model, static="fast")
+        open_target(model, "fast")
     with pytest.raises(InputError, match="static='graph' for a model on cpu; expected one on"):
-        Engine(model, static="graph")
+        open_target(model, "graph")
     assert set(MODES) == {"auto", "off", "eager", "graph", "compile"}
 
 
@@ -150,7 +150,7 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
         if architecture == "dynamic"
         else tiny.model(architecture)
     )
-    text = Engine(model, budget=3, static="eager").generate(PROMPTS[0], max_new_tokens=6)
+    text = Engine(open_target(model, "eager"), budget=3).generate(PROMPTS[0], max_new_tokens=6)
     assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 
@@ -174,7 +174,6 @@ def test_a_model_that_reads_masks_otherwise_fails_the_trial(
 
 
 def test_a_target_that_is_ready_is_used_as_it_is(model: Any) -> None:
-    assert Engine(CausalTarget(model), budget=3, static="eager").target.runner is not None
     assert Engine(CausalTarget(model), budget=3).target.runner is None
 
 

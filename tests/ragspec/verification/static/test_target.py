@@ -50,8 +50,8 @@ def runner(target: CausalTarget) -> StepRunner:
     return target.runner
 
 
-def written(model: Any, sampling: Sampling | None = None, **options: Any) -> list[int]:
-    engine = Engine(model, drafter="context", budget=3, **options)
+def written(model: Any, sampling: Sampling | None = None) -> list[int]:
+    engine = Engine(model, drafter="context", budget=3)
     return list(engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True).tokens)
 
 
@@ -82,11 +82,11 @@ def change_a_weight(model: Any) -> None:
 def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
     model = local_model()
     target = opened(model, mode)
-    assert written(target) == written(model, static="off")
+    assert written(target) == written(model)
     change(model)
-    changed = written(model, static="off")
+    changed = written(model)
     assert written(target) == changed
-    assert changed != written(local_model(), static="off")
+    assert changed != written(local_model())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
     with pytest.warns(RuntimeWarning, match="memory ended while a step was capt") as on_progress:
         text = engine.generate(PROMPT, TURNS, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
-    assert text.tokens == written(model, TURNS, static="off")
+    assert text.tokens == written(model, TURNS)
     assert text.report.static == target.static == "eager"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -213,7 +213,7 @@ def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> No
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
     assert text.report.static == "eager"
-    assert text.tokens == written(local_model(), static="off")
+    assert text.tokens == written(local_model())
 
 
 def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatc
     model = local_model()
     before = state_of(model)
     target = opened(model)
-    expected = written(model, static="off")
+    expected = written(model)
     engine = Engine(target, drafter="context", budget=3)
     layer = model.model.layers[1]
     current, calls = layer.forward, 0
@@ -280,7 +280,7 @@ def test_a_model_in_training_is_refused() -> None:
 def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> None:
     model = local_model()
     before = state_of(model)
-    expected = written(model, static="off")
+    expected = written(model)
     targets = [opened(model, m) if m != "off" else CausalTarget(model) for m in modes]
     engines = [Engine(target, tiny.tokenizer(), drafter="context", budget=3) for target in targets]
     streams = [engine.stream(PROMPT, max_new_tokens=NEW, ignore_eos=True) for engine in engines]
