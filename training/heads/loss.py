@@ -167,11 +167,11 @@ def rounds(
     start = 0
     if depth > 1 and len(learned := read.real[:, 1:].any(0).nonzero()):
         start = int(learned[0])
-    seen, keys, before = round_mask(n, depth, device, start), DynamicCache(), inputs
+    visible, keys, before = round_mask(n, depth, device, start), DynamicCache(), inputs
     for number in range(depth):
         first = start if number else 0
         end = n + number * (n - start)
-        rows = seen[end - (n - first) : end, :end][None, None]
+        rows = visible[end - (n - first) : end, :end][None, None]
         options = {"mask": rows, "keys": keys if depth > 1 else None}
         guessed = head(embedded[:, first:], inputs, places[:, first:], **options)
         yield guessed

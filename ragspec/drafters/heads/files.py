@@ -103,8 +103,8 @@ def save_head(
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    own = medusa if isinstance(head, MedusaHead) else eagle
-    layout = speculators if head.config.output_norm else own
+    alone = medusa if isinstance(head, MedusaHead) else eagle
+    layout = speculators if head.config.output_norm else alone
     config, weights = layout.written(head)
     small = isinstance(dtype, str)
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype

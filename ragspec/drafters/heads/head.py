@@ -113,7 +113,7 @@ class DraftHead(nn.Module):
                     weight.copy_(torch.randn(weight.shape, generator=generator) * STD)
                 elif name.endswith("bias"):
                     weight.zero_()
-            if isinstance(fc := getattr(self, "fc", None), nn.Linear):
+            if isinstance(fc := dict(self.named_children()).get("fc"), nn.Linear):
                 width = self.config.hidden_size
                 last = min(fc.in_features, width)
                 fc.weight[:, -last:] += torch.eye(width, last, device=fc.weight.device)

@@ -174,8 +174,8 @@ class BlockHead(SlotHead):
         x = torch.cat([embedded[:, :, None], fill], 2).flatten(1, 2).to(self.dtype)
         block = places[:, None] + 1 + torch.arange(size, device=places.device)
         positions, of = torch.cat([places, block.flatten()])[None], places.repeat_interleave(size)
-        seen = torch.cat([places <= of[:, None], of == of[:, None]], 1)
-        out = self._run(x, states.to(self.dtype), positions, seen=seen)
+        visible = torch.cat([places <= of[:, None], of == of[:, None]], 1)
+        out = self._run(x, states.to(self.dtype), positions, visible=visible)
         out = out.view(rows, n, size, -1)
         for slot in range(self.config.slots):
             states = out[:, : n - slot, slot - self.config.slots]
@@ -198,14 +198,14 @@ class BlockHead(SlotHead):
         states: Tensor,
         positions: Tensor,
         cache: BatchCache | None = None,
-        seen: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> Tensor:
         """Return the output [R, B, H] after B block tokens, which attend to n states too.
 
         Args:
             positions: Of the states, then of the block, i64 [1, n + B].
             cache: Has earlier states.
-            seen: What the block attends to, bool [B, n + B]; None for all, up to windows.
+            visible: What the block attends to, bool [B, n + B]; None for all, up to windows.
         """
         tables = self.layers.rotary_emb(x, positions)
         for number, layer in enumerate(self.layers.layers):
@@ -213,10 +213,10 @@ class BlockHead(SlotHead):
             queries, keys, values = self._turned(layer.self_attn, block, states, tables)
             if cache is not None:
                 keys, values = cache.update(keys, values, number)
-                seen = self._seen(number, x.shape[1], keys.shape[2], x.device)
+                visible = self._visible(number, x.shape[1], keys.shape[2], x.device)
             scale = layer.self_attn.scaling
             out = functional.scaled_dot_product_attention(
-                queries, keys, values, seen, scale=scale, enable_gqa=True
+                queries, keys, values, visible, scale=scale, enable_gqa=True
             )
             x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -236,15 +236,15 @@ class BlockHead(SlotHead):
             turned: Tensor = (split if norm is None else norm(split)).transpose(1, 2)
             return turned
 
-        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        queries = heads(attention.q_proj, block, next(norms))
-        keys = heads(attention.k_proj, both, next(norms))
+        norms = dict(attention.named_children())
+        queries = heads(attention.q_proj, block, norms.get("q_norm"))
+        keys = heads(attention.k_proj, both, norms.get("k_norm"))
         values = heads(attention.v_proj, both, None)
         _, keys = apply_rotary_pos_emb(keys, keys, *tables)
         queries, _ = apply_rotary_pos_emb(queries, queries, *(each[:, -size:] for each in tables))
         return queries, keys, values
 
-    def _seen(self, number: int, size: int, slots: int, device: torch.device) -> Tensor | None:
+    def _visible(self, number: int, size: int, slots: int, device: torch.device) -> Tensor | None:
         """Return the slots that a block attends to in a layer with a window: bool [B, slots].
 
         The window counts from the block's first slot, as in the training code of `speculators`.
@@ -254,8 +254,8 @@ class BlockHead(SlotHead):
         if not kinds or kinds[number] != "sliding_attention" or not window:
             return None
         places = torch.arange(slots, device=device)
-        seen: Tensor = (places >= slots - size - window).expand(size, -1)
-        return seen & (places <= places[-size:, None]) if self.config.causal_windows else seen
+        visible: Tensor = (places >= slots - size - window).expand(size, -1)
+        return visible & (places <= places[-size:, None]) if self.config.causal_windows else visible
 
 
 _KINDS: dict[str, type[DraftHead]] = {"inject": BlockHead, "state": MedusaHead, "path": MedusaHead}
