@@ -18,7 +18,7 @@ from ragspec.engine.engine import Engine
 from ragspec.models.device import is_cuda, pick_device
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.measure import GREEDY, LOOKUP, Variant, by_category, run_benchmark
-from ragspec.pipelines.bench.prompts import bundled_items, read_items
+from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import EngineVariant, make_engine, make_peer
 from ragspec.verification.open import open_target
@@ -54,9 +54,9 @@ def main() -> None:
             if name != "model" or drafting is not None:
                 variants[f"{name} {mode}"] = EngineVariant(make_engine(name, engine, sources))
     limit = engines[0].target.max_length
-    items = (
-        read_items(options.data, tokenizer, limit) if options.data else bundled_items(engines[0])
-    )
+    items = bundled_items(engines[0])
+    if options.data:
+        items = items_of(read_turns(options.data), tokenizer, limit)
     few = [item for group in by_category(items).values() for item in group[: options.items]]
     rows = run_benchmark(
         few, variants, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)

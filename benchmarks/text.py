@@ -52,7 +52,8 @@ from ragspec.pipelines.bench.prompts import (
     BenchItem,
     docqa_items,
     free_items,
-    read_items,
+    items_of,
+    read_turns,
 )
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import build_variants
@@ -137,7 +138,7 @@ def collect(
     if not categories or set(categories) - set(makers):
         collected += [
             replace(item, category=POOLED.get(item.category, item.category))
-            for item in read_items(spec, tokenizer, engine.target.max_length)
+            for item in items_of(read_turns(spec), tokenizer, engine.target.max_length)
         ]
     greedy = (DOCQA, QUOTATION, EDITS)
     collected = [

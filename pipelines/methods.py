@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters
+from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, check_stored
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
-    """Return new drafters for a name, None for "plain".
-
-    Raises:
-        UnknownNameError: There is no such method.
-        InputError: A source is missing.
-    """
+    """Return new drafters for a name, None for "plain"; raise InputError for a missing source."""
     if name == "plain":
         return None
     methods = listed()
@@ -54,8 +49,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     The engine itself adds a draft model, unless `drafts_with_model` holds.
 
     Args:
-        drafter: A method or the folder of a draft head, several (fused), or None for plain
-            decoding.
+        drafter: A method, the folder of a draft head, several, or None for plain decoding.
         model: The target, for draft heads.
 
     Raises:
@@ -64,19 +58,13 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     """
     from ragspec.drafters.heads.drafter import HeadDrafter
 
-    if drafter is None:
-        if sources.corpus or sources.history:
-            raise InputError("got a store and --drafter none; expected one: leave the other out.")
-        return None
-    names = [drafter] if isinstance(drafter, str) else list(drafter)
+    names = [drafter] if isinstance(drafter, str) else list(drafter or ())
     methods = listed()
     check_drafters(names)
-    stored = {name for name, method in methods.items() if "store" in method.uses}
-    if (sources.corpus or sources.history) and not stored & set(names):
-        raise InputError(
-            f"got a store, but {', '.join(names)} does not draft from stores; expected one of "
-            f"{', '.join(sorted(stored))}. Use --drafter auto."
-        )
+    if sources.corpus or sources.history:
+        check_stored(names, {name for name, method in methods.items() if "store" in method.uses})
+    if drafter is None:
+        return None
     built: list[Drafter] = []
     for name in names:
         instance = build_method(name, sources) if name in methods else HeadDrafter(name, model)
@@ -99,17 +87,13 @@ def open_sources(
         scope: See `Sources`.
 
     Raises:
-        StoreError: A store is missing, damaged, or of another model or tokenizer.
-        InputError: The scope is no valid name, or there is no store for it.
+        StoreError, InputError: A store does not fit, or there is none for the scope.
     """
-    if corpus is None and history is None and scope == GLOBAL:
+    if corpus is None and history is None:
+        if scope != GLOBAL:
+            raise InputError(f"got scope {scope!r} and no store; expected one.")
         return Sources(scope=scope)  # saves the second that the import takes
-    from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
-
-    if checked_scope(scope) != GLOBAL and corpus is None and history is None:
-        raise InputError(
-            f"got scope {scope!r} and no store; expected --store or --set history= too."
-        )
+    from ragspec.retrievers.corpus.index import CorpusIndex
 
     def opened(path: Path | None) -> CorpusIndex | None:
         return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)

@@ -147,13 +147,11 @@ def speculative(
     GenerateDecoderOnlyOutput.
 
     Raises:
-        InputError: There are model inputs other than text, or position_ids that do not count the
-            tokens.
+        InputError: There are other model inputs than text, or position_ids that skip tokens.
     """
     if not isinstance(speculation, Speculation | None):
         raise InputError(
-            f"got speculation={speculation!r}; expected a Speculation, or none of it for the "
-            "default one"
+            f"got speculation={speculation!r}; expected a Speculation, or none for the default"
         )
     spec = speculation or Speculation()
     spec._decodes = True
@@ -330,8 +328,7 @@ def _refuse_dynamic(model: torch.nn.Module, length: int, limit: int | None) -> N
         raise PromptTooLongError(
             f"got {length} tokens of text for a model with rope_type='dynamic' and a context of "
             f"{limit}; expected no more: beyond it every forward rotates by a table of its own, so "
-            "that no draft could be verified. Ask for fewer tokens, or call model.generate without "
-            "custom_generate."
+            "that no draft could be verified. Ask for fewer tokens, or leave custom_generate out."
         )
 
 
@@ -345,8 +342,7 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
     cache = model_kwargs.get("past_key_values")
     if cache is not None and hasattr(cache, "get_seq_length") and int(cache.get_seq_length()) > 0:
         raise InputError(
-            "got past_key_values that already hold tokens; expected none. Pass the whole text as "
-            "input_ids."
+            "got past_key_values that already hold tokens; expected none. Pass all as input_ids."
         )
 
 

@@ -26,15 +26,10 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.models.load import load_model
+from ragspec.training.files import CHECKPOINT
 from ragspec.training.loss import agreement
 from ragspec.training.run import HeadRun, stop_signals
-from ragspec.training.trainer import (
-    CHECKPOINT,
-    HeadTrainer,
-    HeadTraining,
-    TrainingProgress,
-    load_state,
-)
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress, load_state
 from ragspec.verification.causal import CausalTarget
 
 HELD_OUT = 40  # answers that judge the head

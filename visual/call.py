@@ -34,13 +34,11 @@ class ImageCall:
             LlamaGen's cfg_interval=i is (0, i + 2).
         seed: One for each image, or that of the first, to which the numbers of the others are
             added. `stats.seeds` has the seeds of a call.
-        generator: The source of the seeds, or one for each image; without it and `seed`, torch's
-            global one.
+        generator: The source of the seeds, or one for each image; None for torch's global one.
         num_images_per_prompt: Images of each prompt or class, next to each other.
         temperature: 0 is greedy.
         top_k, top_p, min_p: See `Sampling`.
-        codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate. A code depends on those
-            before it in raster order alone.
+        codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate, each from those before it.
         output_type: "pil", "np", "pt" or "latent", see `ImageOutput`.
         callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). The
             count is of the codes or latents of the image that is furthest behind. The tensors are
@@ -105,8 +103,7 @@ class ImageCall:
         values = None if _is_one(self.seed) else [whole(each) for each in self.seed]  # type: ignore[union-attr]
         if values is None or len(values) != count or None in values:
             raise InputError(
-                f"got seed={self.seed!r} for {pluralize(count, 'image')}; expected a whole number, "
-                "or one for each image."
+                f"got seed={self.seed!r} for {pluralize(count, 'image')}; expected one, or as many."
             )
         return [seed for seed in values if seed is not None]
 
@@ -165,8 +162,7 @@ def seeds_of(
     generators = [source] * count if _is_one(source) else [*source]
     if not all(isinstance(each, torch.Generator) for each in generators):
         raise InputError(
-            f"got generator={generator!r}; expected a torch.Generator, or a list of them. Pass "
-            "seed=0 for the seed 0."
+            f"got generator={generator!r}; expected a torch.Generator or several. Pass seed=0."
         )
     if len(generators) != count:
         raise InputError(

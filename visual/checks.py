@@ -1,17 +1,96 @@
-"""Checks of numbers, class labels and images that users pass."""
+"""Checks of numbers, settings, class labels and images that users pass.
+
+Those of settings need no torch, so that a wrong one is named before a model is loaded.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
-from math import isqrt
+from collections.abc import Iterable, Mapping, Sequence, Set
+from math import inf, isqrt
 from numbers import Real
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ragspec.errors import InputError
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import NAMES, names, resolve, unknown
 from ragspec.sampling.settings import whole
+
+if TYPE_CHECKING:
+    import torch
+
+EXACT = "exact"  # the name of the walk for images
+# The settings of relaxed rules; the first one determines how far a rule of codes relaxes.
+RULE_SETTINGS = MappingProxyType(
+    {
+        "lantern": ("delta", "neighbours", "tv_budget", "least_gain"),
+        "lantern++": ("lam", "neighbours", "tv_budget", "least_gain"),
+        "gsd": ("partition", "tv_budget", "least_gain"),
+        **{"near": ("r",), "aligned": (), "horizon": ("s",), "path": ()},
+    }
+)
+LATENT_RULES = ("near", "aligned", "horizon", "path")
+# The model_type of models of latents, with the settings of their denoising.
+DENOISING = MappingProxyType(
+    {
+        "ragspec-latents": frozenset({"steps", "floor"}),
+        "ragspec-masked-latents": frozenset({"iterations", "steps", "floor", "prefill"}),
+    }
+)
+KINDS = ("llamagen", "janus", "emu3", "chameleon", "imagegpt", *DENOISING)
+WHOLE = frozenset({"s", "neighbours", "partition", "steps", "iterations"})
+# The values of a setting: from the first number to below the second one.
+LIMITS: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+    {
+        "delta": (0, 1, "a probability mass from 0 to below 1 (lantern++ has a factor, lam)"),
+        "lam": (1, inf, "a factor of at least 1 (lantern has a probability mass, delta)"),
+        "tv_budget": (0, inf, "a number of at least 0"),
+        "least_gain": (0, inf, "a number of codes, 0 or more"),
+        "r": (0, inf, "a distance of 0 or more, such as 0.02"),
+        "floor": (0, 1, "a deviation from 0 to below 1, such as 0.1"),
+        "prefill": (0, 1, "a share of the latents from 0 to below 1, such as 0.05"),
+        **dict.fromkeys(WHOLE, (1, inf, "a whole number of at least 1")),
+    }
+)
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raise InputError if the value of a setting is outside its limits."""
+    least, most, expected = LIMITS[name]
+    number = whole(value) is not None if name in WHOLE else is_number(value)
+    if not (number and least <= value < most):
+        raise InputError(f"got {name}={value!r}; expected {expected}.")
+
+
+def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise an error for a rule, or for settings, that image models of a kind do not have.
+
+    Args:
+        kind: The model_type. Families and rules of other packages are not checked.
+        rule: Its name; None for the family's usual one.
+        settings: Of the rule, of denoising and of drafting, by name.
+    """
+    for name in LIMITS.keys() & settings.keys():
+        check_setting(name, settings[name])
+    latents = kind in DENOISING
+    rules = LATENT_RULES if latents else (EXACT, *names("rule"))
+    rule = rule or ("aligned" if latents else EXACT)
+    if kind in KINDS and rule not in rules:
+        raise UnknownNameError(unknown("latent rule" if latents else "rule", rule, rules))
+    if kind in KINDS and rule in (EXACT, *NAMES["rule"], *LATENT_RULES):
+        beside = {*DENOISING.get(str(kind), ()), "min_expected_gain"}
+        check_settings(rule, settings.keys() - beside, {*RULE_SETTINGS.get(rule, ())})
+
+
+def relaxed() -> dict[str, str]:
+    """Return the relaxed rules of codes, each with the setting that determines how far it relaxes.
+
+    The class of a rule of another package declares that setting as `relaxed_by`.
+    """
+    ours = {name: RULE_SETTINGS.get(name, (None,))[0] for name in NAMES["rule"]}
+    others = names("rule").keys() - ours.keys()
+    every = ours | {name: resolve("rule", name).relaxed_by for name in others}
+    return {name: setting for name, setting in every.items() if setting is not None}
 
 
 def is_number(value: Any) -> bool:
@@ -59,6 +138,8 @@ def check_images(images: Any, channels: int, reduction: int) -> None:
         channels: C.
         reduction: Pixels per code or latent along one side.
     """
+    import torch
+
     shape = list(getattr(images, "shape", ()))
     if (
         not isinstance(images, torch.Tensor)

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.drafters.heads.checkpoint import CONFIG
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
-from ragspec.registry import unknown
+from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.families.base import Family
+from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NAMES, NONE, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
 
-AUTO, NONE, JACOBI, MODEL, HEAD = NAMES = ("auto", "none", "jacobi", "model", "head")
 # A draft model or head uses the first of these that the rule accepts.
 _PREFERENCE = (
     DraftKind.COUPLED,
@@ -134,23 +132,7 @@ def _together(sources: Sequence[DraftSource]) -> DraftSource:
 
 def _load(drafter: str | Path, family: Family) -> Any:
     """Return the draft model or head of a name, a folder or a file."""
-    text, path = str(drafter), Path(drafter).expanduser()
-    if text in NAMES:
-        folder = family.folder
-        place = None if folder is None else folder.draft if text == MODEL else folder.head
-        if place is None:
-            raise ModelNotFoundError(
-                f"drafter {text!r}: nothing of that kind lies with the target; expected draft/ or "
-                "head/ beside it. Give the folder of a draft model, 'jacobi', or None."
-            )
-        path = place
-    elif not (path.is_file() or (path / CONFIG).is_file()):
-        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
-            raise ModelNotFoundError(
-                f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
-                "model of the target's kind, or of a draft head."
-            )
-        raise UnknownNameError(unknown("image drafter", text, NAMES))
+    path = find_draft(drafter, family.folder)
     if path.is_file():
         return family.load_draft(path)
     return open_head(path) if holds_head(path) else family.load_draft(path)
@@ -164,11 +146,7 @@ def _head_drafter(head: DraftHead, settings: DraftSettings, target: Any, _: Any)
 
 
 def mode_for(rule: Rule) -> str:
-    """Return the draft mode of a model or a head for a rule.
-
-    Raises:
-        RuleError: The rule accepts no kind of draft.
-    """
+    """Return the draft mode of a model or head for a rule; raise RuleError if it takes none."""
     if isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
         return DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
     for kind in _PREFERENCE:

@@ -8,13 +8,15 @@ it. The bundled sets have names, such as "tiles" and "emoji".
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.models.checks import CONFIG, check_tensors
 from ragspec.models.resolve import STARTER, resolve_model
-from ragspec.registry import did_you_mean
+from ragspec.registry import did_you_mean, unknown
 from ragspec.visual.saved import RELAXATION, SETUP
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
-_CONFIG = "config.json"
+_UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
+AUTO, NONE, JACOBI, MODEL, HEAD = NAMES = ("auto", "none", "jacobi", "model", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,34 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
     )
 
 
+def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
+    """Return the folder or file of a draft model or head; raise an error if there is none, whole.
+
+    Args:
+        drafter: Its path, or "model" or "head" for the one beside the target.
+        folder: Of the target.
+    """
+    text, path = str(drafter), Path(drafter).expanduser()
+    if text in NAMES:
+        place = None if folder is None else folder.draft if text == MODEL else folder.head
+        if place is None:
+            raise ModelNotFoundError(
+                f"drafter {text!r}: nothing of that kind lies with the target; expected draft/ or "
+                "head/ beside it. Give the folder of a draft model, 'jacobi', or None."
+            )
+        return place
+    if not (path.is_file() or is_model(path)):
+        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
+            raise ModelNotFoundError(
+                f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
+                "model of the target's kind, or of a draft head."
+            )
+        raise UnknownNameError(unknown("image drafter", text, NAMES))
+    for file in path.glob("*.safetensors"):
+        check_tensors(file)
+    return path
+
+
 def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
     """Return a model of the class `kind` from its folder, in eval mode on the device.
 
@@ -92,8 +123,7 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
         if isinstance(error, InputError):
             raise
         raise ModelError(
-            f"{folder} does not load as a {kind.__name__} ({error}); expected what its "
-            "save_pretrained wrote. Copy it again."
+            f"{folder} does not load as a {kind.__name__} ({error}). Copy it again."
         ) from error
     if info["missing_keys"]:  # transformers would use random ones
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
@@ -113,14 +143,29 @@ def read_kind(folder: Path, expected: str = "") -> str | None:
     """
     if not is_model(folder):
         raise ModelNotFoundError(
-            f"{folder} holds no {_CONFIG}; expected the folder of a {expected!r} model."
+            f"{folder} holds no {CONFIG}; expected the folder of a {expected!r} model."
         )
     try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         keys = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
         return next((str(config[key]) for key in keys if config.get(key)), None)
     except (OSError, ValueError, AttributeError, TypeError):
         return None  # loading reports a broken one
+
+
+def class_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the class names of a model's configuration, in order.
+
+    They are empty unless every class has one, and None for a model that reads prompts.
+    """
+    config = config.get("trunk") or config  # of causal latents
+    if config.get("condition", "class") != "class":
+        return None
+    labels = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    count = config.get("num_classes", len(labels))
+    names = tuple(labels.get(number, "") for number in range(count))
+    unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
+    return () if unnamed else names
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
@@ -144,7 +189,7 @@ def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
 
 def is_model(folder: Path) -> bool:
     """Return whether a folder holds the configuration of a model."""
-    return (folder / _CONFIG).is_file()
+    return (folder / CONFIG).is_file()
 
 
 def _if_model(folder: Path) -> Path | None:
@@ -157,7 +202,7 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
         return resolve_model(name, offline=offline).folder
     if name in SETS:
         raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
-    state = f"holds neither {_CONFIG} nor target/{_CONFIG}" if tried.is_dir() else "is no folder"
+    state = f"holds neither {CONFIG} nor target/{CONFIG}" if tried.is_dir() else "is no folder"
     raise ModelNotFoundError(
         f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
         f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."

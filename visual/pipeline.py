@@ -28,9 +28,9 @@ from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
 from ragspec.visual.call import ImageCall
-from ragspec.visual.choice import AUTO, DraftSettings, choose_drafter, mode_for
+from ragspec.visual.choice import DraftSettings, choose_drafter, mode_for
 from ragspec.visual.families.base import Family, ModelFiles, family_of, kind_of_model
-from ragspec.visual.loading import ImageFolder, find_folder, read_kind
+from ragspec.visual.loading import AUTO, ImageFolder, find_folder, read_kind
 from ragspec.visual.output import ImageOutput, ImageSamples, as_images, weakest
 from ragspec.visual.run import CallState
 from ragspec.visual.saved import SETUP, as_saved, write_setup
@@ -43,8 +43,7 @@ class PipelineOptions:
     """How a pipeline drafts, whatever the family.
 
     Attributes:
-        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy;
-            None for the family's number.
+        budget: A number of draft nodes, "auto" (slow to learn), a policy, or None for the usual.
         draft_mode: How a model or a head drafts; None takes the first mode that the rule accepts,
             or "deterministic" for a rule with a budget of total variation.
         min_expected_gain: See `DraftSettings`.
@@ -61,8 +60,7 @@ class ImagePipeline:
     """Generates images with an autoregressive image model, with or without speculation.
 
     Args:
-        model: A model of one of the families, see `ragspec.visual.families`. One that peft wraps
-            draws with its adapters.
+        model: A model of one of the families in `ragspec.visual.families`, also with adapters.
         tokenizer: What belongs to it: the tokenizer of its codes or latents, or, for models of
             transformers, the processor or tokenizer of its prompts.
         drafter: See `choose_drafter`.
@@ -237,8 +235,7 @@ class ImagePipeline:
             options: Of transformers' `save_pretrained`, such as max_shard_size.
 
         Raises:
-            InputError: The model has adapters of peft, or the folder has others' files under the
-                names of a pipeline.
+            InputError: The model has adapters of peft, or the folder has others' files.
         """
         if self._adapted:
             raise InputError(

@@ -21,9 +21,8 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.needs import Needs
-from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
-    EXACT_FOR_LABEL,
     check_chain,
     check_draws,
     draft_distribution,

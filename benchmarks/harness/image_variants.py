@@ -25,7 +25,7 @@ from baselines import BASELINES, make_baseline
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.rules.by_name import relaxed
+from ragspec.visual.checks import relaxed
 
 if TYPE_CHECKING:
     from ragspec.visual import ImagePipeline

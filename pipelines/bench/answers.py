@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ragspec.errors import DocumentError, InputError
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import Setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.pipelines.console.texts import Row, read_rows
 
@@ -35,22 +35,20 @@ class AnswersBenchOptions:
 
     questions: Annotated[
         Path,
-        typer.Argument(
-            help="JSON lines of {question, answers}; without answers the documents have none, and "
-            "the question should be refused."
-        ),
+        Argument(help="JSON lines of {question, answers}; without answers it should be refused."),
     ]
     documents: o.DocumentOptions
     engine: o.EngineOptions
     rows: RowOptions
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write questions and answers to this page.")
+        Path | None, Option("--html", help="Write questions and answers to this page.")
     ] = None
     max_new_tokens: Annotated[int, Setting("Most tokens of an answer.", least=1)] = 160
 
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)
         checks.check_output(self.html, checks.PAGE)
+        checks.check_need("store", split(self.engine.drafter or "auto"), None)
         if not self.documents.docs:
             raise InputError("Expected --docs PATH, got none: the documents of the questions.")
 
@@ -92,9 +90,10 @@ class AnswerRow:
 @takes_records
 def answers(options: AnswersBenchOptions) -> None:
     """Measure answers over documents: search, right ones, support, refusals and seconds."""
+    items = read_questions(options.questions)
+
     from ragspec.pipelines.answering.docqa import DocQA
 
-    items = read_questions(options.questions)
     terminal = Terminal()
     qa = options.documents.open(terminal)
     assert qa is not None
@@ -117,15 +116,8 @@ def answers(options: AnswersBenchOptions) -> None:
 
 
 def read_questions(path: Path) -> list[Item]:
-    """Return the questions of a file of JSON lines.
-
-    Raises:
-        DocumentError: A row is of another form, or there is none.
-    """
-    items = [_item(row, where) for where, row in read_rows(path)]
-    if not items:
-        raise DocumentError(f"{path} has no questions; expected lines of {{question, answers}}.")
-    return items
+    """Return the questions of JSON lines; raise DocumentError for a row of another form."""
+    return [_item(row, where) for where, row in read_rows(path)]
 
 
 def _item(row: Row, where: str) -> Item:
@@ -139,8 +131,7 @@ def _item(row: Row, where: str) -> Item:
         return Item(question, tuple(gold))
     except (KeyError, TypeError, AttributeError) as error:
         raise DocumentError(
-            f"{where}: cannot be read ({error!r}); expected {{question, answers}}, a text and a "
-            "list of texts."
+            f"{where}: cannot be read ({error!r}); expected {{question, answers: [text, ...]}}."
         ) from error
 
 

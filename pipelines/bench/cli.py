@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
+from ragspec.models.checks import check_language_model
+from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, peer_of
+from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
@@ -31,40 +35,40 @@ class TextBenchOptions:
 
     place: PlaceOptions
     rows: RowOptions
-    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter"
-    draft_model: Annotated[
-        str, typer.Option(help="Name or folder of the draft model; '' for none.")
-    ] = "starter-draft"
+    model: Annotated[str, Option(help="Name or folder of the target model.")] = "starter"
+    draft_model: Annotated[str, Option(help="Name or folder of the draft model; '' for none.")] = (
+        "starter-draft"
+    )
     data: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="JSON lines of {id, category, prompt} or Spec-Bench rows. Default: bundled ones."
         ),
     ] = None
     variants: Annotated[
         str,
-        typer.Option(
+        Option(
             help=f"Comma-separated: {', '.join(PEERS)} (@N: N draft tokens a step), plain, names "
             "of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
         ),
     ] = ",".join(DEFAULT_VARIANTS)
     store: Annotated[
-        Path | None, typer.Option(help="Store of text to draft from (`ragspec store build`).")
+        Path | None, Option(help="Store of text to draft from (`ragspec store build`).")
     ] = None
     history: Annotated[
-        Path | None,
-        typer.Option(help="Store of the model's own answers (`ragspec store from-answers`)."),
+        Path | None, Option(help="Store of the model's own answers (`ragspec store from-answers`).")
     ] = None
-    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
-    items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1
+    budget: Annotated[str, Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
+    items: Annotated[int, Option(min=1, help="Most prompts of each category.")] = 64
+    repeats: Annotated[int, Option(min=1, help="Runs of each prompt in each variant.")] = 1
     new_tokens: Annotated[
         int | None, Setting("Most new tokens of each prompt. Default: those of its row.", least=1)
     ] = None
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
-        checks.check_model(self.draft_model or None)
+        if self.draft_model:
+            check_language_model(resolve_model(self.draft_model))
         if self.data is not None:
             checks.check_paths(self.data)
         checks.check_store(self.store, "corpus")
@@ -94,12 +98,13 @@ class TextBenchOptions:
 @takes_records
 def text(options: TextBenchOptions) -> None:
     """Compare variants of text decoding, transformers' modes among them, on the same prompts."""
+    turns = None if options.data is None else read_turns(options.data)
+
     from ragspec.drafters.build import check_draft_model
     from ragspec.engine.engine import Engine
     from ragspec.errors import InputError
     from ragspec.models.load import load_model
     from ragspec.pipelines.bench.measure import by_category, choose_baseline, run_benchmark
-    from ragspec.pipelines.bench.prompts import bundled_items, read_items
     from ragspec.pipelines.bench.variants import build_variants
     from ragspec.pipelines.methods import open_sources
 
@@ -112,10 +117,10 @@ def text(options: TextBenchOptions) -> None:
             draft, draft_tokenizer = load_model(options.draft_model, *place)
     if options.draft_model:
         check_draft_model(draft, draft_tokenizer, engine.tokenizer, engine.target.vocab_size)
-    if options.data is None:
+    if turns is None:
         prompts = bundled_items(engine)
     else:
-        prompts = read_items(options.data, engine.tokenizer, engine.target.max_length)
+        prompts = items_of(turns, engine.tokenizer, engine.target.max_length)
     most = options.new_tokens or max(each.new_tokens for each in prompts)
     prompts = [
         replace(each, new_tokens=min(most, each.new_tokens))

@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zlib import crc32
 
-import typer
+from typer import Option
 
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.models.checks import check_dtype
 from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import split
 from ragspec.registry import unknown
-from ragspec.visual.loading import find_folder
+from ragspec.visual.checks import DENOISING, KINDS, LATENT_RULES, check_rule, relaxed
+from ragspec.visual.loading import find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
     from ragspec.pipelines.bench.prompts import ImageItem
 
-FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>[0-9.]+))?(:(?P<drafter>.+))?")
+FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>\d*\.?\d+))?(:(?P<drafter>.+))?")
 EXACT_RULES = ("exact", "rejection", "without-replacement")
 LATENT_SETTINGS = {"near": "r", "horizon": "s", "fewer": "steps"}
 DEFAULT_CODES = ("exact", "lantern", "lantern++")
@@ -57,33 +59,37 @@ class ImageBenchOptions:
     place: PlaceOptions
     rows: RowOptions
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
+        str, Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
     ] = "tiles"
     variants: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
             "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
         ),
     ] = ""
-    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16
-    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
+    images: Annotated[int, Option(min=1, help="Pictures to draw in each variant.")] = 16
+    budget: Annotated[str, Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
     guidance: Annotated[
-        float | None, typer.Option(min=0.0, help="Scale of classifier-free guidance.")
+        float | None, Option(min=0.0, help="Scale of classifier-free guidance.")
     ] = 2.0
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0
+    temperature: Annotated[float, Option(min=0.0, help="Temperature of sampling.")] = 1.0
+    seed: Annotated[int, Option(help="Random seed of the first picture.")] = 0
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
+        int | None, Option(min=1, help="Denoising steps of a latent; default: the model's.")
     ] = None
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
-        find_folder(self.model)
-        for name in self.names:
-            rule = re.split("[@:]", name)[0]
-            if re.fullmatch("[a-z+-]+", rule):  # other forms have an error of their own
-                checks.check_rule("variant", rule, ["fewer"])
+        check_dtype(self.place.dtype)
+        folder = find_folder(self.model)
+        kind = read_kind(folder.target)
+        for name in self.names if kind in KINDS else ():
+            variant = parse_variant(name, kind in DENOISING)
+            if variant.drafts:
+                check_rule(kind, variant.rule, _settings(variant, kind in DENOISING))
+            if variant.drafter not in (None, "auto", "none", "jacobi"):
+                find_draft(variant.drafter, folder)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,12 +121,7 @@ class ImageVariant:
 
 
 def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str, ImageVariant]]:
-    """Load a model and return the pictures to draw and the variants, plain first.
-
-    Raises:
-        InputError: A variant cannot be read or does not fit the model.
-        UnknownNameError: A rule or drafter does not exist.
-    """
+    """Load a model and return the pictures to draw, and the variants, plain first."""
     from ragspec.pipelines.bench.prompts import ImageItem
     from ragspec.visual import ImagePipeline
 
@@ -167,17 +168,11 @@ def _pipe(base: Any, variant: ParsedVariant, options: ImageBenchOptions) -> Any:
 
 
 def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
-    """Return the parts of a variant's name, see the module.
-
-    Raises:
-        InputError: The name has another form, or the rule takes no value.
-        UnknownNameError: The rule does not exist.
-    """
+    """Return the parts of a variant's name, see the module; raise InputError for another form."""
     match = FORM.fullmatch(name.strip())
     if match is None:
         raise InputError(
-            f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write for example "
-            "lantern@0.3 or exact:model."
+            f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write lantern@0.3, say."
         )
     rule, value = match["rule"], None if match["value"] is None else float(match["value"])
     rules = _rules(latents)
@@ -193,11 +188,7 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
 def _rules(latents: bool) -> dict[str, str | None]:
     """Return the rules that variants name, each with the setting that its value sets."""
     if latents:
-        from ragspec.visual.latents.rules.by_name import RULES
-
-        return {rule: LATENT_SETTINGS.get(rule) for rule in (*RULES, "fewer")}
-    from ragspec.visual.rules.by_name import relaxed
-
+        return {rule: LATENT_SETTINGS.get(rule) for rule in (*LATENT_RULES, "fewer")}
     return dict.fromkeys(EXACT_RULES) | relaxed()
 
 

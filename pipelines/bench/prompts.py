@@ -8,16 +8,16 @@ of new tokens), and the categories of a user's file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.drafters.base import SourceText
 from ragspec.errors import DocumentError
 from ragspec.pipelines.console.texts import Row, read_rows
 
 if TYPE_CHECKING:
+    from ragspec.drafters.base import SourceText
     from ragspec.pipelines.answering.docqa import DocQA
 
 FIXED_NEW_TOKENS = 96
@@ -95,48 +95,57 @@ def free_items(
     return items
 
 
-def read_items(path: Path, tokenizer: Any, max_length: int | None) -> list[BenchItem]:
-    """Return the items of JSON lines: {id, category, prompt}, or rows of Spec-Bench.
+def read_turns(path: Path) -> dict[tuple[str, str], str]:
+    """Return the prompts of JSON lines {id, category, prompt}, or of Spec-Bench, by category, id.
 
     The first turn of a Spec-Bench row counts.
 
     Args:
         path: JSON lines, or a parquet file.
-        tokenizer: Tokenizer of the target.
-        max_length: Context of the target in tokens; longer prompts keep their last tokens.
 
     Raises:
         DocumentError: A line cannot be read, or names a prompt twice; the line is named.
     """
-    items: dict[tuple[str, str], BenchItem] = {}
+    turns: dict[tuple[str, str], str] = {}
     for where, row in read_rows(path):
-        item = _item(row, where, tokenizer, max_length)
-        if items.setdefault((item.category, item.id), item) is not item:
+        category, name, text = _turn(row, where)
+        if (category, name) in turns:
             raise DocumentError(
-                f"{where}: the id {item.id!r} stands twice in category {item.category!r}; "
-                "expected each once"
+                f"{where}: the id {name!r} stands twice in category {category!r}; expected once"
             )
-    if not items:
-        raise DocumentError(f"{path} holds no prompts; expected lines of {{id, category, prompt}}")
-    return list(items.values())
+        turns[category, name] = text
+    return turns
 
 
-def _item(row: Row, where: str, tokenizer: Any, max_length: int | None) -> BenchItem:
+def items_of(
+    turns: Mapping[tuple[str, str], str], tokenizer: Any, max_length: int | None
+) -> list[BenchItem]:
+    """Return the items of the prompts that `read_turns` read.
+
+    Args:
+        tokenizer: Tokenizer of the target.
+        max_length: Context of the target in tokens; longer prompts keep their last tokens.
+    """
+    most = 0 if max_length is None else max(1, max_length - FIXED_NEW_TOKENS)
+    return [
+        BenchItem(name, category, tuple(turn_ids(tokenizer, text)[-most:]), FIXED_NEW_TOKENS, True)
+        for (category, name), text in turns.items()
+    ]
+
+
+def _turn(row: Row, where: str) -> tuple[str, str, str]:
+    """Return category, id and text of a row."""
     try:
         text = row["prompt"] if "prompt" in row else row["turns"][0]
         if not isinstance(text, str) or not text.strip() or isinstance(row.get("turns"), str):
             raise TypeError(f"the prompt is {text!r}, not a text")
         name = str(row.get("id", row.get("question_id", where)))
-        category = str(row["category"])
+        return str(row["category"]), name, text
     except (KeyError, IndexError, TypeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "
             "prompt, or a Spec-Bench row with question_id, category and turns"
         ) from error
-    ids = turn_ids(tokenizer, text)
-    if max_length is not None:
-        ids = ids[-max(1, max_length - FIXED_NEW_TOKENS) :]
-    return BenchItem(name, category, tuple(ids), FIXED_NEW_TOKENS, fixed=True)
 
 
 def turn_ids(tokenizer: Any, text: str) -> list[int]:

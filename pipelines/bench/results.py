@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from ragspec.pipelines.bench.measure import BenchRow
 from ragspec.pipelines.console import checks
@@ -21,9 +21,7 @@ from ragspec.pipelines.console.terminal import Terminal
 class RowOptions:
     """Where the rows of a measurement go."""
 
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
-    ] = None
+    json: Annotated[Path | None, Option("--json", help="Write the rows to this JSON file.")] = None
 
     def __post_init__(self) -> None:
         checks.check_output(self.json, checks.JSON)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.heads.checkpoint import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
+from ragspec.models.checks import CONFIG
 from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant, peer_of
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from ragspec.errors import RagspecError
@@ -106,11 +107,11 @@ def _show_version(selection: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
     """Ask your documents and get the same answer sooner."""
 
@@ -128,10 +129,8 @@ def drafters() -> None:
 
 @app.command()
 def report(
-    trace: Annotated[Path, typer.Argument(help="A trace that --trace wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML page to write.")] = Path(
-        "report.html"
-    ),
+    trace: Annotated[Path, Argument(help="A trace that --trace wrote.")],
+    out: Annotated[Path, Option("--out", "-o", help="HTML page to write.")] = Path("report.html"),
 ) -> None:
     """Turn a trace into a page: the text coloured by source, and the time of each stage."""
     checks.check_output(out, checks.PAGE)

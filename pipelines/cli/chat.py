@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from ragspec.errors import InputError, RagspecError, pluralize
 from ragspec.pipelines.cli.show import note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.records import split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -43,14 +43,13 @@ class ChatOptions:
     documents: o.DocumentOptions
     engine: ChatEngineOptions
     sampling: o.SamplingOptions
-    question: Annotated[
-        str | None, typer.Argument(help="First question; further ones are typed.")
-    ] = None
+    question: Annotated[str | None, Argument(help="First question; further ones are typed.")] = None
 
     def __post_init__(self) -> None:
         if self.question is not None:
             checks.check_question(self.question)
         checks.check_chat_model(self.engine.model)
+        checks.check_need("store", split(self.engine.drafter or "auto"), None)
 
 
 @takes_records

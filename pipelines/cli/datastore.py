@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ragspec.errors import pluralize
 from ragspec.pipelines.cli.store import PREFIX, SourcesArgument, counting
@@ -23,7 +24,7 @@ app = typer.Typer(
     help="Datastores of a kNN language model: hidden states of texts, and the next tokens.",
 )
 
-DatastoreArgument = Annotated[Path, typer.Argument(metavar="DATASTORE", help="One on disk.")]
+DatastoreArgument = Annotated[Path, Argument(metavar="DATASTORE", help="One on disk.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class DatastoreBuildOptions:
     """The text of a datastore."""
 
     texts: SourcesArgument
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")]
+    out: Annotated[Path, Option("--out", "-o", help="Where it is written.")]
     columns: TextColumns
     place: o.PlaceOptions
     model: o.ModelOption = "starter"
-    max_tokens: Annotated[int, typer.Option(min=1, help="Keep so many tokens at most.")] = 10**6
+    max_tokens: Annotated[int, Option(min=1, help="Keep so many tokens at most.")] = 10**6
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.cli.draw_options import DrawOptions
@@ -30,11 +30,7 @@ NAME_LETTERS = 40  # most letters of the subject in a file name
 
 
 def load_pipeline(options: DrawOptions) -> Any:
-    """Load the pipeline for the kind of model that a folder or bundled set holds.
-
-    Raises:
-        InputError: A setting does not fit the kind of model.
-    """
+    """Load the pipeline of a folder or set; raise InputError for a setting that does not fit."""
     from ragspec.visual import ImagePipeline
 
     silence_transformers()
@@ -54,10 +50,10 @@ def load_pipeline(options: DrawOptions) -> Any:
 def draw(
     options: DrawOptions,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the images.", file_okay=False)
+        Path, Option("--out", "-o", help="Folder for the images.", file_okay=False)
     ] = Path("images"),
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write figures to this file.", dir_okay=False)
+        Path | None, Option("--json", help="Write figures to this file.", dir_okay=False)
     ] = None,
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
@@ -104,23 +100,8 @@ def draw(
 
 
 def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
-    """Return the options with the rule in use and classes by name.
-
-    Raises:
-        InputError: The model draws classes and got a prompt, or the reverse.
-    """
+    """Return the options with the rule in use and classes by name."""
     family = pipe.family
-    by_class = family.condition == "class_labels"
-    if by_class and not options.labels:
-        raise InputError(
-            f"Expected --class, got the prompt {options.prompts[0]!r}: {options.source} draws "
-            "classes. Give a number or a name, or use --model emoji."
-        )
-    if options.labels and not by_class:
-        raise InputError(
-            f"Expected a prompt, got --class {options.labels[0]}: {options.source} reads prompts. "
-            "Give one such as 'red heart', or use --model tiles."
-        )
     if family.class_names:
         names = [family.class_names[family.label_of(each)] for each in options.labels]
         options = replace(options, classes=names, model=options.source)

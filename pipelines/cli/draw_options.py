@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.models.checks import CONFIG, check_dtype, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.registry import names, unknown
-from ragspec.visual.loading import find_folder
+from ragspec.visual.checks import DENOISING, KINDS, WHOLE, check_rule, class_number
+from ragspec.visual.loading import class_labels, find_draft, find_folder, read_kind
 
-NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 PLACE = ("device", "dtype")
-DRAFTERS = ("auto", "jacobi", "model", "head")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
@@ -25,16 +24,16 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 class DrawOptions:
     """The prompts or classes to draw, and the settings; checked before any model is loaded."""
 
-    prompt: Annotated[
-        list[str] | None, typer.Argument(help="Prompts to draw, such as 'red heart'.")
-    ] = None
+    prompt: Annotated[list[str] | None, Argument(help="Prompts to draw, such as 'red heart'.")] = (
+        None
+    )
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", "-c", help="Class to draw by number or name; repeatable."),
+        Option("--class", "-c", help="Class to draw by number or name; repeatable."),
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--model",
             "-m",
             help="Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
@@ -43,18 +42,18 @@ class DrawOptions:
     ] = None
     family: Annotated[
         str | None,
-        typer.Option(help="Image family by name, default: what the folder holds; else see docs."),
+        Option(help="Image family by name, default: what the folder holds; else see docs."),
     ] = None
     rule: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
             "aligned, horizon, path. Default: exact, of latents aligned."
         ),
     ] = None
     setting: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             "-s",
             metavar="NAME=VALUE",
@@ -63,36 +62,34 @@ class DrawOptions:
         ),
     ] = None
     drafter: Annotated[
-        str, typer.Option(help="auto, jacobi, model, head, a folder, several joined by +, or none.")
+        str, Option(help="auto, jacobi, model, head, a folder, several joined by +, or none.")
     ] = "auto"
     budget: Annotated[
         str | None,
-        typer.Option(help="Draft nodes per step: auto, or a number. Default: 12, of masked 4."),
+        Option(help="Draft nodes per step: auto, or a number. Default: 12, of masked 4."),
     ] = None
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
+    n: Annotated[int, Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
     seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Random seed. Chosen at random and printed if omitted."),
+        int | None, Option("--seed", help="Random seed. Chosen at random and printed if omitted.")
     ] = None
     guidance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Guidance scale, 1 for none. Default: the family's, mostly 2."),
+        Option(min=0.0, help="Guidance scale, 1 for none. Default: the family's, mostly 2."),
     ] = None
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", min=0, help="Temperature; 0: the best code.")
+        float, Option("--temperature", "-t", min=0, max=100, help="Temperature; 0: the best code.")
     ] = 1.0
 
     def __post_init__(self) -> None:
         for text in self.prompts:
             if not checks.checked_text(text):
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
-        _ = self.settings
+        check_dtype(self.place.dtype)
         alone = self.family == "imagegpt" and not self.prompts  # which draws without conditions
         if bool(self.prompts) == bool(self.labels) and not alone:
             got = "both" if self.prompts else "neither"
             raise InputError(
-                f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
-                "--class 3."
+                f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
             )
         if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
             raise InputError(
@@ -105,18 +102,35 @@ class DrawOptions:
             )
         if self.budget is not None:
             checks.check_budget(self.budget)
-        self._check_names()
-        find_folder(self.source)
-
-    def _check_names(self) -> None:
-        """Raise UnknownNameError for a rule, family or drafter that nothing has."""
-        if self.rule is not None:
-            checks.check_rule("rule", self.rule)
         if self.family is not None and self.family not in names("family"):
             raise UnknownNameError(unknown("family", self.family, names("family")))
+        self._check_model()
+
+    def _check_model(self) -> None:
+        """Raise an error for a condition, rule, setting or drafter that the model does not have."""
+        folder = find_folder(self.source)
+        kind = read_kind(folder.target)
+        if kind not in KINDS:  # of another package's family
+            return
+        if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
+            check_rule(kind, self.rule, self.settings)
         for name in self.drafters:
-            if name not in DRAFTERS and not Path(name).expanduser().exists():
-                raise UnknownNameError(unknown("image drafter", name, (*DRAFTERS, "none")))
+            if name not in ("auto", "jacobi"):
+                find_draft(name, folder)
+        config = read_config(folder.target / CONFIG, "model_type")
+        classes = class_labels(config) if kind in ("llamagen", *DENOISING) else None
+        if classes is None and self.labels:
+            raise InputError(
+                f"Expected a prompt, got --class {self.labels[0]}: {self.source} reads prompts. "
+                "Give one such as 'red heart', or use --model tiles."
+            )
+        if classes is not None and not self.labels:
+            raise InputError(
+                f"Expected --class, got the prompt {self.prompts[0]!r}: {self.source} draws "
+                "classes. Give a number or a name, or use --model emoji."
+            )
+        for label in self.labels if classes else ():
+            class_number(label, classes or (), len(classes or ()))
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -176,11 +190,7 @@ class DrawOptions:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of NAME=VALUE texts by name.
-
-    Raises:
-        InputError: A text has another form.
-    """
+    """Return the settings of NAME=VALUE texts by name; raise InputError for other texts."""
     settings: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -189,9 +199,9 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
             continue
         try:
-            settings[name] = NUMBERS.get(name, float)(value)
+            settings[name] = int(value) if name in WHOLE else float(value)
         except ValueError as error:
-            kind = "whole number" if NUMBERS.get(name) is int else "number"
+            kind = "whole number" if name in WHOLE else "number"
             raise InputError(
                 f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}, such as delta=0.3."
             ) from error

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import InputError
 from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -29,8 +29,7 @@ class KnnOptions:
     """The datastore that is mixed into the distribution of every token (kNN-LM)."""
 
     datastore: Annotated[
-        Path | None,
-        typer.Option(help="Datastore to mix into the distribution of each token (kNN-LM)."),
+        Path | None, Option(help="Datastore to mix into the distribution of each token (kNN-LM).")
     ] = None
     knn: Annotated[int, Setting("With --datastore: neighbours of a token.", least=1)] = NEIGHBOURS
     knn_weight: Annotated[
@@ -58,16 +57,15 @@ class KnnOptions:
 class GenerateOptions:
     """A text to continue."""
 
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")]
+    prompt: Annotated[str, Argument(help="Text to continue; - reads standard input.")]
     text: o.TextOptions
     knn: KnnOptions
     chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the text, in the model's chat template.")
+        bool, Option("--chat", help="Answer the text, in the model's chat template.")
     ] = False
     system: o.SystemSetting = None
     stop: Annotated[
-        list[str] | None,
-        typer.Option(help=r"Text that ends the output; \n is a line break; repeatable."),
+        list[str] | None, Option(help=r"Text that ends the output; \n is a line break; repeatable.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -130,11 +128,6 @@ def generate(options: GenerateOptions) -> None:
 
 def _one_turn(engine: Engine, text: str, system: str | None) -> list[dict[str, str]]:
     """Return the chat messages of one turn."""
-    if not getattr(engine.tokenizer, "chat_template", None):
-        raise UnsupportedModelError(
-            f"{type(engine.model).__name__} comes without a chat template; expected a chat model, "
-            "such as smollm2 (`ragspec models`). Leave --chat out to continue the text."
-        )
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]
 

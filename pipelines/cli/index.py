@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ragspec.errors import InputError, pluralize
+from ragspec.models.checks import check_embedder
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal, progress
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.upkeep import Change
 
 LISTED = 8  # most names of a change to show
-IndexArgument = Annotated[Path, typer.Argument(help="Folder of the index.", file_okay=False)]
+IndexArgument = Annotated[Path, Argument(help="Folder of the index.", file_okay=False)]
 ReportOption = Annotated[
-    bool, typer.Option("--report", help="Show what was guessed, repaired or left out in each file.")
+    bool, Option("--report", help="Show what was guessed, repaired or left out in each file.")
 ]
 
 app = typer.Typer(
@@ -31,15 +33,15 @@ app = typer.Typer(
 
 @app.command()
 def build(
-    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
+    paths: Annotated[list[Path], Argument(help="Folders and files.")],
+    out: Annotated[Path, Option("--out", "-o", help="Where the index is written.")],
     embedder: o.EmbedderOption = None,
     dense: Annotated[
         Literal["exact", "hnsw"],
-        typer.Option(help="How meanings are searched: exact; hnsw (faiss), approximate."),
+        Option(help="How meanings are searched: exact; hnsw (faiss), approximate."),
     ] = "exact",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
+        bool, Option("--replace", help="Put it in the place of the index that is there.")
     ] = False,
     report: ReportOption = False,
 ) -> None:
@@ -47,7 +49,8 @@ def build(
     from ragspec.storage.store import is_store
 
     checks.check_paths(*paths)
-    checks.check_model(embedder)
+    if embedder is not None:
+        check_embedder(embedder)
     checks.check_new_store(out, "passages")
     if is_store(out) and not replace:
         raise InputError(
@@ -74,7 +77,7 @@ def build(
 @app.command()
 def add(
     index: IndexArgument,
-    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
+    paths: Annotated[list[Path], Argument(help="Folders and files.")],
     embedder: o.EmbedderOption = None,
     report: ReportOption = False,
 ) -> None:
@@ -86,7 +89,7 @@ def add(
 @app.command()
 def remove(
     index: IndexArgument,
-    names: Annotated[list[str], typer.Argument(help="Documents by name, files or folders.")],
+    names: Annotated[list[str], Argument(help="Documents by name, files or folders.")],
     embedder: o.EmbedderOption = None,
 ) -> None:
     """Take documents out of an index, also for later refreshes."""
@@ -145,7 +148,8 @@ def _change(
 ) -> None:
     """Change an index by a function of `upkeep` and show the changes."""
     checks.check_store(index, "passages")
-    checks.check_model(embedder)
+    if embedder is not None:
+        check_embedder(embedder)
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
         from ragspec.retrievers.search import upkeep

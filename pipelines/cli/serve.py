@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import check_store
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.checks import check_need, check_store
+from ragspec.pipelines.console.records import Setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual.loading import find_folder
@@ -29,11 +29,9 @@ class ServeOptions:
     engine: o.EngineOptions
     settings: ServerSettings
     store: Annotated[
-        list[str] | None, typer.Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
+        list[str] | None, Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
     ] = None
-    images: Annotated[
-        list[str] | None, typer.Option(help="Image model to serve too; repeatable.")
-    ] = None
+    images: Annotated[list[str] | None, Option(help="Image model to serve too; repeatable.")] = None
     name: Annotated[str | None, Setting("Model name in the API. Default: that of --model.")] = None
 
     def __post_init__(self) -> None:
@@ -41,6 +39,7 @@ class ServeOptions:
             check_store(path, "corpus")
         for image in self.images or ():
             find_folder(image)
+        check_need("store", split(self.engine.drafter or "auto"), None)
 
 
 @takes_records

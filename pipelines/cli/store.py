@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from ragspec.errors import (
-    DocumentError,
-    InputError,
-    ModelError,
-    PromptTooLongError,
-    StoreError,
-    pluralize,
-)
+from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError, pluralize
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, add_command, takes_records
+from ragspec.pipelines.console.records import Setting, add_command, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, check_sources, read_prompts, read_texts
+from ragspec.pipelines.console.texts import (
+    TextColumns,
+    check_sources,
+    read_ahead,
+    read_prompts,
+    read_texts,
+)
+from ragspec.storage.store import checked_scope
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -34,26 +35,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A corpus on disk.")]
+StoreArgument = Annotated[Path, Argument(metavar="STORE", help="A corpus on disk.")]
 SourcesArgument = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
     ),
 ]
-ReadOption = Annotated[int | None, typer.Option(min=1, help="Read so many tokens at most.")]
+ReadOption = Annotated[int | None, Option(min=1, help="Read so many tokens at most.")]
 
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
+OutOption = Annotated[Path, Option("--out", "-o", help="Where the corpus is written.")]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Prompts that a model answers into a corpus."""
 
-    prompts: Annotated[Path, typer.Argument(help="A jsonl or parquet file of prompts.")]
+    prompts: Annotated[Path, Argument(help="A jsonl or parquet file of prompts.")]
     out: OutOption
     engine: o.EngineOptions
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256
+    max_new_tokens: Annotated[int, Option(min=1, help="Most tokens of an answer.")] = 256
     json: o.JsonOption = False
     batch: Annotated[int, Setting("Prompts answered side by side.", least=1)] = 16
     field: Annotated[
@@ -65,6 +66,8 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         checks.check_new_store(self.out, "corpus")
+        checks.check_need("store", split(self.engine.drafter or "auto"), None)
+        checked_scope(self.tenant)
 
 
 COLUMNS = ("name", "scope", "source")  # of the table of segments
@@ -73,25 +76,16 @@ FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
 def load_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a model by path or name, without its weights.
-
-    Raises:
-        ModelNotFoundError: There is no such model.
-        ModelError: It has no tokenizer that loads.
-    """
+    """Return a model's tokenizer, without its weights; raise ModelError if there is none."""
+    from ragspec.models.checks import check_tokenizer
     from ragspec.models.load import LOCAL, read_tokenizer
     from ragspec.models.resolve import resolve_model
 
     o.silence_transformers()
     source = resolve_model(name)
     files = LOCAL if source.file is None else {**LOCAL, "gguf_file": source.file}
-    tokenizer = read_tokenizer(f"{name} was found", source.folder, files)
-    if tokenizer is None:
-        raise ModelError(
-            f"{name} holds no tokenizer; expected tokenizer.json. Save it there with "
-            "tokenizer.save_pretrained(folder)."
-        )
-    return tokenizer
+    check_tokenizer(source)
+    return read_tokenizer(f"{name} was found", source.folder, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ class StoreBuildOptions:
     model: o.ModelOption = "starter"
     max_tokens: ReadOption = None
     replace: Annotated[
-        bool, typer.Option("--replace", help="Put it in the place of the corpus that is there.")
+        bool, Option("--replace", help="Put it in the place of the corpus that is there.")
     ] = False
     json: o.JsonOption = False
 
@@ -116,8 +110,7 @@ class StoreBuildOptions:
         checks.check_new_store(self.out, "corpus")
         if is_store(self.out) and not self.replace:
             raise InputError(
-                f"{self.out} is a store already; expected a new place. --replace puts the new one "
-                "in its place."
+                f"{self.out} is a store already; expected a new place. --replace replaces it."
             )
 
 
@@ -145,10 +138,8 @@ def from_answers(options: AnswerOptions) -> None:
     An interrupt keeps all complete answers, a kill those of a minute before.
     """
     terminal = Terminal(quiet=options.json)
-    rest = read_prompts(options.prompts, options.field)
-    first = list(islice(rest, options.batch))  # before the model is loaded: the file may be wrong
-    if not first:
-        raise InputError(f"{options.prompts} holds no prompt; expected one row for each.")
+    rest = read_ahead(read_prompts(options.prompts, options.field))
+    first = list(islice(rest, options.batch))
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
     answers = tokens = 0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from ragspec.errors import InputError, pluralize
+from ragspec.models.checks import check_head_files
 from ragspec.pipelines.cli.store import ReadOption, at_most, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, read_texts
+from ragspec.pipelines.console.texts import Item, TextColumns, read_texts
+from ragspec.training.files import check_out, read_codes
+from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
     from ragspec.training.trainer import HeadTraining, TrainingProgress
@@ -28,23 +32,23 @@ class HeadOptions:
 
     data: Annotated[
         Path,
-        typer.Option(
+        Option(
             help="Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
             "a .npz with codes and labels or features."
         ),
     ]
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder that the head goes to.")]
+    out: Annotated[Path, Option("--out", "-o", help="The folder that the head goes to.")]
     place: o.PlaceOptions
     model: o.ModelOption = "starter"
-    steps: Annotated[int, typer.Option(min=1, help="Most steps of the optimizer.")] = 2000
-    minutes: Annotated[float | None, typer.Option(help="End the training after so long.")] = None
+    steps: Annotated[int, Option(min=1, help="Most steps of the optimizer.")] = 2000
+    minutes: Annotated[float | None, Option(help="End the training after so long.")] = None
     max_tokens: ReadOption = None
-    seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0
+    seed: Annotated[int, Option(help="With --steps alone the head follows from it.")] = 0
     start: Annotated[
-        Path | None, typer.Option(help="Begin with this trained head, to learn from other texts.")
+        Path | None, Option(help="Begin with this trained head, to learn from other texts.")
     ] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
+        bool, Option("--resume", help="Go on with the training that was left in --out.")
     ] = False
     json: o.JsonOption = False
     form: Annotated[Literal["eagle1", "eagle3"], Setting("Form of the head: eagle1 or eagle3.")] = (
@@ -66,11 +70,22 @@ class HeadOptions:
 
     def __post_init__(self) -> None:
         checks.check_paths(self.data)
-        checks.check_model(self.model)
+        check_out(self.out, resume=self.resume)
+        if self.pictures:
+            find_folder(self.model)
+            if self.vocabulary is not None:
+                raise InputError("got vocabulary for pictures; expected texts. Leave it out.")
+        else:
+            checks.check_model(self.model)
         if self.start is not None:
-            checks.check_head(self.start)
+            check_head_files(self.start)
         _check_positive(self.minutes, "--minutes")
         _check_positive(self.rate, "rate")
+
+    @property
+    def pictures(self) -> bool:
+        """Whether the head learns from pictures, not from texts."""
+        return self.data.suffix == ".npz"
 
     def training(self) -> HeadTraining:
         """Return the settings of the training."""
@@ -96,7 +111,7 @@ def train_head(options: HeadOptions) -> None:
     The head is written every minute. Ctrl-C keeps the best head so far, and --resume continues.
     """
     terminal = Terminal(quiet=options.json)
-    summary = train_from_files(options, options.training(), terminal)
+    summary = train_from_files(options, terminal)
     if options.json:
         terminal.json(summary)
         return
@@ -115,7 +130,7 @@ def _check_positive(number: float | None, option: str) -> None:
 
 
 def train_from_files(
-    options: HeadOptions, settings: HeadTraining, terminal: Terminal
+    options: HeadOptions, terminal: Terminal, settings: HeadTraining | None = None
 ) -> dict[str, Any]:
     """Load a model and texts or pictures, train a head, and return the figures.
 
@@ -123,21 +138,21 @@ def train_from_files(
         InputError, DocumentError, ModelError, StoreError: An argument or a file does not fit.
         KeyboardInterrupt: The training was stopped; the best head so far is written.
     """
-    from ragspec.training.run import check_out, load_pictures, train_head
+    pictures = read_codes(options.data) if options.pictures else ()
+    rows = () if pictures else read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
+
+    from ragspec.training.run import load_pictures, train_head
 
     o.silence_transformers()
-    check_out(options.out, resume=options.resume)
-    place = options.place
-    if options.data.suffix == ".npz":
-        if settings.draft_vocab_size is not None:
-            raise InputError("got vocabulary for pictures; expected texts. Leave it out.")
+    settings, place = settings or options.training(), options.place
+    if pictures:
         target, texts = load_pictures(
-            options.model, options.data, settings.seed, place.device, place.dtype
+            options.model, pictures, settings.seed, place.device, place.dtype
         )
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
-        target, texts = _load_texts(options, terminal)
+        target, texts = _load_texts(options, rows, terminal)
     with terminal.working("training") as show:
         return train_head(
             *(target, texts, options.out, settings),
@@ -148,13 +163,14 @@ def train_from_files(
         )
 
 
-def _load_texts(options: HeadOptions, terminal: Terminal) -> tuple[CausalTarget, list[list[int]]]:
-    """Return a text model as a target, and documents as token ids."""
+def _load_texts(
+    options: HeadOptions, texts: Iterable[Item], terminal: Terminal
+) -> tuple[CausalTarget, list[list[int]]]:
+    """Return a text model as a target, and texts as token ids."""
     from ragspec.models.load import load_model
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.verification.open import open_target
 
-    texts = read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
     with terminal.working("loading the model"):
         loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
     target = open_target(loaded)

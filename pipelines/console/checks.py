@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.errors import (
     DocumentError,
     InputError,
-    ModelError,
     ModelNotFoundError,
     UnknownNameError,
     UnsupportedModelError,
 )
 
-GGUF_MAGIC = b"GGUF"
 OPTION_OF_NEED = MappingProxyType(
     {"store": "--store or --set history=", "draft model": "--draft-model"}
 )
 # `drafters.method` has these too, and imports torch. `ask-long` needs no draft model for "rapid".
 NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused")})
+STORED = ("suffix", "rest", "select", "hierarchy", "rasd", "auto")  # which use a store
 UNLISTED = ("head", "jacobi", "ngrams")  # names of drafters that are no methods
 # What the first bytes of a file have if a command of ours wrote it, see `check_output`.
 JSON, PAGE, TRACE = b'{\n "', b'content="ragspec"', b'"format": "ragspec-trace"'
-# Beside those of texts; "plain" is that of masked models without drafts.
-IMAGE_RULES = ("exact", "plain", "near", "aligned", "horizon", "path")
 
 
 def checked_text(text: str, what: str = "text") -> str:
@@ -85,25 +82,14 @@ def check_new_store(path: Path, kind: str) -> None:
         check_writable(path, kind)
 
 
-def check_model(name: str | None) -> None:
-    """Raise an error if a model cannot be loaded for a reason that its files' names tell.
-
-    Raises:
-        ModelNotFoundError: No place has it.
-        ModelError: It is a GGUF file by its name alone.
-    """
+def check_model(name: str) -> None:
+    """Raise ModelError if no place has a language model and its tokenizer, whole."""
+    from ragspec.models.checks import check_language_model, check_tokenizer
     from ragspec.models.resolve import resolve_model
 
-    if name is None:
-        return
     source = resolve_model(name)
-    if source.file is not None:
-        with (source.folder / source.file).open("rb") as file:
-            if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-                raise ModelError(
-                    f"{name} does not begin with {GGUF_MAGIC.decode()}, as GGUF files do; it may "
-                    "be damaged. Copy it again."
-                )
+    check_language_model(source)
+    check_tokenizer(source)
 
 
 def check_chat_model(name: str) -> None:
@@ -126,27 +112,13 @@ def check_budget(budget: str) -> None:
     """Raise InputError unless a budget is a number of nodes or "auto"."""
     if budget != "auto" and not re.fullmatch(r"\d+", budget):
         raise InputError(
-            f"got budget {budget!r}, expected 'auto' or a number of draft nodes (0 = plain "
-            "decoding)."
+            f"got budget {budget!r}, expected 'auto' or a number of draft nodes (0: plain)."
         )
 
 
-def check_rule(kind: str, name: str, more: Iterable[str] = ()) -> None:
-    """Raise UnknownNameError unless a rule of images is known; `more` are further names."""
-    from ragspec.registry import names, unknown
-
-    choices = {*names("rule"), *IMAGE_RULES, *more}
-    if name not in choices:
-        raise UnknownNameError(unknown(kind, name, choices))
-
-
 def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> None:
-    """Raise an error if a drafter is neither a name, one of `more`, nor the folder of a head.
-
-    Raises:
-        UnknownNameError: There is no such name.
-        ModelNotFoundError: There is no such folder.
-    """
+    """Raise an error if a drafter is neither a name, one of `more`, nor the folder of a head."""
+    from ragspec.models.checks import check_head_files
     from ragspec.registry import names as known
     from ragspec.registry import unknown
 
@@ -158,23 +130,13 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
         if name in choices:
             continue
         if name and Path(name).expanduser().is_dir():
-            check_head(Path(name).expanduser())
+            check_head_files(Path(name).expanduser())
         elif "/" in name or "\\" in name:
             raise ModelNotFoundError(
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
             )
         else:
             raise UnknownNameError(unknown("drafter", name, choices))
-
-
-def check_head(folder: Path) -> None:
-    """Raise ModelNotFoundError if a folder holds no draft head."""
-    weights = any(path.suffix in (".safetensors", ".bin", ".pt") for path in folder.glob("*"))
-    if not (weights and (folder / "config.json").is_file()):
-        raise ModelNotFoundError(
-            f"{folder} holds no draft head; expected config.json and model.safetensors, as "
-            "`ragspec train-head` writes them."
-        )
 
 
 def check_need(need: str, drafters: Iterable[str], there: object) -> None:
@@ -184,6 +146,24 @@ def check_need(need: str, drafters: Iterable[str], there: object) -> None:
             raise InputError(
                 f"{name} got no {need}; expected one. Give it with {OPTION_OF_NEED[need]}."
             )
+
+
+def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) -> None:
+    """Raise InputError if there is a store and no drafter uses it.
+
+    Args:
+        stored: Names of drafters that use stores. Those of other packages are unknown here.
+    """
+    from ragspec.registry import NAMES
+
+    if not drafters or "none" in drafters:
+        raise InputError("got a store and --drafter none; expected one: leave the other out.")
+    foreign = not set(drafters) <= NAMES["drafter"].keys() and stored is STORED
+    if not foreign and not set(stored) & set(drafters):
+        raise InputError(
+            f"got a store, but {', '.join(drafters)} does not draft from stores; expected one of "
+            f"{', '.join(sorted(stored))}. Use --drafter auto."
+        )
 
 
 def check_guesses(speculate: str) -> None:

@@ -9,13 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
-from ragspec.errors import InputError, ModelError
-from ragspec.models.resolve import check_adapter
+from ragspec.errors import InputError
+from ragspec.models.checks import (
+    check_adapter,
+    check_embedder,
+    check_language_model,
+    check_place,
+    check_runtime,
+)
+from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import Setting, split
 from ragspec.pipelines.console.terminal import Terminal, progress
+from ragspec.storage.store import checked_scope
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -26,14 +34,11 @@ OF_MODEL = "model"  # the temperature of the model's generation config
 HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
 
 ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="Target model: path, bundled name or hub id.")
+    str, Option("--model", "-m", help="Target model: path, bundled name or hub id.")
 ]
-EMBEDDER = (
-    "Embedder: path, package or hub id. Default: the bundled one, or the one that the index was "
-    "built with."
-)
-EmbedderOption = Annotated[str | None, typer.Option(help=EMBEDDER)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
+EMBEDDER = "Embedder: path, package or hub id. Default: the bundled one, or that of the index."
+EmbedderOption = Annotated[str | None, Option(help=EMBEDDER)]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON object only.")]
 SystemSetting = Annotated[str | None, Setting("System message of a chat model.")]
 PromptSetting = Annotated[
     str | None,
@@ -54,6 +59,9 @@ class PlaceOptions:
         Setting("Data type: auto, float32, bfloat16, float16, float64; or int8 weights."),
     ] = "auto"
 
+    def __post_init__(self) -> None:
+        check_place(self.device)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions(PlaceOptions):
@@ -61,16 +69,16 @@ class EngineOptions(PlaceOptions):
 
     model: ModelOption = "starter"
     draft_model: Annotated[
-        str | None, typer.Option(help="Smaller model of the same vocabulary that drafts too.")
+        str | None, Option(help="Smaller model of the same vocabulary that drafts too.")
     ] = None
     drafter: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
             "(`ragspec train-head`); or none for plain decoding. Default: auto."
         ),
     ] = None
-    budget: Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")] = "auto"
+    budget: Annotated[str, Option(help="Draft nodes per step: auto, or a number.")] = "auto"
     device_map: Annotated[
         str | None, Setting("Spread the model over devices: auto or balanced.")
     ] = None
@@ -87,6 +95,8 @@ class EngineOptions(PlaceOptions):
     ] = "auto"
 
     def __post_init__(self) -> None:
+        check_place(self.device, self.device_map)
+        check_runtime(self.runtime, self.device, self.dtype, self.static)
         checks.check_budget(self.budget)
         drafters = split(self.drafter or "auto")
         if not drafters:
@@ -96,15 +106,11 @@ class EngineOptions(PlaceOptions):
         if self.adapter is not None:
             check_adapter(self.adapter)
         checks.check_model(self.model)
-        checks.check_model(self.draft_model)
+        if self.draft_model is not None:
+            check_language_model(resolve_model(self.draft_model))
 
     def load_engine(self, stores: StoreOptions | None = None) -> Engine:
-        """Load the models and open the stores.
-
-        Raises:
-            ModelError: The model has no tokenizer; also the errors of `Engine.from_pretrained` and
-                `open_sources`.
-        """
+        """Load the models and open the stores; raise an error for one that does not fit."""
         from ragspec.drafters.build import check_draft_model
         from ragspec.engine import engine
         from ragspec.models.load import load_model
@@ -138,11 +144,6 @@ class EngineOptions(PlaceOptions):
             draft, draft_tokenizer = draft_model
             check_draft_model(draft, draft_tokenizer, tokenizer, target.vocab_size)
             sources, draft_model = replace(sources, draft_model=draft), None
-        if tokenizer is None:
-            raise ModelError(
-                f"{self.model} holds no tokenizer; expected tokenizer.json beside the weights. "
-                "Save it there with tokenizer.save_pretrained(folder)."
-            )
         return engine.Engine(
             target,
             tokenizer,
@@ -158,7 +159,7 @@ class StoreOptions:
 
     store: Annotated[
         Path | None,
-        typer.Option(help="Corpus to draft from, made by `ragspec store build`.", file_okay=False),
+        Option(help="Corpus to draft from, made by `ragspec store build`.", file_okay=False),
     ] = None
     history: Annotated[
         Path | None, Setting("Answers of this model, made by `ragspec store from-answers`.")
@@ -170,6 +171,7 @@ class StoreOptions:
     def __post_init__(self) -> None:
         checks.check_store(self.store, "corpus")
         checks.check_store(self.history, "corpus")
+        checked_scope(self.tenant)
         if self.tenant != "global" and not (self.store or self.history):
             raise InputError(
                 f"got tenant={self.tenant} and no store; expected --store or --set history= too."
@@ -182,21 +184,18 @@ class SamplingOptions:
 
     temperature: Annotated[
         str,
-        typer.Option(
+        Option(
             "--temperature",
             "-t",
-            help="0 always takes the most probable token; model samples as the model's generation "
-            "config says.",
+            help="0 always takes the most probable token; model: as its generation config says.",
         ),
     ] = "0"
     seed: Annotated[
-        int | None, typer.Option(help="Random seed. Chosen at random and reported if omitted.")
+        int | None, Option(help="Random seed. Chosen at random and reported if omitted.")
     ] = None
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Most new tokens. Default: 160 over documents, else 256 or what fits."
-        ),
+        Option(min=1, help="Most new tokens. Default: 160 over documents, else 256 or what fits."),
     ] = None
     top_p: Annotated[float, Setting("Keep the tokens that make up this probability.")] = 1.0
     top_k: Annotated[int, Setting("Keep this many tokens; 0 keeps all.")] = 0
@@ -205,19 +204,13 @@ class SamplingOptions:
         self.settings()
 
     def settings(self) -> Sampling | None:
-        """Return the sampling settings, None for those of the model.
-
-        Raises:
-            InputError: The temperature is neither a number nor "model".
-            SamplingError: A value is outside its range.
-        """
+        """Return the sampling settings, None for the model's; raise InputError for invalid ones."""
         from ragspec.sampling.settings import Sampling
 
         if self.temperature == OF_MODEL:
             if (self.top_p, self.top_k) != (1.0, 0):
                 raise InputError(
-                    "Expected --temperature model alone, got top-p or top-k beside it. Leave them "
-                    "out, or give a number."
+                    "Expected --temperature model, got top-p or top-k beside it. Leave them out."
                 )
             return None
         try:
@@ -242,12 +235,11 @@ class OutputOptions:
 
     json: JsonOption = False
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also run without speculation and compare time and tokens."),
+        bool, Option("--compare", help="Also run without speculation and compare time and tokens.")
     ] = False
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
+        Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
     ] = None
 
     def __post_init__(self) -> None:
@@ -265,7 +257,7 @@ class SearchOptions:
 
     docs: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             "--docs",
             "-d",
             help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
@@ -276,7 +268,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         checks.check_paths(*(self.docs or ()))
         checks.check_store(self.index, "passages")
-        checks.check_model(self.embedder)
+        if self.embedder is not None:
+            check_embedder(self.embedder)
         if self.index is not None and len(self.docs or ()) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
@@ -346,8 +339,10 @@ class TextOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        stored = self.stores.store or self.stores.history
-        checks.check_need("store", split(self.engine.drafter or "auto"), stored)
+        drafters, stored = split(self.engine.drafter or "auto"), self.stores.store
+        checks.check_need("store", drafters, stored or self.stores.history)
+        if stored or self.stores.history:
+            checks.check_stored(drafters)
 
     def read_prediction(self) -> dict[str, str]:
         """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.

@@ -2,8 +2,7 @@
 
 A command takes records as arguments, whose fields may be records again. `takes_records` shows a
 field with a `typer.Option` or `typer.Argument` as just that, and collects those with a `Setting`
-behind one option, --set NAME=VALUE. So a command has few options, and its rarer settings still have
-names, types and help texts.
+behind one option, --set NAME=VALUE. So a command has few options, and its settings have types.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer import Option
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.terminal import Terminal
@@ -201,6 +201,6 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
 
 def _set_parameter(settings: dict[str, Declared]) -> Parameter:
     """Return the parameter of --set."""
-    option = typer.Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
+    option = Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
     kind = Annotated[list[str] | None, option]
     return Parameter(SET, Parameter.KEYWORD_ONLY, default=None, annotation=kind)

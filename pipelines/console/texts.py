@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from ragspec.errors import DocumentError, InputError
 from ragspec.pipelines.console.records import Setting
@@ -25,6 +25,7 @@ ROWS = 1024
 
 Item = str | list[int]
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def read_texts(
 ) -> Iterator[Item]:
     """Return the texts (or token ids) of folders, files and data sets, one after the other.
 
-    The first is read at once, so that a wrong source is named before a model is loaded. A folder
-    has its documents and files of rows, in order of path; unreadable files are skipped.
+    The first is read at once, and of rows the first `ROWS`, so that a wrong one is named before a
+    model is loaded. A folder has its files, in order of path; unreadable ones are skipped.
     `hf:NAME` is a data set, by its name or its folder, as `datasets.load_dataset` takes it.
 
     Args:
@@ -59,7 +60,13 @@ def read_texts(
     sources = list(sources)
     check_sources(sources, columns)
     texts = _sources(sources, columns, skipped)
-    return chain(list(islice(texts, 1)), texts)
+    return read_ahead(texts, 1)
+
+
+def read_ahead(rows: Iterable[T], count: int = ROWS) -> Iterator[T]:
+    """Return rows of which the first `count` are read at once."""
+    rows = iter(rows)
+    return chain(list(islice(rows, count)), rows)
 
 
 def _sources(
@@ -139,7 +146,7 @@ def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import load_document
 
     if path.name.lower().endswith((*LINES, PARQUET)):
-        yield from _texts(read_rows(path), columns)
+        yield from read_ahead(_texts(read_rows(path), columns))
     else:
         yield load_document(path).text
 
@@ -153,6 +160,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     Raises:
         DocumentError: The file is missing, holds no rows, or one cannot be read.
     """
+    row = None
+    for row in _rows(path):
+        yield row
+    if row is None:
+        raise DocumentError(f"{path} holds no rows; expected one object in each line.")
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     name = path.name.lower()
     if not path.exists():
         raise DocumentError(f"{path} is missing; check the path.")
@@ -210,8 +225,7 @@ def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[It
             continue
         if not isinstance(value, str | list):
             raise InputError(
-                f"{where} holds {type(value).__name__}; expected a text or a list of token ids: "
-                "name another column with --set field=."
+                f"{where} holds {type(value).__name__}; expected text or token ids: set field=."
             )
         yield value
 

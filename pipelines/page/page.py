@@ -17,11 +17,7 @@ SCRIPT = "steps.js.j2"
 
 
 def write_page(trace: Path | str, out: Path | str) -> None:
-    """Write the page of a trace file.
-
-    Raises:
-        InputError: The trace cannot be read or shown, or the page cannot be written.
-    """
+    """Write the page of a trace file; raise InputError if one of them cannot be read or written."""
     from jinja2 import UndefinedError
 
     parsed = read_trace(trace)
@@ -44,11 +40,7 @@ def trace_page(trace: Trace) -> str:
 
 
 def save(page: str, out: Path | str) -> None:
-    """Write a page.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write a page; raise InputError if that is impossible."""
     try:
         Path(out).write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:

@@ -12,8 +12,7 @@ from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
-from ragspec.rules.base import Step
-from ragspec.rules.rejection import EXACT_FOR_LABEL
+from ragspec.rules.base import EXACT_FOR_LABEL, Step
 
 MEANINGS = {
     "exact": "token for token the text that plain decoding gives with the same seed",

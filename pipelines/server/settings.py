@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.records import Setting, byte_count, check_limits, split
@@ -28,14 +28,14 @@ class ServerSettings:
     """
 
     host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only with --key.")
+        str, Option(help="Address to listen on; beyond this machine only with --key.")
     ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8000
     keys: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--key",
             help="API key, one for each tenant, or @FILE with one a line; repeatable.",
             envvar="RAGSPEC_API_KEY",
@@ -43,7 +43,7 @@ class ServerSettings:
     ] = None
     admin_key: Annotated[
         str | None,
-        typer.Option(help="API key for /admin and /metrics, or @FILE.", envvar="RAGSPEC_ADMIN_KEY"),
+        Option(help="API key for /admin and /metrics, or @FILE.", envvar="RAGSPEC_ADMIN_KEY"),
     ] = None
     max_batch_size: Annotated[int, Setting("Texts decoded in one batch.", least=1)] = 8
     max_queue_size: Annotated[
@@ -58,6 +58,7 @@ class ServerSettings:
         Setting(
             "Most bytes of keys and values, such as 2GiB: of running requests, each with all "
             "tokens that it may have, and of the prefix cache. Others wait.",
+            least=1,
             parse=byte_count,
         ),
     ] = None

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
 from ragspec.rules.base import Step
-from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
     from ragspec.budget.base import BudgetSession
     from ragspec.sampling.distribution import TokenDistribution
+    from ragspec.sampling.top_tokens import TopTokens
     from ragspec.sampling.transform import Transform
 
 
@@ -69,8 +69,7 @@ class DraftContext:
         tokens: Prompt and generated tokens, the root last [T]. Steps only append to it.
         prompt_length: Number of prompt tokens.
         remaining: Number of tokens that may still be generated; a deeper draft is useless.
-        adviser: Corrects claims of acceptance and tells which sources pay; None without a budget
-            that advises.
+        adviser: Corrects claims of acceptance and tells which sources pay; None without one.
     """
 
     tokens: list[int]
@@ -114,8 +113,7 @@ class DraftSession(ABC):
     """The state of one drafter for one row of text.
 
     Attributes:
-        matched: Length of the suffix that the last proposal continues, 0 for none; None for a
-            session that matches nothing.
+        matched: Length of the suffix that the last proposal continues; None if it matches nothing.
     """
 
     matched: int | None = None
@@ -195,6 +193,5 @@ def expect_drafter(drafter: object) -> None:
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
         raise InputError(
-            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
-            "store.drafter(), or a list of these."
+            f"got {what} as a drafter; expected a name, a Drafter, or a list of these."
         )

@@ -36,8 +36,7 @@ class Sources:
         history: Such a store of the model's own answers.
         draft_model: A smaller transformers model.
         scope: Scope of the stores to draft from, in addition to global text.
-        top_k_feedback: Whether steps include the target's best tokens; False under a host program
-            that passes only tokens.
+        top_k_feedback: Whether steps include the target's best tokens, not tokens alone.
     """
 
     corpus: Any = None

@@ -189,8 +189,7 @@ def _tokenize(name: str, text: str, tokenizer: Any, **options: Any) -> list[int]
     """Return the token ids of a text; raise InputError without a tokenizer."""
     if tokenizer is None:
         raise InputError(
-            f"got a text as {name} but the engine has no tokenizer; pass Engine(model, tokenizer) "
-            "or token ids"
+            f"got a text as {name} and no tokenizer; pass Engine(model, tokenizer) or token ids"
         )
     ids = list(tokenizer(well_formed(text), **options)["input_ids"])
     begin = getattr(tokenizer, "bos_token", None)

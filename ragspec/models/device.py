@@ -11,16 +11,7 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError
-
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+from ragspec.models.checks import DTYPES, check_device, check_dtype
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -39,14 +30,9 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def _named(name: str) -> torch.device:
+    check_device(name)
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(
-            f"device {name!r} is unknown to torch; expected 'auto', 'cpu' or an accelerator such "
-            "as 'cuda:0'"
-        ) from error
-    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch builds without the device assert
         reason = str(error).splitlines()[0].split(". ")[0]  # torch's message fills a page
@@ -105,8 +91,7 @@ def pins(device: torch.device) -> bool:
 def input_device(embedding: Any) -> torch.device:
     """Return the device on which an embedding expects its ids.
 
-    The weights of an offloaded embedding lie on the meta device. accelerate's hook on the module
-    holds the execution device.
+    The weights of an offloaded embedding lie on the meta device; accelerate's hook knows its own.
     """
     hook = getattr(embedding, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):  # one hook or a sequence of hooks
@@ -150,14 +135,11 @@ def pick_dtype(
     """
     if isinstance(dtype, torch.dtype):
         return dtype
+    check_dtype(dtype, others)
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in _DTYPES:
-        raise InputError(
-            f"dtype {dtype!r} is unknown; expected 'auto' or one of "
-            f"{', '.join(sorted({*_DTYPES, *others}))}"
-        )
-    return _DTYPES[dtype]
+    result: torch.dtype = getattr(torch, DTYPES[dtype])
+    return result
 
 
 def rounds(model: torch.nn.Module, device: torch.device) -> bool:

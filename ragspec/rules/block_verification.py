@@ -19,9 +19,8 @@ from functools import partial
 from torch import Tensor
 
 from ragspec.needs import Needs
-from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
-    EXACT_FOR_LABEL,
     check_chain,
     check_draws,
     draft_distribution,

@@ -29,12 +29,10 @@ from torch import Tensor
 
 from ragspec.errors import RuleError
 from ragspec.needs import Needs
-from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.descent import descend
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-
-EXACT_FOR_LABEL = "exact-for(distribution)"
 
 Choice = tuple[int | None, Tensor]
 """The rank of the accepted child, or None and the distribution f64 [V] to draw from instead."""

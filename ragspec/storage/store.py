@@ -38,6 +38,7 @@ from ragspec.storage.manifest import (
 
 POINTER = "CURRENT"
 BUILD_PREFIX = ".build-"
+REQUEST = "request"  # the scope of text that is never stored
 GENERATION = re.compile(r"gen-(\d{6,})")
 
 
@@ -290,3 +291,19 @@ def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
     if kind not in (None, manifest.kind):
         raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
     return path.parent, manifest
+
+
+def checked_scope(scope: str) -> str:
+    """Return the scope.
+
+    Raises:
+        InputError: It is empty, no string, or 'request', whose text is never stored.
+    """
+    if not isinstance(scope, str) or not scope.strip():
+        raise InputError(f"scope is {scope!r}; expected 'global' or the name of a tenant.")
+    if scope == REQUEST:
+        raise InputError(
+            "scope 'request' is text that stays with its request: it is drafted from by the "
+            "context drafter and never stored; name a tenant, or 'global'."
+        )
+    return scope

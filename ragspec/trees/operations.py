@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
@@ -93,7 +92,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
         raise InputError("the nodes to keep leave out a parent, or list it after its child.")
     q = tree.q
     if q is not None:
-        q = q[torch.from_numpy(np.concatenate(([0], picked + 1)))]
+        q = q[np.concatenate(([0], picked + 1))]
     return DraftTree(
         tokens=tree.tokens[picked],
         parents=parents,

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import UnsupportedModelError
+from ragspec.models.checks import check_runtime, check_static
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import load_model
 from ragspec.models.quantized import INT8, SESSIONS, stored_small
@@ -29,9 +30,6 @@ from ragspec.verification.static.buffers import LayerShape
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import Masks
 
-MODES = ("auto", "off", "eager", "graph", "compile")
-RUNTIMES = ("auto", "torch", "onnx")
-
 
 def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> CausalTarget:
     """Return the target over a model that passed the load-time probe.
@@ -46,11 +44,9 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
             cannot run it. The message has the reason.
         InputError: The mode or the runtime is unknown, or the device lacks the mode.
     """
-    if runtime not in RUNTIMES:
-        names = ", ".join(map(repr, RUNTIMES))
-        raise InputError(f"got runtime={runtime!r}; expected one of {names}.")
     check_scope(model)
     target, reason = CausalTarget(model), ""
+    check_runtime(runtime, target.device, "auto", static)
     if runtime != "torch" and _expect_mode(static, target.device) == "off":
         reason = hindrance(target)
         if not reason:
@@ -60,8 +56,6 @@ def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> Caus
                 opened.probed = opened.kinds
                 return opened
             reason = opened
-    elif runtime == "onnx":
-        reason = f"static={static!r} runs steps of fixed shape in torch"
     if runtime == "onnx":
         raise UnsupportedModelError(
             f"ONNX Runtime cannot run {type(model).__name__}: {reason}. Use runtime='auto'."
@@ -93,6 +87,7 @@ def load_target(
     Raises:
         ModelNotFoundError, ModelError, UnsupportedModelError, InputError: As for these two.
     """
+    check_runtime(runtime, device, dtype, static)
     cached = None
     plain = device_map is None and adapter is None and dtype in ("auto", INT8)
     if plain and runtime in ("auto", "onnx") and static in ("auto", "off"):
@@ -186,13 +181,7 @@ def _tried(target: CausalTarget, mode: str, backend: str) -> CausalTarget:
 
 def _expect_mode(mode: str, device: torch.device) -> str:
     """Return the mode to use on a device."""
-    if mode not in MODES:
-        raise InputError(f"got static={mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-    if mode == "graph" and not is_cuda(device):
-        raise InputError(
-            f"got static='graph' for a model on {device}; expected one on a CUDA device, which "
-            "alone captures graphs. Use static='auto', or 'compile'."
-        )
+    check_static(mode, device)
     if mode == "auto":
         return "graph" if is_cuda(device) else "off"
     return mode

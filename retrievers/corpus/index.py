@@ -42,13 +42,13 @@ from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import checked
 from ragspec.storage.manifest import Verify
+from ragspec.storage.store import checked_scope
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.rest import RestDrafter
 
-REQUEST = "request"
 LEAD = 16  # prompt tokens stored in front of a recorded answer, so that its start matches too
 FLUSH_TOKENS = 1 << 16
 BEHIND = 4  # if the disk refuses text, at most so many times `flush_tokens` wait in memory
@@ -58,8 +58,7 @@ SHARE = 8  # a segment has at most 1/8 of `max_tokens`, since eviction drops who
 class CorpusIndex:
     """Text on disk to draft from; made by `build` or `open`.
 
-    Any number of threads may use it. Close it, or use it as a context manager, to write the text
-    that was appended last.
+    Any number of threads may use it. Close it to write the text that was appended last.
 
     Raises:
         StoreError: By every method, if the corpus is closed or cannot be read or written.
@@ -417,19 +416,3 @@ def _warn_lost(root: Path, buffer: AppendBuffer) -> None:
             ResourceWarning,
             stacklevel=2,
         )
-
-
-def checked_scope(scope: str) -> str:
-    """Return the scope.
-
-    Raises:
-        InputError: It is empty, no string, or 'request', whose text is never stored.
-    """
-    if not isinstance(scope, str) or not scope.strip():
-        raise InputError(f"scope is {scope!r}; expected 'global' or the name of a tenant.")
-    if scope == REQUEST:
-        raise InputError(
-            "scope 'request' is text that stays with its request: it is drafted from by the "
-            "context drafter and never stored; name a tenant, or 'global'."
-        )
-    return scope

@@ -1,8 +1,7 @@
 """Dense search: embed text as unit vectors, and search among them.
 
 A sentence-transformers model embeds the text. Folders with only a static embedding table, such as
-the bundled one, are read directly. This gives the same vectors and saves the seconds of importing
-sentence-transformers.
+the bundled one, are read directly: the same vectors without importing sentence-transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError, RagspecError
-from ragspec.models.resolve import fingerprint, resolve_model
+from ragspec.models.checks import check_embedder
+from ragspec.models.resolve import fingerprint
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
 
@@ -79,8 +79,7 @@ class StaticEmbedder:
     def rarity(self, word: str) -> float:
         """Return how rare a word is in the text that the tokenizer was trained on.
 
-        Tokens are numbered by their frequency there, so that it is the logarithm of a rank, of each
-        token of a word that has several.
+        Tokens are numbered by frequency, so that it is the logarithm of a rank, of each token.
         """
         tokens = self._tokenizer.encode(" " + word, add_special_tokens=False).ids
         return sum(math.log(token + 2) for token in tokens)
@@ -133,9 +132,8 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     """
     if not isinstance(name, str | Path):
         return name
-    model = resolve_model(name)
+    model = check_embedder(name)
     prints = fingerprint(model.folder)
-    refuse_causal(str(name), model.folder)
     embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
     try:
         return embedder(str(name), model.folder, prints.weights + prints.tokenizer)
@@ -164,22 +162,6 @@ def load_wordllama() -> StaticEmbedder | None:
                 "release 0.4. Run `pip install --force-reinstall 'wordllama>=0.4,<0.5'`."
             ) from error
     return None
-
-
-def refuse_causal(name: str, folder: Path) -> None:
-    """Raise ModelError for a causal language model that is no embedder.
-
-    sentence-transformers would average its hidden states, which makes search nearly useless.
-    """
-    config = folder / "config.json"
-    if (folder / "modules.json").is_file() or not config.is_file():
-        return
-    kinds = json.loads(config.read_bytes()).get("architectures") or []
-    if any(str(kind).endswith("ForCausalLM") for kind in kinds):
-        raise ModelError(
-            f"{name} is a causal language model ({kinds[0]}), expected a model that embeds text, "
-            "with a modules.json beside its weights. Leave embedder out for the bundled one."
-        )
 
 
 def is_static(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
+from ragspec.pipelines.console.checks import NEEDS, STORED
 from ragspec.pipelines.methods import build_method, compose, drafts_with_model, open_sources
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.causal import CausalTarget
@@ -43,6 +44,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Itera
     yield Sources(corpus, history, tiny.model("llama", num_hidden_layers=1))
     for store in instance:
         store.close()
+
+
+def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
+    assert set(STORED) == {name for name in METHODS if "store" in METHODS[name].uses}
+    needs = {name for name in METHODS if METHODS[name].needs} - {"rapid"}
+    assert needs == {*NEEDS["store"], *NEEDS["draft model"]}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -25,7 +25,8 @@ from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.methods import build_method, compose, method_rows
 from ragspec.pipelines.page.charts import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
-from ragspec.visual.rules.by_name import make_rule, relaxed
+from ragspec.visual.checks import relaxed
+from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ragspec.visual import ImagePipeline
+from ragspec.visual.checks import relaxed
 from ragspec.visual.latents.rules.by_name import RULES
-from ragspec.visual.rules.by_name import relaxed
 from tests.support import tiny_latents, tiny_masked
 from tests.support.pretend import DEVICES, present
 from tests.visual.families.test_multimodal import FAMILIES, opened, sized

@@ -14,8 +14,8 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnsupportedModelError,
 )
-from ragspec.visual.families.llamagen import LlamaGen, caption_encoder, check_trunks, class_names
-from ragspec.visual.loading import find_folder, load_tokenizer
+from ragspec.visual.families.llamagen import LlamaGen, caption_encoder, check_trunks
+from ragspec.visual.loading import class_labels, find_folder, load_tokenizer
 from ragspec.visual.models.captions import CaptionEncoder
 from tests.support import tiny_images
 
@@ -92,10 +92,10 @@ def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
 
 def test_names_of_classes_are_read_where_somebody_gave_them() -> None:
     instance = tiny_images.model()
-    assert class_names(instance) == tiny_images.CLASSES
+    assert class_labels(instance.config.to_dict()) == tiny_images.CLASSES
     instance.config.id2label = {n: f"LABEL_{n}" for n in range(3)}
-    assert class_names(instance) == ()
-    assert class_names(tiny_images.model("features")) == ()
+    assert class_labels(instance.config.to_dict()) == ()
+    assert class_labels(tiny_images.model("features").config.to_dict()) is None
 
 
 def test_the_bundled_encoder_is_for_models_of_its_width() -> None:

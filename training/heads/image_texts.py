@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 
 from ragspec.errors import InputError
@@ -42,8 +39,7 @@ def code_texts(
         )
     if not len(codes) or len(conditions) != len(codes):
         raise InputError(
-            f"got {len(codes)} pictures with {len(conditions)} conditions; expected at least one "
-            "picture and one condition for each."
+            f"got {len(codes)} pictures with {len(conditions)} conditions; expected one for each."
         )
     if int(codes.min()) < 0 or int(codes.max()) >= book:
         raise InputError(
@@ -57,31 +53,3 @@ def code_texts(
     which[torch.rand(len(codes), generator=generator) < dropped] = len(distinct)
     pairs = zip(which.tolist(), codes.tolist(), strict=True)
     return target, [[*target.prompt(row), *picture] for row, picture in pairs]
-
-
-def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes and conditions of a .npz file; see `code_texts` above.
-
-    Raises:
-        InputError: The file does not hold `codes` and either `labels` or `features`.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            conditions = [name for name in ("labels", "features") if name in data]
-            if "codes" not in data or len(conditions) != 1:
-                raise InputError(
-                    f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
-                    "'codes' and either 'labels' or 'features'."
-                )
-            codes, inputs = data["codes"], data[conditions[0]]
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        # NumPy's own text advises to allow pickles, which can run code.
-        reason = str(error) if isinstance(error, OSError) else type(error).__name__
-        raise InputError(
-            f"{path} cannot be read ({reason}); expected what numpy.savez writes, with the arrays "
-            "'codes' and either 'labels' or 'features'."
-        ) from None
-    kind = np.int64 if conditions == ["labels"] else np.float32
-    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(inputs.astype(kind))

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
-from ragspec.drafters.heads.files import holds_head, open_head, save_head
+from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.head import taps_of
-from ragspec.errors import InputError, StoreError, pluralize
+from ragspec.errors import StoreError, pluralize
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
-from ragspec.training.image_texts import code_texts, read_codes
+from ragspec.training.files import CHECKPOINT, PART, check_out
+from ragspec.training.image_texts import code_texts
 from ragspec.training.loss import agreement
 from ragspec.training.trainer import (
-    CHECKPOINT,
-    PART,
     HeadTrainer,
     HeadTraining,
     TrainingProgress,
@@ -98,8 +98,7 @@ class HeadRun:
     """A training that judges and saves the head every minute, so that the best one survives.
 
     Args:
-        judge: Returns the head's score on held-out texts; NaN without any, so that the last head
-            is the best.
+        judge: Returns the head's score on held-out texts; NaN without any: the last head is best.
     """
 
     def __init__(
@@ -227,41 +226,13 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(each, handler)
 
 
-def check_out(out: Path, *, resume: bool = False) -> None:
-    """Raise InputError if a folder holds other files than a head, or an interrupted training.
-
-    Args:
-        resume: Expect an interrupted training, and raise StoreError without one.
-    """
-    if (out / CHECKPOINT).is_file():
-        if not resume:
-            raise InputError(
-                f"{out} holds a training that was left; expected --resume to go on with it, or "
-                "another folder."
-            )
-        return
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; expected the name of a folder.")
-    head = holds_head(out)
-    if resume:
-        advice = f"--start {out} learns on from its head." if head else "No head is there either."
-        raise StoreError(
-            f"Expected an interrupted training in {out}, got no {CHECKPOINT}. Leave --resume out. "
-            f"{advice}"
-        )
-    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
-        return
-    if not head:
-        raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
-
-
 def load_pictures(
-    model: str, data: Path, seed: int, device: str, dtype: str
+    model: str, pictures: Sequence[NDArray[Any]], seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
-    """Return an image model as a target, and the images of a .npz file as token ids."""
+    """Return an image model as a target, and the pictures of `read_codes` as token ids."""
     from ragspec.visual.families.llamagen import LlamaGen
     from ragspec.visual.loading import find_folder
 
-    codes, conditions = read_codes(data)
+    codes, conditions = map(torch.from_numpy, pictures)
     loaded = LlamaGen.load_model(find_folder(model).target, device, dtype)
     return code_texts(loaded, codes, conditions, torch.Generator().manual_seed(seed))

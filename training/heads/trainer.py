@@ -25,10 +25,10 @@ from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
+from ragspec.training.files import CHECKPOINT, PART
 from ragspec.training.loss import Objective, Teacher, head_loss
 from ragspec.verification.causal import CausalTarget
 
-CHECKPOINT, PART = "training.pt", ".training.part"
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
@@ -95,8 +95,7 @@ class TrainingProgress:
     """One step of the training.
 
     Attributes:
-        agreement: Share of places where the head's best token is the target's, among those that
-            the head may draft.
+        agreement: Share of places where the head's best token is the target's, if it may be.
         part: Completed part of the run after the step, from 0 to 1.
     """
 
@@ -221,11 +220,7 @@ class HeadTrainer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`.
-
-        Raises:
-            InputError: It is of another training.
-        """
+        """Continue from a `state`; raise InputError for that of another training."""
         marks = self._marks()
         other = [name for name in marks if state["marks"].get(name) != marks[name]]
         if other:
@@ -269,8 +264,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         part.unlink(missing_ok=True)
         raise StoreError(
-            f"Cannot write the state of the training to {folder} ({error}). Free some space; the "
-            "checkpoint before it is untouched."
+            f"Cannot write the state of the training to {folder} ({error}). Free some space."
         ) from error
 
 

@@ -17,6 +17,7 @@ from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.visual.call import ImageCall
+from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import ImageConfig, without_settings
@@ -93,7 +94,7 @@ class Latents(LatentFamily, LlamaGen):
     """
 
     kind = "ragspec-latents"
-    options = frozenset({"steps", "floor", "text_encoder"})
+    options = DENOISING[kind] | {"text_encoder"}
     unsupported = ("temperature", *LatentFamily.unsupported)
 
     def __init__(
@@ -186,8 +187,7 @@ class Latents(LatentFamily, LlamaGen):
         if draft.config.latent_dim != self.model.config.latent_dim:
             raise InputError(
                 f"got a draft model of latents of {draft.config.latent_dim} numbers; expected "
-                f"{self.model.config.latent_dim}, the target's. Draft with a model of the same "
-                "latents."
+                f"{self.model.config.latent_dim}. Draft with a model of the same latents."
             )
         check_trunks(self.trunk, draft.trunk)
         for name in ("mean", "deviation"):

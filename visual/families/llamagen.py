@@ -15,13 +15,11 @@ from ragspec.models.device import pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family, ImageConfig, ModelFiles
-from ragspec.visual.loading import ImageFolder, load_tokenizer
+from ragspec.visual.loading import ImageFolder, class_labels, load_tokenizer
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
-
-_UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +157,7 @@ class LlamaGen(CodecFamily):
         self.raster = Raster(side, side)
         by_class = self.trunk.config.condition == "class"
         self.condition = "class_labels" if by_class else "prompt"
-        self.class_names = class_names(self.trunk)
+        self.class_names = class_labels(self.trunk.config.to_dict()) or ()
         self.text_encoder = caption_encoder(self.trunk, text_encoder)
 
     @classmethod
@@ -240,8 +238,7 @@ class LlamaGen(CodecFamily):
         if self.codec.vocab_size != codes:
             raise TokenizerMismatchError(
                 f"got a tokenizer with a code-book of {self.codec.vocab_size} for a model of "
-                f"{codes} codes; expected the code-book that the model was trained on. Give its "
-                "tokenizer."
+                f"{codes} codes; expected the model's own code-book. Give its tokenizer."
             )
 
     def _features(self, texts: list[str]) -> tuple[Tensor, tuple[int, ...]]:
@@ -268,17 +265,6 @@ def check_trunks(target: Any, draft: Any) -> None:
             )
 
 
-def class_names(model: Any) -> tuple[str, ...]:
-    """Return the class names in a model's config, in order; empty unless every class has one."""
-    config = model.config
-    if config.condition != "class":
-        return ()
-    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    names = tuple(labels.get(number, "") for number in range(config.num_classes))
-    unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
-    return () if unnamed else names
-
-
 def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
     """Return the text encoder of a model; None for class labels, or if the bundled one misfits.
 
@@ -300,8 +286,7 @@ def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
         return encoder if encoder.width == config.caption_dim else None
     if config.condition == "class":
         raise InputError(
-            "got a text_encoder for a model of classes; expected one that reads features. Leave it "
-            "out, and draw with class_labels."
+            "got a text_encoder for a model of classes; expected none. Draw with class_labels."
         )
     if isinstance(inputs, str | Path):
         length = int(config.condition_length)
@@ -336,8 +321,7 @@ def padded_features(
     if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):
         shapes = [list(getattr(each, "shape", [])) or repr(each) for each in prompts[:8]]
         raise InputError(
-            f"got features of shape {shapes} of the text encoder; expected a tensor [n, d] of each "
-            "text."
+            f"got features of shape {shapes} of the text encoder; expected [n, d] of each text."
         )
     sizes, widths = [len(prompt) for prompt in prompts], {prompt.shape[1] for prompt in prompts}
     if min(sizes) < 1 or max(sizes) > length or len(widths) > 1:

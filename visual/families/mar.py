@@ -24,13 +24,13 @@ from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.call import ImageCall, some
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import ImageConfig, ModelFiles
 from ragspec.visual.families.latents import ROUNDED, LatentFamily
-from ragspec.visual.families.llamagen import class_names, file_dtype
+from ragspec.visual.families.llamagen import file_dtype
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.loading import ImageFolder, is_model, read_kind
+from ragspec.visual.loading import ImageFolder, class_labels, is_model, read_kind
 from ragspec.visual.masked.sampler import MaskedSampler, order_of
 from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
 from ragspec.visual.masked.target import MaskedTarget
@@ -61,7 +61,7 @@ class Mar(LatentFamily):
     plain_rule = "plain"
     nodes = 4  # each adds a masked prefix to the forward that verifies it
     adaptive_budget = False
-    options = frozenset({"iterations", "steps", "floor", "prefill"})
+    options = DENOISING[kind]
     sizes = ("num_attention_heads",)
     published = "kl16.ckpt"
 
@@ -80,17 +80,13 @@ class Mar(LatentFamily):
         self.codec = _checked_autoencoder(model, tokenizer)
         side = int(model.config.grid_size)
         self.raster, self.condition = Raster(side, side), "class_labels"
-        self.class_names = class_names(model)
+        self.class_names = class_labels(model.config.to_dict()) or ()
         self.iterations = iterations or 0
         if iterations is not None:
             masked_counts(side**2, iterations)  # raises InputError
         self._floor = floor
         self.schedule = LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
-        if not is_number(prefill) or not 0.0 <= prefill < 1.0:
-            raise InputError(
-                f"got prefill {prefill!r}; expected a share of the latents from 0 to below 1, such "
-                "as 0.05."
-            )
+        check_setting("prefill", prefill)
         self.prefill, self._window, self._ahead = prefill, self.nodes, 0
 
     @classmethod
@@ -120,8 +116,7 @@ class Mar(LatentFamily):
         """Return the autoencoder of a folder, by its config, or of a file such as kl16.ckpt."""
         if not path.exists():
             raise ModelNotFoundError(
-                f"got the autoencoder {str(path)!r}, which does not exist; expected a folder or a "
-                "file such as kl16.ckpt."
+                f"got the autoencoder {str(path)!r}, which does not exist; expected another."
             )
         if is_model(path) and read_kind(path) == VQTokenizer.kind:
             return super().open_tokenizer(path)
@@ -145,8 +140,7 @@ class Mar(LatentFamily):
         if drafted and self.iterations not in (0, places):
             raise InputError(
                 f"got iterations={self.iterations} with a drafter; expected {places}, one a "
-                "latent: drafts are judged as if drawn one after the other. Leave iterations out, "
-                "or the drafter."
+                "latent: drafts are judged in order. Leave iterations out, or the drafter."
             )
         self.iterations = self.iterations or (places if drafted else min(ITERATIONS, places))
         self._window, self._ahead = nodes, nodes if drafter.model is None else 0
@@ -302,8 +296,7 @@ class Mar(LatentFamily):
             if not same or not torch.allclose(expected, actual, ROUNDED, ROUNDED):
                 raise InputError(
                     f"got a draft model with {name} {actual.tolist()}; expected "
-                    f"{expected.tolist()}, the target's. Draft with a model that was trained on "
-                    "the same latents."
+                    f"{expected.tolist()}. Draft with a model that was trained on the same latents."
                 )
         return True
 

@@ -146,8 +146,7 @@ class PromptFamily(Family):
         self.text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not callable(self.text_tokenizer):
             raise InputError(
-                f"got the tokenizer {tokenizer!r}; expected the model's processor, or its text "
-                "tokenizer."
+                f"got the tokenizer {tokenizer!r}; expected the model's processor or tokenizer."
             )
         self.codec = self.decoder(vq)
         self.vq = None if vq is None else self.codec
@@ -341,8 +340,7 @@ def prompt_table(
     wrong = [token for row in rows for token in row if not 0 <= token < size]
     if wrong:
         raise InputError(
-            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
-            "made with the model's own tokenizer."
+            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}."
         )
     count, length = len(prompted), max(map(len, rows))
     padding = [length - len(row) for row in rows]

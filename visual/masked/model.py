@@ -166,8 +166,7 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
             values = getattr(self, name)
             if isinstance(values, list) and len(values) != self.latent_dim:
                 raise InputError(
-                    f"got {len(values)} numbers as {name}; expected {self.latent_dim}, or one for "
-                    "all numbers of a latent."
+                    f"got {len(values)} numbers as {name}; expected {self.latent_dim} or one."
                 )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ragspec.errors import InputError, pluralize
 from ragspec.sampling.settings import whole
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import check_setting
 
 TRAINED = 1000  # steps that the network was trained on
 FLOOR = 0.1  # a deviation that costs an image 0.1 dB, see benchmarks/RESULTS.md
@@ -41,11 +41,7 @@ class LearnedSchedule:
     """
 
     def __init__(self, steps: int = 100, floor: float = 0.0) -> None:
-        if not is_number(floor) or not 0.0 <= floor < 1.0:
-            raise InputError(
-                f"got floor {floor!r}; expected a deviation from 0, as published, to below 1, such "
-                f"as {FLOOR:g}."
-            )
+        check_setting("floor", floor)
         self.floor = float(floor)
         count = whole(steps)
         if count is None or not 2 <= count <= TRAINED:
@@ -119,7 +115,6 @@ def masked_counts(places: int, iterations: int) -> list[int]:
 def guidance_at(scale: float, places: int, left: int) -> float:
     """Return the guidance scale of an iteration after which `left` places are masked.
 
-    It rises from 1 linearly with the share of generated latents. The last iteration counts one
-    place as masked, as published.
+    It rises from 1 linearly with the share of generated latents; the last has one masked place.
     """
     return 1.0 + (scale - 1.0) * (places - max(1, left)) / places

@@ -62,8 +62,7 @@ class CaptionEncoder:
         for row, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
             if not encoding.ids:
                 raise InputError(
-                    f"got the prompt {text!r}, which holds no word; expected a few words such as "
-                    "'red heart'."
+                    f"the prompt {text!r} holds no word; expected words such as 'red heart'."
                 )
             if len(encoding.ids) > self.length:
                 _warn_of_length(text, len(encoding.ids), self.length)

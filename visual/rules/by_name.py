@@ -9,8 +9,7 @@ codes delta 0.1 accepts nearly every draft. The defaults for V codes are
     lantern++  k = V / 25, at most 10;  lam = 1 + 4 (V / 16384)^(1/4) (5; 3; 2.4)
     gsd        V / 8 clusters (2,048; 128; 32)
 
-They are starting points. Every run measures the cost of its settings (`tv_excess`), and a budget
-limits it.
+They are starting points. Every run measures their cost (`tv_excess`), and a budget limits it.
 """
 
 from __future__ import annotations
@@ -22,21 +21,11 @@ from typing import Any
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import names, resolve, unknown
 from ragspec.rules.base import Rule
-from ragspec.visual.checks import check_settings
+from ragspec.visual.checks import EXACT, check_settings
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.rules.tv_budget import TVBudget
 
 PUBLISHED_CODES = 16_384
-EXACT = "exact"  # the name of the walk for images
-
-
-def relaxed() -> dict[str, str]:
-    """Return the relaxed rules by name, each with the setting that determines how far it relaxes.
-
-    A rule's class declares that setting as `relaxed_by`.
-    """
-    every = {name: resolve("rule", name).relaxed_by for name in names("rule")}
-    return {name: setting for name, setting in every.items() if setting is not None}
 
 
 def default_neighbours(codes: int, rule: str = "lantern") -> int:
@@ -82,8 +71,7 @@ def make_rule(
         positions: Codes per image.
         normalised: See `CodeNeighbours.build`.
         marks: How many ids behind those of the codes are no codes, such as the end of a row.
-        settings: delta, lam, least_gain, residual, nu, mu or length, of the rules that have them;
-            None stands for the default.
+        settings: delta, lam, least_gain, residual, nu, mu or length; None for the default.
 
     Raises:
         InputError: The rule has no such setting, or it is out of range.

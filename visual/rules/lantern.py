@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import TypeVar
 
 from ragspec.errors import InputError
@@ -34,7 +33,7 @@ from ragspec.rules.descent import descend
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import check_setting
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.rules.relation import (
     Distribution,
@@ -57,8 +56,7 @@ class RelaxedWalk(Rule):
 
     Args:
         tv_budget: See `TVBudget`; a number is a budget that is spent first come, first served.
-        least_gain: A drafted code stands for others only if the draft expects at least this many
-            accepted nodes below it.
+        least_gain: A drafted code stands for others only if this many nodes are expected below.
 
     Raises:
         InputError: `least_gain` is negative or not finite.
@@ -71,10 +69,7 @@ class RelaxedWalk(Rule):
     def __init__(
         self, relation: Relation, tv_budget: TVBudget | float | None = None, least_gain: float = 0.0
     ) -> None:
-        if not (is_number(least_gain) and 0.0 <= least_gain < inf):
-            raise InputError(
-                f"got least_gain={least_gain!r}; expected a number of codes, 0 or more."
-            )
+        check_setting("least_gain", least_gain)
         self.relation = relation
         self.least_gain = least_gain
         self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
@@ -188,8 +183,7 @@ class RelaxedRow(Rule):
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 
-        The mass does not depend on the target's choice. A prefix ends where its mass would exceed
-        the budget `left`.
+        The mass does not depend on the target's choice. A prefix ends before it exceeds `left`.
         """
         chosen, spent = None, 0.0
         if left <= 0.0:

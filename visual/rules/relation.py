@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, RuleError
 from ragspec.sampling.settings import whole
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import check_setting
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, Codes
 
 Distribution = NDArray[np.float64]
@@ -78,11 +78,7 @@ def nearest_within(
     Raises:
         InputError: delta is outside [0, 1), or k is beyond the table.
     """
-    if not (is_number(delta) and 0.0 <= delta < 1.0):
-        raise InputError(
-            f"got delta={delta!r}; expected a probability mass from 0 to below 1. A factor on "
-            "the draft's own probability is `lam` of lantern++."
-        )
+    check_setting("delta", delta)
     return nearest(neighbours, k, partial(_if_likely, delta), delta == 0.0)
 
 
@@ -94,19 +90,14 @@ def nearest_by_ratio(
     Raises:
         InputError: lam is below 1 or not finite, or k is beyond the table.
     """
-    if not (is_number(lam) and 1.0 <= lam < inf):
-        raise InputError(
-            f"got lam={lam!r}; expected a factor of at least 1 (1 relaxes nothing). A bound on "
-            "the neighbours' own mass is `delta` of lantern."
-        )
+    check_setting("lam", lam)
     return nearest(neighbours, k, partial(mul, lam - 1.0), lam == 1.0)
 
 
 def same_cluster(partition: CodePartition) -> Relation:
     """Return GSD's relation over fixed clusters: all codes of one cluster stand for each other.
 
-    A code without probability stands for none: fixed codes of an image, and those that top-k
-    removed, stay as they are.
+    A code without probability stands for none, so that fixed and removed codes stay.
     """
     alone = not any(map(len, partition.mates))
     return Relation(partition.mates, partial(_if_likely, inf), alone)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from math import nan
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from ragspec.errors import InputError
 from ragspec.rules.base import Around, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.visual.checks import check_setting
 
 APPROXIMATE = "approximate"
 
@@ -50,8 +51,7 @@ class TVBudget:
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.total) and self.total >= 0.0):
-            raise InputError(f"got tv_budget={self.total}; expected a number of at least 0.")
+        check_setting("tv_budget", self.total)
         if self.positions is not None and self.positions < 1:
             raise InputError(f"got {self.positions} positions; expected at least 1, or None.")
 

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    RagspecError,
-    UnsupportedModelError,
-)
+from ragspec.errors import InputError, ModelError, RagspecError, UnsupportedModelError
+from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files
 from ragspec.models.quantized import block_floats
 
 if TYPE_CHECKING:
@@ -27,10 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # What reading a damaged file raises.
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
 PARTS = "codes", "scales"  # see `BlockLinear`
-PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt", "hydra_lm_head.pt")
 LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),
@@ -65,13 +57,7 @@ class Checkpoint:
             ModelError: The files are damaged.
         """
         folder = Path(folder)
-        files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]
-        weights = next((file for file in files if file.is_file()), None)
-        if not (folder / CONFIG).is_file() or weights is None:
-            raise ModelNotFoundError(
-                f"{folder} holds no draft head; expected {CONFIG} and {WEIGHTS}, as `ragspec "
-                "train-head` writes them."
-            )
+        weights = check_head_files(folder)
 
         def opened() -> Checkpoint:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -168,8 +154,7 @@ def checked(folder: Path, function: Callable[[], T]) -> T:
         if isinstance(error, RagspecError) and not isinstance(error, InputError):
             raise
         raise ModelError(
-            f"{folder} holds no draft head that can be read ({error}); fetch it again, or train it "
-            "again with `ragspec train-head`."
+            f"{folder} holds no draft head that can be read ({error}); fetch or train it again."
         ) from error
 
 

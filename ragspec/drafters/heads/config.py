@@ -101,8 +101,7 @@ class HeadConfig:
         width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))
         if self.attends and not self.layers.get("head_dim") and width % (2 * heads):  # for rotary
             raise InputError(
-                f"got {heads} heads for a width of {width}; expected a number of heads whose "
-                "double divides the width."
+                f"got {heads} heads for a width of {width}; expected one whose double divides it."
             )
         if not isinstance(self.target, str):
             raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")

@@ -15,11 +15,12 @@ from typing import Literal
 import torch
 
 from ragspec.drafters.heads import dflash, eagle, medusa, mtp, speculators
-from ragspec.drafters.heads.checkpoint import CONFIG, WEIGHTS, Checkpoint, checked
+from ragspec.drafters.heads.checkpoint import Checkpoint, checked
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import ModelError, StoreError, UnsupportedModelError
+from ragspec.models.checks import CONFIG, WEIGHTS
 from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 

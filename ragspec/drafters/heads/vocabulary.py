@@ -24,8 +24,7 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
     """
     if not 1 <= size <= vocab_size:
         raise InputError(
-            f"got a head's vocabulary of {size} tokens; expected 1 to {vocab_size}, all that the "
-            "model has."
+            f"got a head's vocabulary of {size} tokens; expected 1 to {vocab_size}, the model's."
         )
     counts = Counter(token for token in chain.from_iterable(texts) if token < vocab_size)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))

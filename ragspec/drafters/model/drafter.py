@@ -30,12 +30,12 @@ from ragspec.drafters.model.settings import GrowthSettings
 from ragspec.drafters.model.static_tree import StaticGrowth
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.checks import MODES as STATIC_MODES
 from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import MODES as STATIC_MODES
 from ragspec.verification.open import open_static
 from ragspec.verification.path_rows import PathTarget
 
@@ -48,8 +48,7 @@ class ModelDrafter(Drafter):
     """Drafts with a smaller model.
 
     Args:
-        model: A transformers causal model, or a `CausalTarget` over one, on any device. It is not
-            changed.
+        model: A transformers causal model, or a `CausalTarget` over one, which is not changed.
         depth: Largest depth of a draft; None leaves it to the budget.
         mode: "coupled", "deterministic", "sampled" or "sampled-without-replacement".
         width: In the first two modes the nodes read by one forward and the least number of
@@ -59,8 +58,7 @@ class ModelDrafter(Drafter):
             add less than this many accepted nodes; 0 uses up the budget. None derives it from the
             time of a forward, if the budget policy knows the tokens per millisecond; see
             `DraftCostEstimate`.
-        tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`), in the first two
-            modes; None grows best first.
+        tree: A static shape, or the sizes of its levels (`TreeShape.by_rank`); None: best first.
         static: How a static shape of most probable tokens is drafted. "off" runs one forward per
             level; other modes run all levels in one call, as in `Engine`. "auto" follows the
             engine's target if the draft model is on CUDA. Sessions report their mode as `static`.

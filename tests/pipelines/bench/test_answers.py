@@ -47,10 +47,9 @@ def test_questions_are_measured_and_shown(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has no questions"),
         ('{"question": "a"}\n[1]', "line 2"),
         ('{"question": " "}', "line 1"),
-        ('{"question": "a", "answers": "b"}', "list of texts"),
+        ('{"question": "a", "answers": "b"}', "expected {question"),
         ('{"answers": ["b"]}', "question"),
         (
             '{"question": "a", "gold_answers": ["b"], "answer_type": 1}',

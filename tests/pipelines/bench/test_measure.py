@@ -23,7 +23,13 @@ from ragspec.pipelines.bench.measure import (
     run_benchmark,
     summarise,
 )
-from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, free_items, read_items
+from ragspec.pipelines.bench.prompts import (
+    FIXED_NEW_TOKENS,
+    BenchItem,
+    free_items,
+    items_of,
+    read_turns,
+)
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from tests.support import tiny
 
@@ -200,7 +206,7 @@ def read(folder: Path, *rows: Any, room: int | None = None) -> list[BenchItem]:
     path = folder / "data.jsonl"
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines), encoding="utf-8")
-    return read_items(path, tiny.tokenizer(), room)
+    return items_of(read_turns(path), tiny.tokenizer(), room)
 
 
 def test_rows_of_both_forms(tmp_path: Path) -> None:
@@ -247,11 +253,6 @@ def test_long_prompts_keep_their_end(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_read_is_named(bad: Any, tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"data\.jsonl, line 2"):
         read(tmp_path, OURS, bad)
-
-
-def test_files_without_rows(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="holds no prompts"):
-        read(tmp_path)
 
 
 def test_free_text_goes_on_from_the_first_tokens() -> None:

@@ -47,22 +47,17 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
         (["cat", "--class", "1"], 2, "got both"),
         (["--class", "7"], 2, "expected a whole number from 0 to 2"),
         (["--class", "violet"], 2, "expected one of red, green/leaf, blue"),
-        (["cat"], 2, "Expected --class, got the prompt 'cat'"),
         (["--class", "1", "--seed", "99999999999999999999999"], 2, "64 bits"),
         (["--class", "1", "--drafter", ""], 2, "Expected --drafter auto"),
         (["--class", "1", "--drafter", "starter+"], 2, "got 'starter+'"),
         (["--class", "1", "--drafter", "none+starter"], 2, "none by itself"),
-        (["--class", "1", "--drafter", "jaccobi"], 2, "Did you mean 'jacobi'"),
         (["--class", "1", "--drafter", "head"], 5, "nothing of that kind lies with"),
-        (["--class", "1", "--rule", "lantrn"], 2, "Did you mean 'lantern'"),
         (["--class", "1", "--rule", "exact", "-s", "delta=0.1"], 2, "rule 'exact' has no delta"),
         (["--class", "1", "--rule", "lantern", "-s", "delta=7"], 2, "delta"),
         (["--class", "1", "--rule", "lantern", "-s", "delta"], 2, "NAME=VALUE"),
         (["--class", "1", "--rule", "lantern", "-s", "neighbours=1.5"], 2, "whole number"),
         (["--class", "1", "-s", "iterations=4"], 2, "rule 'exact' has no iterations"),
         (["--class", "1", "--n", "0"], 2, "n"),
-        (["--class", "1", "--budget", "many"], 2, "budget"),
-        (["--class", "1", "--json", "no/such/folder.json"], 2, "there is no folder"),
     ],
 )
 def test_errors_are_one_message_and_a_code(
@@ -75,11 +70,6 @@ def test_errors_are_one_message_and_a_code(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_class_for_a_set_of_prompts_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["draw", "--class", "3", "--model", "emoji", "--out", str(tmp_path / "out")]) == 2
-    assert "got --class 3: emoji reads prompts" in capsys.readouterr().err
-
-
 def test_figures_may_lie_in_the_folder_that_sampling_makes(
     folder: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -87,11 +77,6 @@ def test_figures_may_lie_in_the_folder_that_sampling_makes(
     arguments = ["draw", "--class", "1", "--model", folder, "--out", str(out), "--seed", "1"]
     assert main([*arguments, "--json", str(out / "figures.json")]) == 0, capsys.readouterr().err
     assert json.loads((out / "figures.json").read_text(encoding="utf-8"))["label"] == "exact"
-
-
-def test_a_missing_model_has_its_code(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["draw", "--class", "1", "--model", str(tmp_path / "absent")]) == 5
-    assert "no image model" in capsys.readouterr().err
 
 
 def test_an_empty_prompt_is_named_as_such(tmp_path: Path, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bad.jinja").write_text("{{ broken")
     (folder / "broken.gguf").write_bytes(bytes(4))
     (folder / "empty.jsonl").write_text("")
-    (folder / "nameless").mkdir()
-    (folder / "nameless" / "config.json").write_text("{}")  # no weights
+    for name, config in (("nameless", "{}"), ("bare", '{"model_type": "llama"}')):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(config)  # no weights
+    shutil.copytree(folder / "bare", folder / "cut")
+    (folder / "cut" / "model.safetensors").write_bytes(bytes(4))
+    (folder / "bad.npz").write_bytes(bytes(4))
+    (folder / "rows.jsonl").write_text('{"text": "a", "question": "b", "answer": "c"}\n{"text": 1}')
     publish(folder / "an.index", "passages", lambda folder: None)
     publish(folder / "a.store", "corpus", lambda folder: None)
     (folder / "q.jsonl").write_text('{"question": "Who sleeps?"}')
@@ -62,6 +68,19 @@ CASES = [
     (f"{ASK} -s prompt=bad.jinja", 2, "is no Jinja, line 1: unexpected end of template, "),
     (f"{ASK} -s prompt=empty.jsonl", 2, "the prompt template empty.jsonl is empty"),
     (f"{ASK} -s prompt=anser", 2, "Did you mean 'answer'"),
+    (f"{ASK} -s embedder=starter", 4, "starter is a causal language model"),
+    (f"{ASK} -s device=bogus", 2, "device 'bogus' is unknown to torch"),
+    (f"{ASK} -s device-map=best", 2, "device 'best' is unknown to torch"),
+    (f"{ASK} -s device=cpu -s static=graph", 2, "static='graph' for a model on cpu"),
+    (f"{ASK} -s runtime=onnx -s dtype=float16", 4, "its dtype is float16"),
+    (f"{ASK} --model nameless", 4, "no model_type in it"),
+    (f"{ASK} --model bare", 5, "bare lacks *.safetensors"),
+    (f"{ASK} --model cut", 4, "model.safetensors is damaged"),
+    (f"{ASK} --draft-model starter-embedder", 4, "expected an object in JSON with model_type"),
+    (f"{ASK} --drafter cut", 4, "model.safetensors is damaged"),
+    (f"{ASK} --drafter recycling --store a.store", 2, "recycling does not draft from stores"),
+    (f"{ASK} --drafter none --store a.store", 2, "got a store and --drafter none"),
+    (f"{ASK} --store a.store -s tenant=request", 2, "scope 'request' is text that stays"),
     (f"{ASK} -t warm", 2, "got 'warm'"),
     (f"{ASK} -t -3", 2, "temperature is -3"),
     (f"{ASK} --trace no/t.jsonl", 2, "there is no folder no"),
@@ -91,6 +110,19 @@ CASES = [
     ("draw star -t nan", 2, "Invalid value for '--temperature'"),
     ("draw star --rule lantrn", 2, "Did you mean 'lantern'"),
     ("draw star --drafter jacoby", 2, "Did you mean 'jacobi'"),
+    ("draw star --drafter docs", 5, "no draft model at docs"),
+    ("draw star --drafter cut", 4, "model.safetensors is damaged"),
+    ("draw star --rule lantern -s lam=3", 2, "rule 'lantern' has no lam; it takes delta, "),
+    ("draw star --rule lantern -s delta=1", 2, "got delta=1.0; expected a probability mass"),
+    ("draw star --rule near", 2, "unknown rule 'near'"),
+    ("draw star --model latent-emoji --rule lantern", 2, "unknown latent rule 'lantern'"),
+    ("draw star --model latent-emoji -s r=0.1", 2, "rule 'aligned' has no r"),
+    ("draw star --model latent-emoji -s steps=0", 2, "got steps=0; expected a whole number"),
+    ("draw star -s device=bogus", 2, "device 'bogus' is unknown to torch"),
+    ("draw star -s dtype=int8", 2, "dtype 'int8' is unknown"),
+    ("draw star --model tiles", 2, "Expected --class, got the prompt 'star'"),
+    ("draw --class 3 --model emoji", 2, "got --class 3: emoji reads prompts"),
+    ("draw --class 99", 2, "got the class 99; expected a whole number from 0 to 31"),
     ("bench text --variants nope", 2, "unknown drafter 'nope'"),
     ("bench text --variants hf-lookup@3,context+nope", 2, "unknown drafter 'nope'"),
     ("bench text --model nosuch", 5, "no model 'nosuch'"),
@@ -99,6 +131,11 @@ CASES = [
     ("bench text --variants context+plain", 2, "unknown drafter 'plain'"),
     ("bench text --variants rest", 2, "rest got no store; expected one"),
     ("bench text --store docs", 8, "holds no store"),
+    ("bench text --data rows.jsonl", 7, "rows.jsonl, line 1: cannot be read (KeyError('turns'))"),
+    ("bench answers rows.jsonl --docs docs", 7, "'answer' looks like the answers"),
+    ("bench image --variants lantern@1.2.3", 2, "got 'lantern@1.2.3'"),
+    ("bench image --variants exact@0.3", 2, "Expected 'exact' without a value"),
+    ("bench image --model latent-tiles --variants horizon@0", 2, "got s=0"),
     ("bench text --json docs", 2, "docs cannot be written: docs is a folder"),
     ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
@@ -109,6 +146,9 @@ CASES = [
     ("serve --store answers=empty", 8, "holds no store"),
     ("serve --store answers=an.index", 8, "expected 'corpus'"),
     ("serve --images tile", 5, "Did you mean 'tiles'"),
+    ("serve --drafter rest", 2, "rest got no store; expected one"),
+    ("serve -s kv-memory=0", 2, "should be greater than or equal to 1"),
+    ("serve --key @none", 2, "Expected a file with an API key on each line, got none"),
     ("serve -s max-model-len=0", 2, "should be greater than or equal to 1"),
     ("report docs/a.txt --out no/page.html", 2, "there is no folder no"),
     ("index build docs --out empty --dense near", 2, "Invalid value for '--dense'"),
@@ -133,6 +173,16 @@ CASES = [
     ("datastore build none.txt --out d.knn", 7, "none.txt is missing"),
     ("train-head --data none --out h", 7, "none is missing"),
     ("train-head --data docs --out h --model nosuch", 5, "no model 'nosuch'"),
+    ("train-head --data docs --out docs", 2, "docs holds other files"),
+    ("train-head --data docs --out q.jsonl", 2, "q.jsonl is a file"),
+    ("train-head --data docs --out h --resume", 8, "Expected an interrupted training in h"),
+    ("train-head --data docs --out h --minutes 0", 2, "--minutes is 0; expected a number above 0"),
+    ("train-head --data docs --out h -s rate=nan", 2, "rate is nan; expected a number above 0"),
+    ("train-head --data rows.jsonl --out h", 2, "rows.jsonl, line 2 holds int"),
+    ("train-head --data bad.npz --out h --model tiles", 2, "bad.npz cannot be read"),
+    ("store build rows.jsonl --out s.store", 2, "rows.jsonl, line 2 holds int"),
+    ("store from-answers empty.jsonl --out s.store", 7, "empty.jsonl holds no rows"),
+    ("report docs/a.txt", 2, "line 1 of 'docs/a.txt' is not JSON"),
     (f"{ASK} --trace docs/a.txt", 2, "docs/a.txt holds something else"),
     ("generate a --trace q.jsonl", 2, "q.jsonl holds something else"),
     ("report q.jsonl -o q.jsonl", 2, "q.jsonl holds something else"),
@@ -143,12 +193,13 @@ CASES = [
     ("bench answers q.jsonl --docs docs --html docs", 2, "docs is a folder"),
     ("bench answers q.jsonl --docs docs --html mine.html", 2, "mine.html holds something else"),
 ]
-BEGINS = ("error: ", "starting ... error: ", "Usage: ")
+NOTES = ("", "starting ... ", "reading the trace ... ")
+BEGINS = (*(f"{note}error: " for note in NOTES), "Usage: ")
 
 SCRIPT = """
 import contextlib, io, shlex, sys
 
-sys.modules["torch"] = None
+sys.modules["torch"] = sys.modules["transformers"] = None
 from ragspec.pipelines.cli.app import main
 
 for words in sys.stdin.read().splitlines():

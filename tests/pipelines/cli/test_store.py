@@ -91,7 +91,7 @@ def test_a_build_without_text_leaves_the_older_store(
     assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
     empty.write_text("")
     assert run("build", str(empty), "-m", model, "-o", str(out), "--replace") == 7
-    assert "no usable text" in capsys.readouterr().err
+    assert "holds no rows" in capsys.readouterr().err
     assert len(held(out)) == 3
 
 

@@ -23,8 +23,8 @@ from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.batches import StateReader
-from ragspec.training.run import check_out
-from ragspec.training.trainer import CHECKPOINT, HeadTrainer, HeadTraining
+from ragspec.training.files import CHECKPOINT, check_out
+from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 from tests.support.damage import full_disk
@@ -53,7 +53,7 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 def train(
     model: str, data: Path, out: Path, settings: HeadTraining, log: Terminal = QUIET, **more: Any
 ) -> dict[str, Any]:
-    return train_from_files(HeadOptions(data, out, PlaceOptions(), model, **more), settings, log)
+    return train_from_files(HeadOptions(data, out, PlaceOptions(), model, **more), log, settings)
 
 
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
@@ -122,45 +122,10 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     assert instance.head.config.vocab_size == image_models.BOOK
 
 
-@pytest.mark.parametrize("case", ["missing", "other files", "a file", "no text", "bad codes"])
-def test_what_cannot_be_done_is_said(
-    case: str, model: str, texts: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    out, data = tmp_path / "head", texts
-    if case == "missing":
-        data = tmp_path / "nowhere"
-    elif case == "other files":
-        out.mkdir()
-        (out / "mine.txt").write_text("mine", encoding="utf-8")
-    elif case == "a file":
-        out.write_text("mine", encoding="utf-8")
-    elif case == "no text":
-        data = tmp_path / "empty"
-        data.mkdir()
-        (data / "short.txt").write_text("a", encoding="utf-8")
-    else:
-        data = tmp_path / "codes.npz"
-        data.write_bytes(b"nothing")
-    code, printed, err = run(capsys, *small(model, data, out))
-    assert code == (7 if case == "missing" else 2)
-    assert printed == ""
-    assert "expected" in err or "check the path" in err
-    if case == "other files":
-        assert [path.name for path in out.iterdir()] == ["mine.txt"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--minutes", "0"), ("--minutes", "-1"), ("-s", "rate=-1"), ("-s", "rate=nan")],
-)
-def test_numbers_out_of_range_are_reported_by_their_option(
-    option: str, value: str, model: str, texts: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    code, _, err = run(capsys, *small(model, texts, tmp_path / "head", option, value))
-    assert code == 2
-    name, _, number = value.rpartition("=")
-    assert f"{name or option} is {number}; expected" in " ".join(err.split())
-    assert "HeadTraining" not in err
+def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "short.txt").write_text("a", encoding="utf-8")
+    code, printed, err = run(capsys, *small(model, tmp_path / "short.txt", tmp_path / "head"))
+    assert (code, printed) == (2, "") and "expected text to learn from" in " ".join(err.split())
 
 
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:

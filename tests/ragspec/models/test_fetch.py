@@ -228,7 +228,7 @@ def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
     toy: PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "own.gguf").write_bytes(b"")
-    monkeypatch.setattr("ragspec.models.gguf.find_spec", lambda name: None)
+    monkeypatch.setattr("ragspec.models.checks.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
         fetch("toy", download=lambda requirement, folder: pytest.fail("queries"))
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):

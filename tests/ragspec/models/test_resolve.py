@@ -138,7 +138,7 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
     with pytest.raises(ModelNotFoundError, match="hub: not asked"):
         resolve_model("someone/other", offline=True)
     assert calls == [True, False, True]
-    monkeypatch.setattr(models, "_missing_files", lambda folder: ["*.safetensors"])
+    monkeypatch.setattr(models, "missing_files", lambda folder: ["*.safetensors"])
     with pytest.raises(ModelNotFoundError, match=r"hub: no \*\.safetensors there"):
         resolve_model("someone/third")
 

@@ -191,7 +191,7 @@ def test_bundled_embedder_is_small_and_means_something() -> None:
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors"])
 def test_a_damaged_embedder_is_refused(file: str, tmp_path: Path) -> None:
     (make_embedder(tmp_path) / file).write_text('{"damaged": 1}')
-    with pytest.raises(ModelError, match="cannot be loaded as an embedder"):
+    with pytest.raises(ModelError, match=r"cannot be loaded as an embedder|is damaged"):
         load_embedder(tmp_path)
 
 

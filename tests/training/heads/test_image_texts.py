@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.training.image_texts import code_texts, read_codes
+from ragspec.training.files import read_codes
+from ragspec.training.image_texts import code_texts
 from tests.support import heads, image_models
 
 CODES = torch.arange(64).view(4, 16) % image_models.BOOK
@@ -80,10 +81,10 @@ def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:
     path = tmp_path / "codes.npz"
     np.savez(path, codes=CODES.numpy().astype(np.uint16), labels=np.array([0, 1, 2, 0], np.uint8))
     codes, labels = read_codes(path)
-    assert torch.equal(codes, CODES)
+    assert torch.equal(torch.from_numpy(codes), CODES)
     assert labels.tolist() == [0, 1, 2, 0]
     np.savez(path, codes=CODES.numpy(), features=np.ones((4, 3, 6)))
-    assert read_codes(path)[1].dtype == torch.float32
+    assert read_codes(path)[1].dtype == np.float32
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
         ({"drafter": "jacobi", "floor": 0.0}, "densities with floor 0; expected noise"),
         ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "iterations=4 with a drafter"),
         ({"drafter": "jacobi", "rule": "near", "s": 2}, "'near' has no s"),
-        ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill 1.0"),
+        ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill=1.0"),
         ({"drafter": ["jacobi", "model"]}, "2 drafters of latents"),
         ({"drafter": 3}, "as a drafter"),
     ],

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.registry import NAMES
+from ragspec.registry import NAMES, resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
+from ragspec.visual.checks import RULE_SETTINGS, relaxed
 from ragspec.visual.rules.by_name import (
     default_clusters,
     default_delta,
     default_lam,
     default_neighbours,
     make_rule,
-    relaxed,
 )
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
@@ -41,6 +42,8 @@ def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
     assert isinstance(rule, Rule)
     assert (rule.name, rule.label) == (name, "approximate")
     assert name in NAMES["rule"]
+    settings = set(signature(resolve("rule", name)).parameters) - {"k"}
+    assert settings == {*RULE_SETTINGS[name]} and rule.relaxed_by == RULE_SETTINGS[name][0]
 
 
 def test_settings_accept_prob_the_rule() -> None:

@@ -6,18 +6,17 @@ it needs no density, and with r = 0 the image equals that of plain decoding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import UnknownNameError
 from ragspec.needs import Needs
 from ragspec.registry import unknown
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.checks import check_settings, is_number
+from ragspec.visual.checks import RULE_SETTINGS, check_setting, check_settings
 from ragspec.visual.latents.rules.cspd import KINDS, Aligned, Horizon, Path, expect_latents, walk
 from ragspec.visual.latents.target import LatentView
 
@@ -26,8 +25,7 @@ class Near(Rule):
     """Keeps a draft within r of the target's own latent, which has the same noise.
 
     Args:
-        r: Euclidean distance, in deviations of the latents. 0 keeps equal latents only, so that the
-            image equals that of plain decoding.
+        r: Euclidean distance, in deviations of the latents. 0 gives the image of plain decoding.
 
     Raises:
         InputError: r is negative or not finite.
@@ -38,8 +36,7 @@ class Near(Rule):
     needs = Needs(latents=True)
 
     def __init__(self, r: float = 0.02) -> None:
-        if not (is_number(r) and math.isfinite(r) and r >= 0.0):
-            raise InputError(f"got r {r!r}; expected a distance of 0 or more, such as 0.02.")
+        check_setting("r", r)
         self.r = r
 
     @property
@@ -59,12 +56,7 @@ class Near(Rule):
         return drafted if float(difference) <= self.r else sampled
 
 
-RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
-    "near": (Near, frozenset({"r"})),
-    "aligned": (Aligned, frozenset()),
-    "horizon": (Horizon, frozenset({"s"})),
-    "path": (Path, frozenset()),
-}
+RULES: dict[str, Callable[..., Rule]] = {rule.name: rule for rule in (Near, Aligned, Horizon, Path)}
 
 
 def make_latent_rule(name: str, **settings: Any) -> Rule:
@@ -79,7 +71,6 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
     """
     if name not in RULES:
         raise UnknownNameError(unknown("latent rule", name, list(RULES)))
-    kind, allowed = RULES[name]
     inputs = {key: value for key, value in settings.items() if value is not None}
-    check_settings(name, inputs, allowed)
-    return kind(**inputs)
+    check_settings(name, inputs, {*RULE_SETTINGS[name]})
+    return RULES[name](**inputs)

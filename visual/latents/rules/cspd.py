@@ -17,14 +17,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
-from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.descent import descend
-from ragspec.rules.rejection import EXACT_FOR_LABEL
 from ragspec.sampling.noise import NoiseUse
-from ragspec.sampling.settings import whole
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.visual.checks import check_setting
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 
@@ -92,8 +90,7 @@ class Coupled(Rule):
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
         """Return a latent [D] from the residual max(0, p - q).
 
-        The target's sample stands in after 16,384 tries. That only happens to nearly equal
-        distributions, which hardly ever reject.
+        The target's sample stands in after 16,384 tries, as nearly equal distributions may need.
         """
         latent = left_of_paths(view, index, drafted, sampled, self.steps(view.target.steps))
         return view.target.table.latents[sampled] if latent is None else latent
@@ -261,17 +258,14 @@ class Horizon(Coupled):
     name = "horizon"
 
     def __init__(self, s: int = 4) -> None:
-        number = whole(s)
-        if number is None or number < 1:
-            raise InputError(f"got s {s!r}; expected at least 1 denoising step, a whole number.")
-        self.s = number
+        check_setting("s", s)
+        self.s = int(s)
 
 
 class Path(Coupled):
     """Couples whole paths of draft and target; keeps the target's distribution.
 
-    Every step is judged on the draft's own states, so that one forward of the head over all of them
-    suffices.
+    Every step is judged on the draft's own states, so that one forward of the head suffices.
     """
 
     name = "path"

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.heads.checkpoint import WEIGHTS
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.models.checks import WEIGHTS
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import rounds

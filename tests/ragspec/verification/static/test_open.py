@@ -12,9 +12,10 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
+from ragspec.models.checks import MODES
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import MODES, open_static, open_target
+from ragspec.verification.open import open_static, open_target
 from tests.ragspec.engine.test_engine import PROMPTS, SETTINGS
 from tests.support import architectures, tiny
 from tests.support.mixing import MixingDrafter

@@ -1,0 +1,220 @@
+"""Checks of models, adapters and devices by files and names, before torch and again at loading."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ragspec.errors import (
+    InputError,
+    MissingExtraError,
+    ModelError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from ragspec.models.resolve import ResolvedModel, missing_files, resolve_model
+
+DTYPES = MappingProxyType(
+    {name: name for name in ("float64", "float32", "bfloat16", "float16")}
+    | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+)
+MODES = ("auto", "off", "eager", "graph", "compile")
+RUNTIMES = ("auto", "torch", "onnx")
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
+DEVICE = re.compile(
+    r"auto|(cpu|cuda|hip|hpu|ipu|lazy|maia|meta|mps|mtia|privateuseone|ve|vulkan|xla|xpu)(:\d+)?"
+)
+CUDA = re.compile(r"cuda(:\d+)?")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt", "hydra_lm_head.pt")
+
+
+def is_for_cpu() -> bool:
+    """Return whether the installed torch was made for CPUs alone."""
+    return version("torch").endswith("+cpu")
+
+
+def check_device(device: str) -> None:
+    """Raise InputError for a device that torch does not know, or was not made for."""
+    if not DEVICE.fullmatch(device) and not (device and entry_points(group="torch.backends")):
+        raise InputError(
+            f"device {device!r} is unknown to torch; expected 'auto', 'cpu' or one like 'cuda:0'"
+        )
+    if CUDA.fullmatch(device) and is_for_cpu():
+        raise InputError(
+            f"device {device!r} cannot be used on this machine: its torch is for CPUs. Use 'cpu'."
+        )
+
+
+def check_place(device: Any, device_map: Any = None) -> None:
+    """Raise InputError for an unknown device or device map by name, or for both together."""
+    if device_map is not None and device != "auto":
+        raise InputError(
+            f"got a device ({device}) and a device map ({device_map}); expected one of them."
+        )
+    for name in (device, None if device_map in MAPS else device_map):
+        if isinstance(name, str):  # a device is a valid map, too
+            check_device(name)
+
+
+def check_dtype(dtype: str, others: Iterable[str] = ()) -> None:
+    """Raise InputError for an unknown dtype; `others` are names that the caller also takes."""
+    choices = {*DTYPES, *others}
+    if dtype not in {"auto", *choices}:
+        raise InputError(
+            f"dtype {dtype!r} is unknown; expected 'auto' or one of {', '.join(sorted(choices))}"
+        )
+
+
+def check_static(static: str, device: Any) -> None:
+    """Raise InputError for an unknown mode of steps of fixed shape, or graphs without CUDA."""
+    if static not in MODES:
+        raise InputError(f"got static={static!r}; expected one of {', '.join(map(repr, MODES))}.")
+    place = "cpu" if device == "auto" and is_for_cpu() else str(device)
+    if static == "graph" and place != "auto" and not CUDA.fullmatch(place):
+        raise InputError(
+            f"got static='graph' for a model on {place}; expected one on a CUDA device, which "
+            "alone captures graphs. Use static='auto', or 'compile'."
+        )
+
+
+def check_runtime(runtime: str, device: Any, dtype: Any, static: str) -> None:
+    """Raise an error if a runtime, or the mode of steps, is unknown or does not fit the rest."""
+    if runtime not in RUNTIMES:
+        names = ", ".join(map(repr, RUNTIMES))
+        raise InputError(f"got runtime={runtime!r}; expected one of {names}.")
+    check_static(static, device)
+    reason = ""
+    if static not in ("auto", "off"):
+        reason = f"static={static!r} runs steps of fixed shape in torch"
+    elif str(device) not in ("auto", "cpu"):
+        reason = f"it runs on the CPU, not on {device}"
+    elif DTYPES.get(dtype, "float32") != "float32":
+        reason = f"its dtype is {dtype}, not float32 or int8"
+    if runtime == "onnx" and reason:
+        raise UnsupportedModelError(
+            f"ONNX Runtime cannot run the model: {reason}. Use runtime='auto'."
+        )
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ModelError if a folder holds no adapter of peft, or a damaged one."""
+    weights = [folder / name for name in ("adapter_model.safetensors", "adapter_model.bin")]
+    if not ((folder / "adapter_config.json").is_file() and any(map(Path.is_file, weights))):
+        raise ModelNotFoundError(
+            f"got no adapter in {folder}; expected a folder with adapter_config.json and "
+            "adapter_model.safetensors, as peft's save_pretrained writes it."
+        )
+    read_config(folder / "adapter_config.json", "peft_type")
+    check_tensors(weights[0])
+
+
+def check_gguf(what: str | Path) -> None:
+    """Raise MissingExtraError unless the package gguf is installed."""
+    if find_spec("gguf") is None:
+        raise MissingExtraError(
+            f"{what} comes as GGUF and the package gguf is missing: pip install 'ragspec[gguf]'."
+        )
+
+
+def check_language_model(source: ResolvedModel) -> None:
+    """Raise ModelError if files are damaged, or show that they hold no causal language model."""
+    if source.file is not None:
+        check_gguf(source.folder / source.file)
+        with (source.folder / source.file).open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(
+                    f"{source.name} does not begin with GGUF; it may be damaged. Copy it again."
+                )
+        return
+    if read_config(source.folder / CONFIG, "model_type").get("is_encoder_decoder"):
+        raise UnsupportedModelError(
+            f"{source.name} is an encoder-decoder model; expected a decoder-only one. Use one that "
+            "AutoModelForCausalLM loads and generates with."
+        )
+    if not any(source.folder.glob("pytorch_model*.bin")):  # transformers reads those safely
+        check_weights(source.folder)
+
+
+def check_tokenizer(source: ResolvedModel) -> None:
+    """Raise ModelError if a folder of weights has no tokenizer beside them."""
+    if source.file is None and not any((source.folder / each).exists() for each in TOKENIZERS):
+        raise ModelError(
+            f"{source.name} holds no tokenizer; expected tokenizer.json. Use its save_pretrained."
+        )
+
+
+def check_embedder(name: str | Path) -> ResolvedModel:
+    """Return where an embedder is; raise ModelError if its files are damaged, or of no embedder.
+
+    sentence-transformers would average the states of a causal model, of little use in a search.
+    """
+    source = resolve_model(name)
+    if not (source.folder / "modules.json").is_file():
+        kinds = read_config(source.folder / CONFIG, "model_type").get("architectures") or []
+        if any(str(kind).endswith("ForCausalLM") for kind in kinds):
+            raise ModelError(
+                f"{name} is a causal language model ({kinds[0]}), expected a model that embeds "
+                "text, with a modules.json beside its weights. Leave embedder out."
+            )
+    check_weights(source.folder)
+    return source
+
+
+def check_head_files(folder: Path) -> Path:
+    """Return the file of a draft head's weights; raise ModelError without one, or a damaged one."""
+    files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]
+    weights = next((file for file in files if file.is_file()), None)
+    if not (folder / CONFIG).is_file() or weights is None:
+        raise ModelNotFoundError(
+            f"{folder} holds no draft head; expected {CONFIG} and {WEIGHTS}. See train-head."
+        )
+    check_tensors(weights)
+    return weights
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError if a file of weights in safetensors is missing or damaged."""
+    if missing := missing_files(folder):
+        raise ModelNotFoundError(
+            f"{folder} lacks {', '.join(missing[:3])}; expected the folder of a model with all its "
+            "weights, as save_pretrained writes it. Copy it again."
+        )
+    for path in folder.glob("*.safetensors"):
+        check_tensors(path)
+
+
+def check_tensors(path: Path) -> None:
+    """Raise ModelError unless a file of safetensors is whole; others are not read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix == ".safetensors" and path.is_file():
+            safe_open(path, "np")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} is damaged ({error}); expected a file of safetensors. Copy it again."
+        ) from error
+
+
+def read_config(path: Path, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file; raise ModelError if it is damaged or lacks a value."""
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        reason = "" if isinstance(config, dict) and config.get(name) else f"no {name} in it"
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+    if reason:
+        raise ModelError(
+            f"{path} cannot be used ({reason}); expected an object in JSON with {name}, as "
+            "save_pretrained writes it. Copy it again, or name another model."
+        )
+    return config

@@ -1,0 +1,78 @@
+"""The files of a training, which are checked before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+from ragspec.errors import InputError, ModelError, StoreError
+from ragspec.models.checks import check_head_files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHECKPOINT, PART = "training.pt", ".training.part"
+
+
+def check_out(out: Path, *, resume: bool = False) -> None:
+    """Raise InputError if a folder holds other files than a head, or an interrupted training.
+
+    Args:
+        resume: Expect an interrupted training, and raise StoreError without one.
+    """
+    if (out / CHECKPOINT).is_file():
+        if not resume:
+            raise InputError(
+                f"{out} holds a training that was left; expected --resume, or another folder."
+            )
+        return
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; expected the name of a folder.")
+    try:
+        check_head_files(out)
+        from ragspec.drafters.heads.files import holds_head
+
+        head = holds_head(out)
+    except ModelError:
+        head = False
+    if resume:
+        advice = f"--start {out} learns on from its head." if head else "No head is there either."
+        raise StoreError(
+            f"Expected an interrupted training in {out}, got no {CHECKPOINT}. Leave --resume out. "
+            f"{advice}"
+        )
+    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
+        return
+    if not head:
+        raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
+
+
+def read_codes(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the codes and conditions of a .npz file; see `code_texts`.
+
+    Raises:
+        InputError: The file does not hold `codes` and either `labels` or `features`.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            conditions = [name for name in ("labels", "features") if name in data]
+            if "codes" not in data or len(conditions) != 1:
+                raise InputError(
+                    f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
+                    "'codes' and either 'labels' or 'features'."
+                )
+            codes, inputs = data["codes"], data[conditions[0]]
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        # NumPy's own text advises to allow pickles, which can run code.
+        reason = str(error) if isinstance(error, OSError) else type(error).__name__
+        raise InputError(
+            f"{path} cannot be read ({reason}); expected what numpy.savez writes, with the arrays "
+            "'codes' and either 'labels' or 'features'."
+        ) from None
+    kind = np.int64 if conditions == ["labels"] else np.float32
+    return codes.astype(np.int64), inputs.astype(kind)
