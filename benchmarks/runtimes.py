@@ -5,7 +5,7 @@
 Processor milliseconds, medians. A forward verifies a chain after `context` tokens; a text has 64
 tokens, and its time is that of a token, the prompt cached. Texts that part from those of the same
 weights without drafts, in torch for float32, are counted. At last 1 to 8 chats are written at once,
-their prompts cached.
+their prompts cached. `--folded` compares the two attention operators of one session alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.open import open_target
+from ragspec.verification.onnx import target as module
+from ragspec.verification.open import load_target, open_target
 
 POSITIONS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 9
@@ -65,6 +66,26 @@ def forwards(targets: dict[str, CausalTarget], context: int) -> dict[str, dict[s
                 session.discard_uncommitted()
         for name, each in times.items():
             table[name][f"{n}"] = median(each)
+    return table
+
+
+def operators(target: CausalTarget, context: int) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of forwards with the `FOLDED` operator and with the other one."""
+    names = {"a head of keys for each head of queries": 0, "folded": module.NARROW}
+    table: dict[str, dict[str, float]] = {name: {} for name in names}
+    text = torch.randint(100, 2000, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    with target.open(1, context + 3 * max(POSITIONS)) as session:
+        for start in range(0, context, 512):
+            session.verify([text[start : start + 512]], [DraftTree.empty()])
+            session.commit([()])
+        for n in (n for n in POSITIONS if n <= names["folded"]):
+            tree, times = DraftTree.chain([7] * (n - 1), "bench"), {name: [] for name in names}
+            for _ in range(3 * ROUNDS):
+                for name, module.NARROW in names.items():
+                    times[name].append(spent(lambda t=tree: session.verify([[5]], [t])))  # type: ignore[misc]
+                    session.discard_uncommitted()
+            for name, each in times.items():
+                table[name][f"{n}"] = median(each)
     return table
 
 
@@ -133,9 +154,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompts", type=int, default=6, help="prompts of a group; 0 for none")
+    parser.add_argument("--folded", action="store_true", help="compare operators in 8 bits")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.folded:
+        target, _ = load_target(options.model, "cpu", "int8", runtime="onnx")
+        show(operators(target, options.context))
+        return
     model, tokenizer = load_model(options.model, "cpu", "float32")
     targets = {runtime: open_target(model, runtime=runtime) for runtime in ("torch", "onnx")}
     small, _ = load_model(options.model, "cpu", "int8")
