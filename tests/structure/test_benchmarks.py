@@ -390,3 +390,14 @@ def test_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [[counts.Event(*each) for each in those] for those in (host, ran)]
     expected = {"launches": 2, "graphs": 1, "copies": 1, "waits": 1, "kernels": 2}
     assert counts.on_cuda(*events) == {**expected, "busy_ms": 50 / 1e6}
+
+
+def test_head_forms(folder: Path, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": WORDS[i * 40 :]}) + "\n" for i in range(8))
+    few = ("--texts", "4", "--held-out", "2", "--tokens", "8", "--steps", "2")
+    forms = ("--forms", "medusa", "dflash")
+    printed = run("head_forms.py", "--data", tmp_path, "--model", folder, *forms, *few)
+    rows = [json.loads(line) for line in printed.splitlines()]
+    assert [row["form"] for row in rows] == ["medusa", "dflash"]
+    assert all(row["tokens_per_forward"] >= 1 and len(row["by_depth"]) == 4 for row in rows)
