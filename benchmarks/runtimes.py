@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from budget import CHAT, SUBJECTS, items_of
@@ -69,11 +70,12 @@ def forwards(targets: dict[str, CausalTarget], context: int) -> dict[str, dict[s
     return table
 
 
-def operators(target: CausalTarget, context: int) -> dict[str, dict[str, float]]:
+def operators(target: Any, context: int) -> dict[str, dict[str, float]]:
     """Return the milliseconds of forwards with the `FOLDED` operator and with the other one."""
     names = {"a head of keys for each head of queries": 0, "folded": module.NARROW}
     table: dict[str, dict[str, float]] = {name: {} for name in names}
     text = torch.randint(100, 2000, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    target._runner.fold_from = 1
     with target.open(1, context + 3 * max(POSITIONS)) as session:
         for start in range(0, context, 512):
             session.verify([text[start : start + 512]], [DraftTree.empty()])

@@ -42,7 +42,8 @@ HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 _FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
-NARROW = 16  # most positions for which the `FOLDED` operator is faster
+NARROW = 16  # most positions of the `FOLDED` operator
+FOLD_FROM = 64  # slots in use for each of them, from which on it is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
 TRIED = 2 * NARROW + 4  # tokens of the text whose bits are compared at opening
@@ -119,6 +120,7 @@ class GraphRunner:
 
     Attributes:
         sequences: Most sequences of a forward.
+        fold_from: See `FOLD_FROM`; at least 1.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class GraphRunner:
         names = [each.name for each in session.inner.get_inputs()]
         self._operators = [n.partition(".")[2] for n in names if n.startswith("attend.")]
         self._folds, self._trees = folds if FOLDED in self._operators else 1, "bias.0" in names
-        self.sequences = len(self._operators) - (self._folds > 1)
+        self.sequences, self.fold_from = len(self._operators) - (self._folds > 1), FOLD_FROM
         self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
 
@@ -153,9 +155,9 @@ class GraphRunner:
         """
         every, back, caches = dict(inputs), list[int](), list[Buffers]()
         first = start = 0  # of a sequence among all rows, and among those that are attended for
-        # The operator ignores positions where all slots are new.
-        narrow = self._folds > 1 and len(rows) == 1 and rows[0].extent > 0
-        narrow = narrow and views[0].positions.shape[1] <= NARROW
+        n, alone = views[0].positions.shape[1], self._folds > 1 and len(rows) == 1
+        # Without slots in use it would ignore the positions.
+        narrow = alone and n <= NARROW and self.fold_from * n <= rows[0].extent
         which = [FOLDED] if narrow else self._operators[: len(rows)]
         working = dict(zip(which, zip(rows, views, strict=True), strict=True))
         for at in self._operators:
@@ -289,7 +291,9 @@ class OnnxTarget(CausalTarget):
         self._runner = self._run_by(self._open_session(1), self.rotary(POSITIONS))
         if self.chains:
             self.packs = False
+            self._runner.fold_from = 1
             self.same_bits = self._has_same_bits()
+            self._runner.fold_from = FOLD_FROM
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model; the copy opens a session of its own."""

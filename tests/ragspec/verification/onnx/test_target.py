@@ -72,6 +72,7 @@ SAMPLINGS = [
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(module, "FOLD_FROM", 1)
 
 
 def llama_3() -> Any:
