@@ -63,23 +63,6 @@ def text(page: Path) -> list[str]:
     return [match[1] for match in result if match]
 
 
-def commands() -> list[str]:
-    """Return the sub-commands of `ragspec` that the console blocks of all pages use."""
-    return sorted({line.split()[0] for page in PAGES for line in text(page)})
-
-
-@pytest.mark.parametrize("command", commands() if README.exists() else [])
-def test_every_command_exists(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ragspec", command, "--help"],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-
 def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the commands that hold no others, by their words."""
     below = getattr(command, "commands", {})
@@ -103,10 +86,7 @@ def test_every_option_of_docs_exists() -> None:
     assert len(lines) > 30
     for line in lines:
         parts = shlex.split(line, comments=True)
-        words = next(
-            (words for n in (2, 1) if (words := tuple(parts[:n])) in COMMANDS),
-            ("index", "build"),  # the word "build" may be left out
-        )
+        words = next(words for n in (2, 1) if (words := tuple(parts[:n])) in COMMANDS)
         command = COMMANDS[words]
         known = {flag for each in command.params for flag in each.opts}
         assert {part for part in parts if re.match("--?[a-z]", part)} <= known, line
@@ -120,9 +100,11 @@ def test_every_option_of_docs_exists() -> None:
 LESS = {"--items": "1", "--images": "1", "--port": "0"}
 CHAT = "chat-model"
 MORE = {
-    "train-head": ["--steps", "2", "-s", "batch=2", "-s", "length=32"],
-    "serve": ["--port", "0"],
-    "chat": ["--model", CHAT],
+    "train-head": "--steps 2 -s batch=2 -s length=32",
+    "serve": "--port 0",
+    "chat": f"--model {CHAT}",
+    "bench text": "-s new-tokens=8",
+    "bench image --model latent-tiles": "--steps 2",
 }
 
 
@@ -149,7 +131,10 @@ def reduced(line: str, home: Path) -> list[str]:
     for flag, value in LESS.items():
         if flag in words and (flag, words[0]) != ("--images", "serve"):
             words[words.index(flag) + 1] = value
-    return [*words, *MORE.get(words[0], ())]
+    for start, more in MORE.items():
+        if line.startswith(start):
+            words += more.split()
+    return words
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if text(page)], ids=lambda page: page.stem)
