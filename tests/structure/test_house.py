@@ -317,7 +317,7 @@ def test_bundled_files_stay_small() -> None:
 
 
 def loaded_by(modules: list[str], selection: tuple[str, ...]) -> dict[str, str]:
-    """Return which of the `selection` a fresh interpreter loads, and who brought them."""
+    """Return which of the `selection` a fresh interpreter loads first for which module."""
     code = f"""
 import importlib, json, sys
 blame = {{}}
@@ -344,8 +344,9 @@ def test_no_module_loads_a_heavy_library_when_imported() -> None:
     hosts = ("langchain", "llamaindex", "haystack", "lm_eval")  # need not be installed
     left_out = ("ragspec.__main__", *[f"ragspec.adapters.{name}" for name in hosts])
     modules = [module for module in MODULES if module not in left_out]
-    assert loaded_by(modules, HEAVY[1:]) == {}
-    assert loaded_by([name for name in modules if ".retrievers." in name], HEAVY) == {}
+    modules.sort(key=lambda name: ".retrievers." not in name)  # these come without transformers
+    loaded = loaded_by(modules, HEAVY)
+    assert loaded.keys() <= {HEAVY[0]} and ".retrievers." not in loaded.get(HEAVY[0], "")
 
 
 PACKAGES = [module for module, path in MODULES.items() if path.name == "__init__.py"]

@@ -10,8 +10,6 @@ by 151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime, with 50 lines 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ import pytest
 
 from tests.structure.test_house import LIBRARY, parse
 from tests.structure.wheel import ROOT
+from tests.support.scripts import run_script
 
 
 class Limit(NamedTuple):
@@ -154,9 +153,10 @@ walk(lambda: pipe(class_labels=[0], generator=seed(), output_type="latent"), pip
     ],
     ids=["generate", "generate with the default drafter", "ask", "draw"],
 )
-def test_the_first_forward_is_reached_through_few_files(code: str, limit: Limit) -> None:
-    script = f"ROOT = {str(ROOT)!r}\n{WALK}\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", cwd=ROOT, check=True
-    )
-    assert int(done.stdout.split()[-1]) <= limit.most, done.stdout
+def test_the_first_forward_is_reached_through_few_files(
+    code: str, limit: Limit, tmp_path: Path
+) -> None:
+    script = tmp_path / "walk.py"
+    script.write_text(f"ROOT = {str(ROOT)!r}\n{WALK}\n{code}", encoding="utf-8")
+    printed = run_script(script, cwd=ROOT)
+    assert int(printed.split()[-1]) <= limit.most, printed

@@ -6,6 +6,7 @@ import importlib
 import json
 import random
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,15 @@ def mix_of(tokenizer: Any, seed: int = 3) -> Any:
     return module("text_mix").Mix([document("Almen"), document("Orte")], [gold], tokenizer, seed)
 
 
+@cache
+def starter_tokenizer() -> Any:
+    auto = importlib.import_module("transformers").AutoTokenizer
+    return auto.from_pretrained(ROOT / "ragspec/starter/target")
+
+
 @given(st.text())
 def test_the_starter_tokenizer_is_lossless(text: str) -> None:
-    auto = importlib.import_module("transformers").AutoTokenizer
-    tokenizer = auto.from_pretrained(ROOT / "ragspec/starter/target")
+    tokenizer = starter_tokenizer()
     text = text.encode("utf-8", "ignore").decode()  # lone surrogates have no UTF-8 form
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 

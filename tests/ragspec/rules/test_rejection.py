@@ -74,7 +74,7 @@ SHAPES: list[tuple[Rule, dict[int, Sequence[Grow]]]] = [  # by the size of the v
     (WithoutReplacement(), {3: [distinct(2, 1), distinct(2, 2), distinct(1, 1, 1)]}),
     (KSeq(), {5: [independent(2)], 4: [independent(3)], 2: [unfinished(5, 2, 2)]}),
     (KSeq(), {3: [independent(*widths) for widths in ((2, 1), (1, 2), (1, 1))]}),
-    (KSeq(), {3: [unfinished(3, 2, 1), unfinished(3, 2, 2)]}),
+    (KSeq(), {3: [unfinished(3, 2, 1)]}),
     (Block(), {5: [independent(1)], 4: [independent(1, 1)], 3: [independent(1, 1, 1)]}),
     (Block(), {2: [independent(1, 1, 1, 1, 1)]}),
 ]

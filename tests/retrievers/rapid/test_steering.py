@@ -34,12 +34,8 @@ def other() -> Any:
 
 def naive(p: torch.Tensor, q: torch.Tensor, eta: float, z: torch.Tensor) -> torch.Tensor:
     """Return z / T moved, by the paper's words: laws p, q and scaled logits z [T, V]."""
-    moved = z.clone()
-    for row in range(len(z)):
-        for token in range(z.shape[1]):
-            if q[row, token] >= 0.1 * q[row].max():
-                moved[row, token] += eta * (q[row, token] - p[row, token])
-    return moved
+    plausible = q >= 0.1 * q.max(-1, keepdim=True).values
+    return torch.where(plausible, z + eta * (q - p), z)
 
 
 @pytest.mark.parametrize("eta", [3.0, 20.0])
@@ -85,14 +81,14 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     noisy = NoisyTrees({tuple(prompt): plain.tokens})
     drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
     for drafter in drafters:
-        for budget in (0, 4, 40, "auto"):
+        for budget in (4, 40) if drafter is noisy else (0, "auto") if drafter == "auto" else (4,):
             result = engine(drafter, budget).generate(
                 prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **INPUTS
             )
             assert result.tokens == plain.tokens and result.label == plain.label
             assert result.report.drift == pytest.approx(plain.report.drift)
             assert drafter is not noisy or budget != 40 or result.report.accepted > 5
-    for budget in (0, 4, "auto"):
+    for budget in (4, "auto"):
         current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
         result = current.generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS)
         assert result.tokens == plain.tokens

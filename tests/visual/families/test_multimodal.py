@@ -264,26 +264,31 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> Non
 
 
 @KINDS
-def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
-    folder = tiny_prompted.save(tmp_path / "one", kind)
+def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
+    folder, saved = tiny_prompted.save(tmp_path / "one", kind), tmp_path / "two"
     if kind == "chameleon":
         tiny_prompted.chameleon_vq().save_pretrained(folder / "vq")
-    pipe = ImagePipeline.from_pretrained(folder, "model", budget=6)
-    again = tmp_path / "two"
-    pipe.save_pretrained(again)
-    record = {"guidance_scale": SCALE, **sized(kind)}
-    sample = []
-    for each in (pipe, ImagePipeline.from_pretrained(again, "model", device="cpu", budget=6)):
-        sample.append(each(PROMPTS, generator=dice(), **record))
-        assert sample[-1].images[0].size == (2 * SIDE, 2 * SIDE)
+    inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
+    pipe = ImagePipeline.from_pretrained(folder, "model", **inputs, batch_size=2)
+    pipe.save_pretrained(saved)
+    again = ImagePipeline.from_pretrained(saved, device="cpu")  # the draft model goes along
+    assert (again.rule_name, again.budget.nodes, again.batch_size) == ("lantern", 5, 2)
+    outs = []
+    for each in (pipe, again):
+        outs.append(each(PROMPTS, generator=dice(), guidance_scale=SCALE, **sized(kind)))
+        assert outs[-1].images[0].size == (2 * SIDE, 2 * SIDE)
         assert ImagePipeline(**each.components, drafter=None).model is each.model
-    assert torch.equal(sample[0].codes, sample[1].codes)
-    plain = ImagePipeline.from_pretrained(again, None)
-    plain.save_pretrained(tmp_path / "three")  # the draft model goes along
+    assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
+    other = ImagePipeline.from_pretrained(saved, None, "exact")  # named: nothing is taken
+    assert (other.rule_name, other.batch_size) == ("exact", 4)
+    other.save_pretrained(tmp_path / "three")  # the draft model, which is not in use, goes along
     assert ImagePipeline.from_pretrained(tmp_path / "three", "model").draft is not None
     for wrong in {"janus", "emu3", "chameleon"} - {kind}:
         with pytest.raises(UnsupportedModelError, match=f"Use family='{kind}'"):
             ImagePipeline.from_pretrained(folder, family=wrong)
+    (saved / "ragspec.json").write_text("[", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
+        ImagePipeline.from_pretrained(saved)
 
 
 @KINDS
@@ -401,25 +406,3 @@ def test_a_callback_is_reported_codes_alone() -> None:
     assert known[-1][0] == 8 and torch.equal(known[-1][1], out.codes.flatten(1))
     for codes, tensor in known:
         assert int((tensor >= 0).sum()) == codes and int(tensor.max()) < BOOK
-
-
-@KINDS
-def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
-    first = tiny_prompted.save(tmp_path / "model", kind)
-    inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
-    pipe = ImagePipeline.from_pretrained(first, "model", **inputs, batch_size=2)
-    pipe.save_pretrained(tmp_path / "saved")
-    again = ImagePipeline.from_pretrained(tmp_path / "saved")
-    assert (again.rule_name, again.budget.nodes) == ("lantern", 5)
-    assert again.batch_size == 2
-    outs = []
-    for each in (pipe, again):
-        outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
-    assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
-    other = ImagePipeline.from_pretrained(
-        tmp_path / "saved", "jacobi", "exact"
-    )  # named: nothing is taken
-    assert (other.rule_name, other.batch_size) == ("exact", 4)
-    (tmp_path / "saved" / "ragspec.json").write_text("[", encoding="utf-8")
-    with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
-        ImagePipeline.from_pretrained(tmp_path / "saved")
