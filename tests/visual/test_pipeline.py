@@ -87,21 +87,6 @@ def test_relaxed_rules_measure_what_they_cost(folder: Path, rule: str) -> None:
     assert out.stats.excess.shape == (3, tiny_images.SIDE, tiny_images.SIDE)
 
 
-def test_no_relaxation_is_the_plain_picture(folder: Path) -> None:
-    plain = opened(folder, None)(class_labels=[0, 1], generator=dice())
-    for settings in ({"delta": 0.0}, {"tv_budget": 0.0}):
-        out = opened(folder, rule="lantern", **settings)(class_labels=[0, 1], generator=dice())
-        assert out.label == "exact"
-        assert torch.equal(out.codes, plain.codes)
-
-
-def test_a_budget_of_variation_bounds_what_may_change(folder: Path) -> None:
-    settings = {"neighbours": 20, "delta": 0.5, "tv_budget": 0.3}
-    out = opened(folder, rule="lantern", **settings)(class_labels=[0, 1, 2], generator=dice())
-    assert out.label == "bounded(tv<=0.3)"
-    assert 0.0 < out.stats.excess.sum((1, 2)).max() <= 0.3
-
-
 def test_prompts_condition_the_image(tmp_path: Path) -> None:
     pipe = opened(tiny_images.save(tmp_path, "features"))
     one = pipe("cat face", generator=dice())

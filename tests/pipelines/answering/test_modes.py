@@ -81,24 +81,6 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
             assert other.generation.tokens == tokens and other.label == result.label
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_drafter_of_chunks_and_eta_0_give_the_targets_text(sampling: Sampling) -> None:
-    plain = engine(None)
-    expected = LongDocument.open(parts(), plain).ask(QUESTION, sampling, **INPUTS)
-    assert not expected.chunks
-    drafters: list[Any] = [
-        drafter
-        for rapid in (Rapid(plain.target), Rapid(reader()), Rapid(reader(), mode="steered", eta=0))
-        for drafter in (rapid, ["context", rapid])
-    ]
-    for drafter in drafters:
-        current = Engine(plain.target, plain.tokenizer, drafter)
-        result = LongDocument.open(parts(), current).ask(QUESTION, sampling, **INPUTS)
-        assert result.generation.tokens == expected.generation.tokens and result.label == "exact"
-        assert result.chunks
-    assert result.report.drift is None
-
-
 def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
     opened = LongDocument.open(parts(), with_rapid())
     result = opened.ask(QUESTION, **INPUTS)

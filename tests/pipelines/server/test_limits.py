@@ -360,7 +360,7 @@ def test_idle_connections_shut_nobody_out(
     settings = ServerSettings(max_connections=32, access_log=False)
     with served(instance, settings) as (client, _), ExitStack() as opened:
         address = (client.base_url.host, client.base_url.port)
-        lines = [opened.enter_context(socket.create_connection(address)) for _ in range(300)]
+        lines = [opened.enter_context(socket.create_connection(address)) for _ in range(100)]
         for line in lines:
             with suppress(OSError):  # closed already
                 line.sendall(sent)

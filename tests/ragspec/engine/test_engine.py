@@ -73,15 +73,6 @@ def test_speculation_changes_no_token(name: str, static: str, model: Any, plain:
     assert sum(g.report.forwards for g in result) < sum(g.report.forwards for g in flat(expected))
 
 
-def test_samples_of_one_prompt_share_a_prefill_and_differ(model: Any, plain: Engine) -> None:
-    sampling = Sampling(temperature=1.0, n=3, seed=11)
-    samples = plain.generate(PROMPTS[0], sampling, max_new_tokens=12)
-    assert [g.sample for g in samples] == [0, 1, 2]
-    assert len({tuple(g.tokens) for g in samples}) == 3
-    first = plain.generate(PROMPTS[0], Sampling(temperature=1.0, seed=11), max_new_tokens=12)
-    assert first.tokens == samples[0].tokens
-
-
 def test_a_seed_is_sampled_and_reported(plain: Engine) -> None:
     one = plain.generate(PROMPTS[0], Sampling(temperature=1.0), max_new_tokens=8)
     again = plain.generate(
@@ -326,19 +317,6 @@ def test_finished_texts_are_reported_until_that_is_ended(plain: Engine) -> None:
     twice[1]()
     plain.generate(PROMPTS[0], max_new_tokens=5)
     assert len(message) == 1
-
-
-def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
-    def broken(generation: Generation) -> None:
-        raise RuntimeError("no time today")
-
-    message: list[Generation] = []
-    ends = [plain.on_finish(broken), plain.on_finish(message.append)]
-    with pytest.warns(RuntimeWarning, match="no time today"):
-        result = plain.generate(PROMPTS[0], max_new_tokens=5)
-    for end in ends:
-        end()
-    assert result.tokens == message[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens
 
 
 def test_ranks_of_one_model_must_not_plan_by_their_its_clocks(

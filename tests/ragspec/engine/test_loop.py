@@ -157,16 +157,6 @@ def test_a_rule_that_counts_is_opened_for_every_row(
         assert result.report.tv_excess == 0.5 * (len(figures) - 1) / len(figures)  # less prefill
 
 
-def test_samples_of_a_batch_are_those_of_each_prompt_alone(plain: Engine) -> None:
-    sampling = Sampling(temperature=1.0, n=2, seed=[3, 4, 5, 6])
-    together = plain.generate(PROMPTS, sampling, max_new_tokens=6)
-    assert [[g.sample for g in samples] for samples in together] == [[0, 1]] * 4
-    for number, prompt in enumerate(PROMPTS):
-        alone = Sampling(temperature=1.0, n=2, seed=number + 3)
-        samples = plain.generate(prompt, alone, max_new_tokens=6)
-        assert [g.tokens for g in samples] == [g.tokens for g in together[number]]
-
-
 def test_steps_add_up_to_the_text_of_their_row_in_all_parts_of_a_batch(
     model: Any, drafted: Engine
 ) -> None:
@@ -219,24 +209,6 @@ def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
     assert all(len(step.excess) == len(step.tokens) for step in result.steps)
     assert last.path == judged.path[: len(last.tokens)]
     assert result.report.accepted == sum(len(step.path) for step in result.steps)
-
-
-def test_two_engines_take_turns_over_one_model(
-    model: Any, drafted: Engine, expected: list[list[int]]
-) -> None:
-    other = Engine(model, tiny.tokenizer(), drafter="context", budget=8)
-    before = model.config._attn_implementation
-    alone = "".join(other.stream("ab ab ab", max_new_tokens=10))
-    first, second = other.stream("ab ab ab", max_new_tokens=10), []
-    chunks = [next(first)]
-    assert tokens_of(drafted) == expected
-    chunks.append(next(first))
-    ids = torch.tensor([PROMPTS[0]])
-    theirs = model.generate(ids, max_new_tokens=6, do_sample=False)[0, len(PROMPTS[0]) :]
-    second = drafted.generate(PROMPTS[0], max_new_tokens=6).tokens
-    assert second == theirs.tolist()
-    assert "".join([*chunks, *first]) == alone
-    assert model.config._attn_implementation == before
 
 
 @pytest.fixture(scope="module")

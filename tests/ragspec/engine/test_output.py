@@ -18,7 +18,6 @@ from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
-from tests.support.mixing import MixingDrafter
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +119,6 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> No
     display += "".join(early)
     assert display == early.result.text
     assert early.result.finish_reason == "cancelled"
-
-
-def test_a_draft_gives_larger_chunks_and_the_same_text(engine: Engine) -> None:
-    whole = engine.generate("ab cd", max_new_tokens=NEW)
-    drafter = MixingDrafter({tuple(whole.prompt_tokens): whole.tokens}, right=1.0)
-    chunks = list(
-        Engine(engine.model, engine.tokenizer, drafter, budget=10).stream(
-            "ab cd", max_new_tokens=NEW
-        )
-    )
-    assert "".join(chunks) == whole.text
-    assert len(chunks) < len(list(engine.stream("ab cd", max_new_tokens=NEW)))
 
 
 def test_cancelling_from_another_thread(engine: Engine) -> None:

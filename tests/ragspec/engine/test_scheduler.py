@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -132,23 +131,6 @@ def test_the_tokens_are_those_of_each_request_alone(
         assert result.report.tokens == len(result.tokens)
         assert (result.logprobs is None) == (options["logprobs"] is None)
         assert result.logprobs is None or len(result.logprobs) == len(result.tokens)
-
-
-def test_cancelled_texts_end_and_change_no_other(
-    target: CausalTarget, expected: list[list[int]]
-) -> None:
-    rng = random.Random(5)
-    with serving(engine_of(target, "context"), max_batch_size=3, chunk=8) as pool:
-        handles = submit(pool, REQUESTS)
-        for _ in range(5):
-            time.sleep(rng.uniform(0.0, 0.05))
-            rng.choice(handles).cancel()
-        results = [handle.result() for handle in handles]
-    assert "cancelled" in [result.finish_reason for result in results]
-    for result, whole in zip(results, expected, strict=True):
-        assert result.tokens == whole or (
-            result.finish_reason == "cancelled" and result.tokens == whole[: len(result.tokens)]
-        )
 
 
 def test_higher_priorities_start_first_and_tenants_of_one_take_turns(plain: Engine) -> None:
@@ -661,27 +643,6 @@ def test_a_callback_may_raise_anything_and_others_go_on(
             assert len(handle.result(timeout=20).tokens) == 9
         handles += submit(pool, REQUESTS[4:])
         assert [each.result(timeout=20).tokens for each in handles] == expected
-
-
-def test_calls_of_all_kinds_share_one_batch(plain: Engine, expected: list[list[int]]) -> None:
-    results: dict[int, list[int]] = {}
-    pool = serving(plain, max_batch_size=4, chunk=16)
-
-    def call(number: int) -> None:
-        prompt, sampling, options = REQUESTS[number]
-        if number % 3 == 0:
-            results[number] = pool.generate(prompt, sampling, **options).tokens
-        elif number % 3 == 1:
-            stream = pool.stream(prompt, sampling, **options)
-            assert "".join(stream) == stream.result.text
-            results[number] = stream.result.tokens
-        else:
-            results[number] = pool.submit(prompt, sampling, **options).result().tokens
-
-    with ThreadPoolExecutor(len(REQUESTS)) as callers:
-        assert not any(callers.map(call, range(len(REQUESTS)), timeout=60))
-    assert [results[number] for number in range(len(REQUESTS))] == expected
-    assert pool.scheduler.open_requests == 0
 
 
 def test_a_call_within_a_step_is_refused_and_one_between_steps_is_served(plain: Engine) -> None:

@@ -38,7 +38,6 @@ from tests.support.distributions import (
     grow,
     judged,
     mean_length,
-    sampled_deviation,
 )
 from tests.support.enumeration import Tokens
 
@@ -203,12 +202,6 @@ def test_all_tokens_as_candidates_are_always_accepted() -> None:
 def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
     distributions = Distributions(3, 0, alike=1.0)
     assert mean_length(rule, distributions, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
-
-
-@each(independent(1, 1), independent(1, 1), distinct(1, 1), independent(2), independent(1, 1))
-def test_real_noise_gives_the_distribution(rule: Rule, tree: Grow) -> None:
-    result, bound = sampled_deviation(rule, Distributions(3, 5), tree, length=2, samples=400)
-    assert result <= bound
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names)

@@ -21,14 +21,11 @@ from tests.support import tiny
 from tests.support.codes import likeliest, with_the_targets_noise
 from tests.support.distributions import (
     Distributions,
-    Draw,
     distribution_deviation,
-    draw_independent,
     emitted,
     generate,
     grow,
     judged,
-    sampled_deviation,
 )
 from tests.support.enumeration import Tokens
 
@@ -62,17 +59,6 @@ def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, gree
     distributions, noise = Distributions(4, 0, greedy=greedy), NoiseStream(seed)
     text = emitted(tree, judged(Walk(), tree, distributions, noise))
     assert text == plain(distributions, noise, len(text))
-
-
-@pytest.mark.parametrize("draw", [likeliest, with_the_targets_noise, draw_independent])
-def test_walk_writes_the_same_for_every_drafter(draw: Draw) -> None:
-    distributions = Distributions(4, 8)
-    for seed in range(40):
-        noise = NoiseStream(seed)
-        text = generate(
-            Walk(), distributions, noise, partial(grow, widths=(2, 1), draw=draw), steps=3
-        )
-        assert text == plain(distributions, noise, len(text))
 
 
 def test_walk_stops_where_the_text_ends() -> None:
@@ -109,13 +95,6 @@ def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
     assert distribution_deviation(Walk(), Distributions(3, 3), tree, length=3) <= EXACT
     tree = partial(grow, widths=(1,))
     assert distribution_deviation(Walk(), Distributions(2, 3), tree, 4, steps=2) <= EXACT
-
-
-@pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])
-def test_walk_keeps_the_distribution_under_real_noise(draw: Draw) -> None:
-    tree = partial(grow, widths=(2,), draw=draw)
-    result, bound = sampled_deviation(Walk(), Distributions(3, 4), tree, length=2, samples=1000)
-    assert result <= bound
 
 
 def test_walk_accepts_at_the_rate_of_the_coupling() -> None:

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.sampling import stopping
-from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition, StopRule, StopState, repeats
 from tests.support import tiny
 
@@ -120,18 +118,3 @@ def test_the_prompt_is_not_looked_at() -> None:
     assert EndRepetition(0)(ids, ids)
     assert not EndRepetition(20)(ids, ids)
     assert EndRepetition(16)(ids, ids)
-
-
-def test_plain_and_speculative_texts_end_alike() -> None:
-    model, prompt = tiny.model(), [5, 6] * 10
-    forced = Sampling(logit_bias={7: 30.0}, temperature=0.9, seed=1)
-    criteria = [EndRepetition(len(prompt))]
-    plain, drafted = Engine(model, None, None), Engine(model, None, "context", budget=12)
-    whole = plain.generate(prompt, forced, max_new_tokens=90).tokens
-    cut, result = (
-        each.generate(prompt, forced, max_new_tokens=90, stopping_criteria=criteria)
-        for each in (plain, drafted)
-    )
-    first = next(n for n in range(1, len(whole)) if repeats(whole[:n]))
-    assert cut.tokens == result.tokens == whole[:first]
-    assert cut.finish_reason == "stop" and result.report.accepted > 4

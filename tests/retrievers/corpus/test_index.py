@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,6 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "other", "passages", lambda folder: None)
     with pytest.raises(StoreError, match="holds 'passages'"):
         build(tmp_path / "other", [[1]])
-
-
-def test_another_tokenizer_or_model_is_refused_with_the_reason(tmp_path: Path) -> None:
-    model, other = tiny.model(), tiny.model(seed=1)
-    CorpusIndex.build(TEXTS, tiny.tokenizer(), tmp_path / "c", model=model).close()
-    CorpusIndex.open(tmp_path / "c", tokenizer=tiny.tokenizer(), model=model)
-    with pytest.raises(StoreError, match="another tokenizer"):
-        CorpusIndex.open(tmp_path / "c", tokenizer=tiny.bpe_tokenizer())
-    with pytest.raises(StoreError, match="another model"):
-        CorpusIndex.open(tmp_path / "c", model=other)
-    CorpusIndex.build(TEXTS, tiny.tokenizer(), tmp_path / "plain").close()
-    CorpusIndex.open(tmp_path / "plain", model=other)  # nobody's outputs fit every model
 
 
 def test_a_damaged_corpus_may_be_built_again(tmp_path: Path) -> None:
@@ -246,11 +235,12 @@ def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
     text, model = tiny.tokenizer(), tiny.model()
     with CorpusIndex.build(["abc"], text, tmp_path / "c", model=model) as store:
         store.fits()
-        store.fits(model, text)
-        with pytest.raises(StoreError, match="another tokenizer"):
-            store.fits(model, tiny.bpe_tokenizer())
-        with pytest.raises(StoreError, match="another model"):
-            store.fits(tiny.model(seed=1), text)
+        for check in (store.fits, partial(CorpusIndex.open, store.path)):
+            check(model=model, tokenizer=text)
+            with pytest.raises(StoreError, match="another tokenizer"):
+                check(model=model, tokenizer=tiny.bpe_tokenizer())
+            with pytest.raises(StoreError, match="another model"):
+                check(model=tiny.model(seed=1), tokenizer=text)
         with pytest.raises(StoreError, match="another model"):
             store.drafter().fits(tiny.model(seed=1))
 

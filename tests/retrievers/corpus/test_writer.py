@@ -18,7 +18,6 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import SegmentSource
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.revision import Revision
-from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import sha256_file
 from tests.support import tiny
 from tests.support.corpora import build, held, reopen, rows, text_of
@@ -153,29 +152,6 @@ def test_damage_in_what_is_new_is_noticed_on_refresh(store: CorpusIndex) -> None
         reader.refresh()
     assert text_of(reader) == rows(3)  # what was open stays open
     reader.close()
-
-
-def test_two_writers_lose_nothing(store: CorpusIndex) -> None:
-    other = reopen(store.path)
-    store.append([1, 1, 1], scope="global")
-    other.append([2, 2, 2], scope="global")
-    store.flush()
-    other.flush()
-    assert text_of(other) == [*rows(3), [1, 1, 1], [2, 2, 2]]
-    store.refresh()
-    assert text_of(store) == text_of(other)
-    other.close()
-
-
-def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
-    store.append([1, 2, 3], scope="global")
-    flushing = threading.Thread(target=store.flush)
-    with writer_lock(store.path):
-        flushing.start()
-        flushing.join(0.2)
-        assert flushing.is_alive()
-    flushing.join()
-    assert store.info()["waiting"] == 0
 
 
 def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.methods.auto import AutoDrafter
@@ -218,19 +218,6 @@ def test_second_choices_stand_in_for_lookahead() -> None:
     )
     tree = session.propose(DraftContext([1, 2], 2, 50), 4)
     assert names(tree) == {9: "recycling", 10: "recycling"}
-
-
-def test_stores_of_another_model_or_tokenizer_are_refused(tmp_path: Path) -> None:
-    right, wrong = tiny.model("llama"), tiny.model("llama", seed=7)
-    texts = [[1, 2, 3, 4, 5, 6]]
-    store = CorpusIndex.build(texts, tiny.tokenizer(), tmp_path / "c.store", model=right)
-    drafter = HierarchyDrafter(store)
-    drafter.fits(right, tiny.tokenizer())
-    drafter.fits(None, tiny.tokenizer())
-    with pytest.raises(StoreError, match="another model"):
-        drafter.fits(wrong, tiny.tokenizer())
-    with pytest.raises(StoreError, match="another tokenizer"):
-        drafter.fits(right, tiny.bpe_tokenizer())
 
 
 def test_hierarchy_drafting_settings_are_checked() -> None:

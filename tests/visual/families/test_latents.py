@@ -43,22 +43,10 @@ def sampled(pipe: ImagePipeline, count: int = 4, **inputs: Any) -> Any:
 
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
-    pipe = pipeline(folder, drafter, rule=rule)
-    first = sampled(pipe)
-    again, fewer = sampled(pipe), sampled(pipe, 2)
-    assert torch.equal(first.latents, again.latents)
-    assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
-    assert first.latents.shape == (4, models.SIDE, models.SIDE, models.WIDTH)
-    assert first.images[0].size == (6, 6) and first.label == pipe.rule.label
-    selected = rule == "near" and drafter == "jacobi"
-    assert first.stats.codes_per_forward > 1.0 or not selected
-
-
-@pytest.mark.parametrize("drafter", ["jacobi", "model"])
-@pytest.mark.parametrize("rule", RULES)
 def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
-    result = sampled(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
+    pipe = pipeline(folder, drafter, rule=rule, dtype="float16")
+    result = sampled(pipe, 1)
+    assert result.images[0].size == (6, 6) and result.label.startswith(pipe.rule.label)
     assert result.latents.dtype == torch.float16 and bool(result.latents.isfinite().all())
     assert float(result.latents.abs().max()) < 100.0
 
@@ -106,13 +94,6 @@ def test_drafts_of_other_latents_are_refused(
         getattr(draft, name).add_(changes[name])
     with pytest.raises(error, match=message):
         pipeline(folder, draft)
-
-
-def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
-    plain = sampled(pipeline(folder, None))
-    near = sampled(pipeline(folder, rule=Near(0.0)))
-    assert torch.allclose(plain.latents, near.latents, atol=1e-4)
-    assert near.label == "exact" and plain.stats.forwards == 4 * models.SIDE**2
 
 
 def test_what_became_of_drafts_is_reported(folder: Path) -> None:

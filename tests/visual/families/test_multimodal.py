@@ -224,18 +224,6 @@ def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
         assert torch.equal(pipe(request[0], generator=dice(), **message).codes[0], plain.codes[0])
 
 
-@KINDS
-@pytest.mark.parametrize("rule", ["lantern", "lantern++", "gsd"])
-def test_relaxed_rules_are_named_and_repeat(kind: str, rule: str) -> None:
-    settings: dict[str, Any] = {"lantern": {"delta": 0.9, "neighbours": 9}, "gsd": {"partition": 4}}
-    record = {"generator": dice(), "guidance_scale": 2.0, **sized(kind, 3, 2)}
-    pipe = opened(kind, "jacobi", rule, **settings.get(rule, {}))
-    out = pipe(PROMPTS, **record)
-    assert out.label == "approximate"
-    assert int(out.codes.min()) >= 0 and int(out.codes.max()) < BOOK
-    assert torch.equal(pipe(PROMPTS[0], **{**record, "generator": dice()}).codes[0], out.codes[0])
-
-
 def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
     for kind in FAMILIES:
         rule = opened(kind, rule="lantern", neighbours=3).rule

@@ -112,26 +112,14 @@ def test_another_guidance_is_detected(
     assert np.abs(result - expected).max() > 1e-2
 
 
-def test_a_seed_fixes_the_latents_whatever_else_is_sampled(model: MaskedModel) -> None:
-    sampler = MaskedSampler(model, LearnedSchedule(8), 4, 2.0)
-    noises = [NoiseStream(seed) for seed in (3, 4, 5)]
-    labels = torch.tensor([0, 1, 1])
-    together = sampler.draw(labels, noises)
-    assert torch.equal(together, sampler.draw(labels, noises))
-    for row in range(3):
-        alone = sampler.draw(labels[row : row + 1], noises[row : row + 1])
-        assert torch.allclose(alone[0], together[row], rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(together[1], together[2], rtol=0.1)
-    assert not torch.equal(order_of(noises[0], PLACES), order_of(noises[1], PLACES))
-    assert sorted(order_of(noises[0], PLACES).tolist()) == list(range(PLACES))
-
-
-def test_each_latent_has_separate_noise(model: MaskedModel) -> None:
+def test_each_latent_has_separate_noise_and_each_picture_an_order(model: MaskedModel) -> None:
     sampler, seed = MaskedSampler(model, LearnedSchedule(8), 4), NoiseStream(3)
     noise = sampler.noise(seed, range(PLACES))
     assert noise.shape == (PLACES, 9, plain_mar.WIDTH)
     assert len(torch.unique(noise)) == noise.numel()
     assert torch.equal(sampler.noise(seed, [5, 2]), noise[[5, 2]])
+    first, second = (order_of(each, PLACES).tolist() for each in (seed, NoiseStream(4)))
+    assert first != second and sorted(first) == list(range(PLACES))
 
 
 def test_half_precision_gives_numbers(model: MaskedModel) -> None:

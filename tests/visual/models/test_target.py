@@ -230,17 +230,6 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     assert known.select(distribution, [0, 1, 2]).tolist() == sample
 
 
-def test_codes_may_be_passed() -> None:
-    """A prompt of a condition and the first codes goes on from there."""
-    model = image_models.model()
-    target = image_models.target(model)
-    greedy = Sampling(temperature=0.0)
-    truth = image_models.plain(model, 2, greedy)
-    engine = Engine(target, None, drafter=None)
-    rest = engine.generate(target.prompt(2) + truth[:6], greedy, max_new_tokens=ALL - 6)
-    assert rest.tokens == truth[6:]
-
-
 def test_what_a_feature_head_reads_and_gives() -> None:
     model = image_models.model("features")
     target = image_models.target(model)
