@@ -72,7 +72,7 @@ def forwards(targets: dict[str, CausalTarget], context: int) -> dict[str, dict[s
 
 def operators(target: Any, context: int) -> dict[str, dict[str, float]]:
     """Return the milliseconds of forwards with the `FOLDED` operator and with the other one."""
-    names = {"a head of keys for each head of queries": 0, "folded": module.NARROW}
+    names = {"a head of keys for each head of queries": 0, "folded": module.FOLD_TO}
     table: dict[str, dict[str, float]] = {name: {} for name in names}
     text = torch.randint(100, 2000, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     target._runner.fold_from = 1
@@ -83,7 +83,7 @@ def operators(target: Any, context: int) -> dict[str, dict[str, float]]:
         for n in (n for n in POSITIONS if n <= names["folded"]):
             tree, times = DraftTree.chain([7] * (n - 1), "bench"), {name: [] for name in names}
             for _ in range(3 * ROUNDS):
-                for name, module.NARROW in names.items():
+                for name, module.FOLD_TO in names.items():
                     times[name].append(spent(lambda t=tree: session.verify([[5]], [t])))  # type: ignore[misc]
                     session.discard_uncommitted()
             for name, each in times.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Option
 
@@ -24,6 +24,9 @@ from ragspec.visual.loading import find_folder
 if TYPE_CHECKING:
     from ragspec.training.trainer import HeadTraining, TrainingProgress
     from ragspec.verification.causal import CausalTarget
+
+
+Form = Literal["eagle1", "eagle3", "peagle", "dflash", "medusa", "hydra", "hydra++"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,10 @@ class HeadOptions:
         bool, Option("--resume", help="Go on with the training that was left in --out.")
     ] = False
     json: o.JsonOption = False
-    form: Annotated[Literal["eagle1", "eagle3"], Setting("Form of the head: eagle1 or eagle3.")] = (
-        "eagle1"
-    )
+    form: Annotated[Form, Setting(f"Form of the head: {', '.join(get_args(Form))}.")] = "eagle1"
+    slots: Annotated[
+        int, Setting("Tokens that a form of several slots drafts in one pass.", least=1)
+    ] = 4
     batch: Annotated[int, Setting("Texts of a step.", least=1)] = 8
     length: Annotated[
         int, Setting("Tokens that texts are cut to; pictures stay whole.", least=4)
@@ -100,6 +104,7 @@ class HeadOptions:
             depth=self.depth,
             draft_vocab_size=self.vocabulary,
             form=self.form,
+            slots=self.slots,
             seed=self.seed,
         )
 

@@ -34,7 +34,7 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
-from ragspec.retrievers.search.sparse import SCORES, SparseIndex
+from ragspec.retrievers.search.sparse import FILES, SparseIndex
 from ragspec.sampling.settings import checked_count
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
@@ -327,7 +327,8 @@ class PassageIndex:
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = None
         if parameters["sparse"]:
-            sparse = SparseIndex.load(store.file(f"sparse/{SCORES}").parent)
+            (folder,) = {store.file(f"sparse/{name}").parent for name in FILES}
+            sparse = SparseIndex.load(folder)
         origin = IndexOrigin.of(parameters["origin"])
         return cls(documents, passages, dense=dense, sparse=sparse, origin=origin)
 

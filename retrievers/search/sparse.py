@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from ragspec.retrievers.search.text import words_of
 
-SCORES, WORDS = "scores.npz", "words.json"
+PARTS = "data", "indices", "indptr"
+WORDS = "words.json"
+FILES = (WORDS, *(f"{name}.npy" for name in PARTS))
 
 
 def largest(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
@@ -32,11 +34,14 @@ class SparseIndex:
     Args:
         numbers: Number of each word.
         parts: The scores of word w are data[indptr[w] : indptr[w + 1]], of the passages with the
-            `indices` there; `count` is the number of passages.
+            `indices` there.
+        count: Number of passages.
     """
 
-    def __init__(self, numbers: Mapping[str, int], parts: Mapping[str, NDArray[Any]]) -> None:
-        self._numbers, self._parts = numbers, parts
+    def __init__(
+        self, numbers: Mapping[str, int], parts: Mapping[str, NDArray[Any]], count: int
+    ) -> None:
+        self._numbers, self._parts, self._count = numbers, parts, count
 
     @classmethod
     def build(cls, texts: Sequence[str]) -> SparseIndex:
@@ -47,8 +52,8 @@ class SparseIndex:
         # A corpus without one word cannot be indexed; the empty string stands in and matches none.
         words = [words_of(text) or [""] for text in texts]
         scorer.index(words, show_progress=False)
-        parts = {name: np.asarray(scorer.scores[name]) for name in ("data", "indices", "indptr")}
-        return cls(scorer.vocab_dict, parts | {"count": np.asarray(len(texts))})
+        parts = {name: np.asarray(scorer.scores[name]) for name in PARTS}
+        return cls(scorer.vocab_dict, parts, len(texts))
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:
         """Return the k best (passage number, score), best first; only those that share a word."""
@@ -58,7 +63,7 @@ class SparseIndex:
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """Return the score of every passage."""
-        total = np.zeros(int(self._parts["count"]), np.float32)
+        total = np.zeros(self._count, np.float32)
         ends = self._parts["indptr"]
         for number in (self._numbers[word] for word in words_of(query) if word in self._numbers):
             have = slice(ends[number], ends[number + 1])
@@ -68,12 +73,14 @@ class SparseIndex:
     def save(self, folder: Path) -> None:
         """Write arrays and JSON into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / SCORES, allow_pickle=False, **self._parts)
-        (folder / WORDS).write_text(json.dumps(self._numbers), encoding="utf-8")
+        for name, part in self._parts.items():
+            np.save(folder / f"{name}.npy", part)
+        record = {"count": self._count, "words": self._numbers}
+        (folder / WORDS).write_text(json.dumps(record), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> SparseIndex:
         """Read an index that `save` wrote; the caller has checked the files."""
-        with np.load(folder / SCORES, allow_pickle=False) as parts:
-            words = json.loads((folder / WORDS).read_text(encoding="utf-8"))
-            return cls(words, dict(parts))
+        record = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+        parts = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in PARTS}
+        return cls(record["words"], parts, record["count"])

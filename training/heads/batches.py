@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from ragspec.errors import InputError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.verification.tree_session import MOST_LOGITS
+
+if TYPE_CHECKING:
+    from ragspec.drafters.heads.head import DraftHead
 
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together
@@ -148,6 +151,7 @@ class StateReader:
 
     Args:
         taps: The target's states that the head reads, see `HeadConfig`.
+        head: The head, which may have embeddings of its own; they do not learn.
         cache_bytes: Maximum bytes of states in CPU memory.
     """
 
@@ -157,8 +161,10 @@ class StateReader:
         chunks: Sequence[Sequence[int]],
         taps: Sequence[int] = (LAST,),
         cache_bytes: int = CACHE_BYTES,
+        *,
+        head: DraftHead | None = None,
     ) -> None:
-        self.target, self.chunks = target, chunks
+        self.target, self.chunks, self._head = target, chunks, head
         self._taps = (LAST, *taps) if set(taps) != {LAST} else (LAST,)
         self._cache: dict[int, torch.Tensor] = {}
         self._room = cache_bytes
@@ -188,8 +194,11 @@ class StateReader:
         for number, chunk_states in zip(numbers, read, strict=True):
             tokens = torch.tensor([list(self.chunks[number])], device=device)
             with torch.no_grad():
-                inputs = self.target.embed(tokens)[:, -chunk_states.shape[1] :]
-            embedded += inputs.float().unbind()
+                head = self._head
+                inputs = (
+                    self.target.embed(tokens) if head is None else head.embed(self.target, tokens)
+                )
+            embedded += inputs[:, -chunk_states.shape[1] :].float().unbind()
             states += chunk_states.to(device).float().unbind()
         lengths = torch.tensor([len(row) for row in states], device=device)
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]

@@ -161,7 +161,7 @@ def rounds(
         yield from (HeadStates(each, each) for each in head.slot_states(embedded, inputs, mask))
         return
     assert isinstance(head, RecurrentHead)
-    depth = depth if head.mask_taps is None else head.config.slots
+    depth = depth if head.config.recurrent else head.config.slots
     n, device = embedded.shape[1], embedded.device
     places = torch.arange(n, device=device)[None]
     start = 0

@@ -65,11 +65,11 @@ def train_head(
     began = time.perf_counter()
     head = None if start is None else open_head(start, target).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    states, taps = list[StateRead](), taps_of(trainer.head.config, target)
+    states = list[StateRead]()
 
     def judge() -> float:
         if not states:
-            states.extend(_read_states(target, held_out, settings.length, taps))
+            states.extend(_read_states(trainer, held_out))
         return agreement(trainer.head, target, states)
 
     run = HeadRun(trainer, out, judge, notify)
@@ -80,7 +80,7 @@ def train_head(
         last = run.run(on_step, stop)
     run.finish(last)
     if not held_out:
-        states.extend(_read_states(target, learned, settings.length, taps))
+        states.extend(_read_states(trainer, learned))
     return {
         "out": str(out),
         "texts": len(texts),
@@ -187,12 +187,11 @@ class HeadRun:
             save_head(self.trainer.head.eval(), self.out)
 
 
-def _read_states(
-    target: CausalTarget, texts: Sequence[Sequence[int]], length: int, taps: Sequence[int]
-) -> list[StateRead]:
+def _read_states(trainer: HeadTrainer, texts: Sequence[Sequence[int]]) -> list[StateRead]:
     """Return the target's states over the first texts that are long enough, one by one."""
+    length, target, head = trainer.settings.length, trainer.target, trainer.head
     chunks = [text[:length] for text in texts[:MOST_HELD_OUT] if len(text) >= SHORTEST]
-    reader = StateReader(target, chunks, taps)
+    reader = StateReader(target, chunks, taps_of(head.config, target), head=head)
     return [reader.read([number]) for number in range(len(chunks))]
 
 

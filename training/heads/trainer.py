@@ -146,17 +146,27 @@ class HeadTrainer:
         self.head = head or fresh_head(
             target, first, form=settings.form, tokens=tokens, slots=settings.slots
         )
-        if self.head.config.markov_rank:
+        config = self.head.config
+        windows = config.join == "inject" and "sliding_attention" in (
+            config.layers.get("layer_types") or ()
+        )
+        if config.markov_rank or windows:
+            what = "a Markov part" if config.markov_rank else "layers with windows"
             raise InputError(
-                "got a head of DSpark, whose Markov part cannot be trained here; expected another "
-                "form. Start without it, or with a head of DFlash."
+                f"got a head with {what}, which cannot be trained here; expected a head of DFlash "
+                "without it. Leave this head out."
+            )
+        if settings.depth > 1 and not config.recurrent:
+            raise InputError(
+                f"got depth={settings.depth} for a head that does not read its own output; "
+                "expected 1. Set slots for the tokens that it drafts in one pass."
             )
         check_head(self.head.config, target)
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
         self._reader = reader or StateReader(
-            target, self.batches.chunks, taps_of(self.head.config, target)
+            target, self.batches.chunks, taps_of(config, target), head=self.head
         )
         self._teacher = Teacher.of(target, self.head)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size

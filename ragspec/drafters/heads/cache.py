@@ -69,7 +69,7 @@ class HeadModel(CausalTarget):
             read, self.guessed = self.head.read(embedded, self.states, view, cache)
             cache.advance(n)
             config, positions = self.head.config, view.positions
-            if config.slots > 1:
+            if not config.recurrent:
                 root = positions[:, -1 - config.masks, None]
                 positions = root + torch.arange(read.shape[1], device=root.device)
             else:
@@ -193,5 +193,5 @@ class SlotCache(HeadCache):
         head, target = self._head.head, self._head.target
         assert not isinstance(head, HeadGraph)
         with torch.no_grad():
-            logits = head.after(target, paths, self._logits, self._head.guessed)
+            logits = head.logits_after(target, paths, self._logits, self._head.guessed)
         return logits if self.tokens is not None else fitted(logits, self.vocab_size)

@@ -45,7 +45,7 @@ class HeadConfig:
         feeds_norm: Whether the head reads its normed output as the next state.
         draft_vocab_size: Number of tokens that it may draft; None for all.
         has_output, has_embedding: Whether it has rows of logits, and embeddings, of its own.
-        slots: Number of tokens that one pass drafts.
+        slots: Number of tokens that one pass drafts; 1 if it is `recurrent`.
         mask_token: What slots without a token read ("attend" with several slots, "inject").
         from_anchor: Whether the slot of the last token drafts too ("inject").
         causal_windows: Whether layers with a window see only earlier slots ("inject").
@@ -105,16 +105,15 @@ class HeadConfig:
             )
         if not isinstance(self.target, str):
             raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
-        masks = self.join == "inject" or (self.join == "attend" and self.slots > 1)
-        if masks and not isinstance(self.mask_token, int):
+        if not isinstance(self.mask_token, int) and self.masks:
             raise InputError(
                 f"got the mask token {self.mask_token!r} for {self.slots} slots; expected its id."
             )
         projects = self.join in ("project", "state", "path")
         if projects and (len(self.taps) != 1 or self.target_size != width):
             raise InputError(
-                f"got {len(self.taps)} taps of {self.target_size} for a head that projects token "
-                f"and state to {width}; expected one tap of that width."
+                f"got {len(self.taps)} taps of {self.target_size} for a head that reads one state "
+                f"of {width}; expected one tap of that width."
             )
         if not projects and self.embedding_size != width and not self.has_embedding:
             raise InputError(
@@ -126,6 +125,11 @@ class HeadConfig:
     def attends(self) -> bool:
         """Whether it has layers with attention."""
         return self.prefix or self.join not in ("state", "path")
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it reads its own output as the next state; else a pass fills `slots`."""
+        return self.join == "project" or (self.join == "attend" and self.mask_token is None)
 
     @property
     def masks(self) -> int:

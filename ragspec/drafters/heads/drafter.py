@@ -98,7 +98,7 @@ class HeadDrafter(Drafter):
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
         model = HeadModel(self.head, self.target, self._rows)
-        kind = HeadCache if self.head.config.slots == 1 else SlotCache
+        kind = HeadCache if self.head.config.recurrent else SlotCache
         cache = kind(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)
 

@@ -29,7 +29,7 @@ _LAYER = "layers.layers.0."
 def open_graph(weights: HeadWeights, target: CausalTarget) -> HeadGraph | None:
     """Return a head on ONNX Runtime; None if it or its target does not run there."""
     config, layer = weights.config, weights.config.layers
-    if config.slots > 1:
+    if not config.recurrent:
         return None
     other = config.joined_norms or config.first_norm or config.has_embedding
     other = other or config.tap_norm != "none" or (config.join == "attend" and config.bias)

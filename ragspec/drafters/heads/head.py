@@ -146,7 +146,7 @@ class DraftHead(nn.Module):
         embedded: Tensor = self.embedding(tokens)
         return embedded
 
-    def after(
+    def logits_after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
     ) -> Tensor:
         """Return the logits [n, v] after n paths of one to K tokens, the root first.
@@ -186,7 +186,7 @@ class RecurrentHead(DraftHead):
                 self.embedding_norm = norm_like(norm, config.embedding_size)
                 self.state_norm = norm_like(norm, width)
         size = taps * config.target_size
-        self.mask_taps = nn.Parameter(torch.zeros(1, 1, size)) if config.slots > 1 else None
+        self.mask_taps = None if config.recurrent else nn.Parameter(torch.zeros(1, 1, size))
         layers.norm = nn.Identity()
         self.layers = layers
 
@@ -247,7 +247,7 @@ class RecurrentHead(DraftHead):
             more = self.project(self.mask_taps).expand(len(states), self.config.masks, -1)
             states = torch.cat([states.to(self.dtype), more], 1)
         output: HeadStates = self(embedded, states, view.positions, cache)
-        if self.config.slots == 1:
+        if self.config.recurrent:
             return output
         return HeadStates(output.read[:, -self.config.slots :], output.fed)
 
@@ -320,15 +320,23 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
             f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
             "that was trained for this target."
         )
-    if config.slots > 1 and target.copies > 1:
+    layers = int(target.config.get_text_config().num_hidden_layers)
+    if max(config.taps) > layers:
         raise UnsupportedModelError(
-            f"the head drafts {config.slots} tokens in one pass, and the target has "
+            f"the head reads the input of layer {max(config.taps)}; got "
+            f"{type(target.loaded).__name__} with {layers} layers. Use a head that was trained for "
+            "this model."
+        )
+    if not config.recurrent and target.copies > 1:
+        raise UnsupportedModelError(
+            f"the head drafts {config.slots} token(s) in one pass, and the target has "
             f"{target.copies} rows a text (guidance); expected one row a text. Use another head."
         )
-    if config.mask_token is not None and not 0 <= config.mask_token < target.input_size:
+    size = config.vocab_size if config.has_embedding else target.input_size
+    if config.mask_token is not None and not 0 <= config.mask_token < size:
         raise UnsupportedModelError(
-            f"the head reads the mask token {config.mask_token}, and the target has embeddings of "
-            f"{target.input_size} tokens; use a head that was trained for this target."
+            f"the head reads the mask token {config.mask_token}, and there are embeddings of "
+            f"{size} tokens; use a head that was trained for this target."
         )
     if not all(weight.is_floating_point() for weight in target.output_head.parameters()):
         return

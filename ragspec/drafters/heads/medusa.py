@@ -16,7 +16,7 @@ from torch import Tensor
 from ragspec.drafters.heads.checkpoint import Checkpoint, copied_layer
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import InputError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 
@@ -109,8 +109,18 @@ def _count(names: Iterable[str], pattern: str) -> int:
 
 
 def prefix_layer(text: Any) -> dict[str, Any]:
-    """Return the configuration of the layer of a Hydra++, for a target with this one."""
-    return copied_layer(text) | {"model_type": "llama"}
+    """Return the configuration of the layer of a Hydra++, for a target with this one.
+
+    Raises:
+        UnsupportedModelError: The target's layers are not like Llama's.
+    """
+    layer = copied_layer(text) | {"model_type": "llama"}
+    if "intermediate_size" not in layer or "full_attention" in layer.get("rope_parameters", {}):
+        raise UnsupportedModelError(
+            f"the layer of a Hydra++ is like those of its target; got one of {text.model_type}, "
+            "expected Llama's kind. Use a Hydra without it."
+        )
+    return layer
 
 
 def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:

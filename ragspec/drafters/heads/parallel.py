@@ -104,7 +104,7 @@ class MedusaHead(SlotHead):
         states = states.to(self.dtype)
         if self.config.prefix:
             states = self.layers(inputs_embeds=states, use_cache=False).last_hidden_state
-        for slot, block in enumerate(self.blocks):
+        for slot, block in enumerate(self.blocks[:n]):
             parts = [states[:, : n - slot]]
             if self.config.join == "path":
                 parts += [embedded[:, i : n - slot + i] for i in range(slot + 1)]
@@ -114,12 +114,12 @@ class MedusaHead(SlotHead):
         """Return the rows of logits of the slots; see `DraftHead.rows`."""
         return self.outputs
 
-    def after(
+    def logits_after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
     ) -> Tensor:
-        """Return the logits [n, V] after n paths; see `DraftHead.after`."""
+        """Return the logits [n, V] after n paths; see `DraftHead.logits_after`."""
         if self.config.join == "state":
-            return super().after(target, paths, logits, fed)
+            return super().logits_after(target, paths, logits, fed)
         result = logits.new_empty(len(paths), logits.shape[-1])
         for length in {len(path) for path in paths}:
             at = [i for i, path in enumerate(paths) if len(path) == length]
@@ -145,8 +145,10 @@ class BlockHead(SlotHead):
         layers.norm = nn.Identity()
         self.layers = layers
         if rank := config.markov_rank:
-            self.before = nn.Embedding(config.vocab_size, rank)
-            self.change = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
+            self.markov_in = nn.Embedding(config.vocab_size, rank)
+            self.markov_out = nn.Linear(
+                rank, config.draft_vocab_size or config.vocab_size, bias=False
+            )
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states whose keys and values are injected; see `DraftHead.project`."""
@@ -177,20 +179,20 @@ class BlockHead(SlotHead):
         visible = torch.cat([places <= of[:, None], of == of[:, None]], 1)
         out = self._run(x, states.to(self.dtype), positions, visible=visible)
         out = out.view(rows, n, size, -1)
-        for slot in range(self.config.slots):
-            states = out[:, : n - slot, slot - self.config.slots]
-            yield functional.pad(states, (0, 0, slot, 0))
+        for slot in range(min(self.config.slots, n)):
+            read = out[:, : n - slot, slot - self.config.slots]
+            yield functional.pad(read, (0, 0, slot, 0))
 
-    def after(
+    def logits_after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
     ) -> Tensor:
-        """Return the logits [n, v] after n paths; see `DraftHead.after`."""
-        rows = super().after(target, paths, logits, fed)
+        """Return the logits [n, v] after n paths; see `DraftHead.logits_after`."""
+        rows = super().logits_after(target, paths, logits, fed)
         if not self.config.markov_rank:
             return rows
         last = torch.tensor([path[-1] for path in paths], device=target.device)
-        change: Tensor = self.change(self.before(last))
-        return rows + change.to(rows.dtype)
+        added: Tensor = self.markov_out(self.markov_in(last))
+        return rows + added.to(rows.dtype)
 
     def _run(
         self,
@@ -210,7 +212,7 @@ class BlockHead(SlotHead):
         tables = self.layers.rotary_emb(x, positions)
         for number, layer in enumerate(self.layers.layers):
             block = layer.input_layernorm(x)
-            queries, keys, values = self._turned(layer.self_attn, block, states, tables)
+            queries, keys, values = self._project_block(layer.self_attn, block, states, tables)
             if cache is not None:
                 keys, values = cache.update(keys, values, number)
                 visible = self._visible(number, x.shape[1], keys.shape[2], x.device)
@@ -223,7 +225,7 @@ class BlockHead(SlotHead):
         normed: Tensor = self.norm(x)
         return normed
 
-    def _turned(
+    def _project_block(
         self, attention: Any, block: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of a block, and keys and values of states and block."""

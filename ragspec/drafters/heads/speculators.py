@@ -35,8 +35,8 @@ NAMES = {
 _PEAGLE_NAMES = NAMES | {"mask_hidden": "mask_taps"}
 _BLOCK_NAMES = NAMES | {
     "hidden_norm.": "state_norm.",
-    "markov_head.markov_w1.": "before.",
-    "markov_head.markov_w2.": "change.",
+    "markov_head.markov_w1.": "markov_in.",
+    "markov_head.markov_w2.": "markov_out.",
 }
 MTP_NAMES = {
     "mtp_layers.0.": "layers.layers.0.",
@@ -105,12 +105,14 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         if kind in ("dflash", "dspark"):
             anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
             return HeadConfig(
-                taps=tuple(map(int, config["aux_hidden_state_layer_ids"])),
+                taps=tuple(config.get("aux_hidden_state_layer_ids") or default_taps(target)),
                 join="inject",
                 slots=size_of(config, "block_size") - (not anchor),
                 from_anchor=anchor,
                 causal_windows=not config.get("sliding_window_non_causal"),
-                markov_rank=state["before.weight"].shape[1] if "before.weight" in state else 0,
+                markov_rank=state["markov_in.weight"].shape[1]
+                if "markov_in.weight" in state
+                else 0,
                 **common,
             )
         taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(target)
@@ -143,7 +145,7 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         width = config.hidden_size
         state["fc.weight"] = state["fc.weight"].roll(-width, 1)
     names = renamed(state, theirs)
-    count = config.slots if config.slots > 1 else 5
+    count = 5 if config.recurrent else config.slots
     proposal = {"proposal_type": "greedy", "speculative_tokens": count}
     record: dict[str, Any] = {
         "architectures": [model],
@@ -190,7 +192,7 @@ def _kind(config: HeadConfig) -> tuple[str, str]:
         )
     if config.join == "attend":
         return (
-            ("peagle", "PEagleDraftModel") if config.slots > 1 else ("eagle3", "Eagle3DraftModel")
+            ("eagle3", "Eagle3DraftModel") if config.recurrent else ("peagle", "PEagleDraftModel")
         )
     return "mtp", "MTPDraftModel"
 

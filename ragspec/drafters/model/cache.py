@@ -223,7 +223,7 @@ class DraftCache:
             related=None if visible is None else torch.from_numpy(visible)[None].to(device),
         )
         self.forwards += 1
-        cache = BatchCache([self._cache])
+        cache = BatchCache([self._cache], [n])  # a graph writes into buffers that have room
         logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
         return logits[0] if self.tokens is not None else fitted(logits[0], self.vocab_size)
 

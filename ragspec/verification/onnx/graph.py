@@ -143,8 +143,8 @@ class Graph:
     ) -> str:
         """Add the attention of layer i.
 
-        Each sequence attends by an operator of its own, for the rows that it is told; a single one
-        by the `FOLDED` operator for few positions.
+        Each sequence attends by an operator of its own, over its rows; a single one by the `FOLDED`
+        operator for few positions.
         """
         window, kind = self.form.windows[i], self.form.tables[i]
         each = self.projections(name, h, module)

@@ -42,11 +42,11 @@ HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 _FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
-NARROW = 16  # most positions of the `FOLDED` operator
+FOLD_TO = 16  # most positions of the `FOLDED` operator
 FOLD_FROM = 64  # slots in use for each of them, from which on it is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
-TRIED = 2 * NARROW + 4  # tokens of the text whose bits are compared at opening
+TRIED = 2 * FOLD_TO + 4  # tokens of the text whose bits are compared at opening
 
 
 def hindrance(target: CausalTarget) -> str:
@@ -157,8 +157,8 @@ class GraphRunner:
         first = start = 0  # of a sequence among all rows, and among those that are attended for
         n, alone = views[0].positions.shape[1], self._folds > 1 and len(rows) == 1
         # Without slots in use it would ignore the positions.
-        narrow = alone and n <= NARROW and self.fold_from * n <= rows[0].extent
-        which = [FOLDED] if narrow else self._operators[: len(rows)]
+        folded = alone and n <= FOLD_TO and self.fold_from * n <= rows[0].extent
+        which = [FOLDED] if folded else self._operators[: len(rows)]
         working = dict(zip(which, zip(rows, views, strict=True), strict=True))
         for at in self._operators:
             row, view = working.get(at, (self._idle, None))
@@ -451,7 +451,7 @@ class OnnxTarget(CausalTarget):
         with self.open(1, TRIED) as session, torch.no_grad():
             session.read_prompts([tokens[: TRIED // 2].tolist()], 0)
             session.commit([()])
-            widths = len(chain), NARROW // 2  # by one operator and by the other
+            widths = len(chain), FOLD_TO // 2  # by one operator and by the other
             every = [DraftTree.chain(chain[:width], "probe") for width in widths]
             together = []
             for tree in every:

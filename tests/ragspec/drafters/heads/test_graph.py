@@ -13,6 +13,7 @@ from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head
 from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
 from ragspec.models import resolve
@@ -39,6 +40,20 @@ def write(folder: Path, name: str = "EAGLE-1", **change: Any) -> Path:
     if "own" not in name:
         del weights["lm_head.weight"]
     return published_heads.write(folder, config | change, weights)
+
+
+@pytest.mark.parametrize("heads", [2, 4], ids=["two key heads", "four"])
+@pytest.mark.parametrize("source", ["head", "model"])
+def test_long_texts_are_drafted_to_their_end(source: str, heads: int, tmp_path: Path) -> None:
+    """The first buffers of a draft cache are full after 256 tokens."""
+    small = OnnxTarget(copy.deepcopy(tiny.model("llama", **SIZES, num_key_value_heads=heads)))
+    target = OnnxTarget(copy.deepcopy(tiny.model("llama", **SIZES)))
+    drafter: Any = ModelDrafter(small, min_expected_gain=0.0)
+    if source == "head":
+        drafter = HeadDrafter(write(tmp_path), target, min_expected_gain=0.0)
+    engine, prompt = Engine(target, drafter=drafter, budget=4), tiny.prompt(20, vocab_size=V)
+    result = engine.generate(prompt, max_new_tokens=300, ignore_eos=True)
+    assert not result.report.faults and all(len(step.tree) for step in result.steps[-9:-2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -133,7 +133,7 @@ def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
             after = read
         else:
             paths = [PATH[: length + 1] for length in range(head.config.slots)]
-            after = head.after(model, paths, rows(read)[0], fed)
+            after = head.logits_after(model, paths, rows(read)[0], fed)
     for row, values in zip(after, expected, strict=True):
         assert spread(row) == pytest.approx(values, abs=3e-4)
 
@@ -237,6 +237,11 @@ def test_heads_of_medusa_are_read_from_their_model(tmp_path: Path) -> None:
         ("dflash", {"mask_token_id": 4000}, "mask token 4000"),
         ("dspark", {"markov_head_type": "gated"}, "Markov head of type 'gated'"),
         ("dflash of z-lab", {"vocab_size": 96}, "and 96 tokens, this one has"),
+        (
+            "dflash",
+            {"aux_hidden_state_layer_ids": [1, 9]},
+            "input of layer 9; got .* with 2 layers",
+        ),
         ("hydra++", {"more": torch.zeros(2)}, "more"),
         ("medusa", {"3.0.linear.weight": torch.zeros(H, H)}, "linear"),
         ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
@@ -277,6 +282,24 @@ def test_slots_draft_as_they_learn(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_one_slot_is_a_pass_too(form: str, tmp_path: Path) -> None:
+    model = target()
+    head = fresh_head(model, torch.Generator().manual_seed(0), form=form, slots=1)
+    save_head(head, tmp_path)
+    sampling, prompt = Sampling(seed=3), tiny.prompt(20, seed=1)
+    plain = Engine(model, drafter=None).generate(prompt, sampling, max_new_tokens=12)
+    for place in (head, tmp_path):
+        drafter = HeadDrafter(place, model, min_expected_gain=0.0)
+        result = Engine(model, drafter=drafter, budget=4).generate(
+            prompt, sampling, max_new_tokens=12
+        )
+        assert result.tokens == plain.tokens and not result.report.faults
+        assert {int(depths(step.tree.parents).max()) for step in result.steps[1:-1]} == {1}
+    short = HeadTraining(2, form=form, slots=6, length=4)  # fewer tokens than slots
+    assert len(list(HeadTrainer(model, [[1, 2, 3, 4]] * 4, short).run())) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
     model = CausalTarget(heads.model(torch.float32))
     texts = [tiny.prompt(40, vocab_size=heads.VOCAB, seed=seed) for seed in range(64)]
@@ -291,8 +314,13 @@ def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_trained_or_drafted_is_refused(tmp_path: Path) -> None:
     published_heads.write(tmp_path, *published_heads.dflash("dspark"))
-    with pytest.raises(InputError, match="Markov part cannot be trained"):
+    with pytest.raises(InputError, match="a Markov part, which cannot be trained"):
         HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
+    published_heads.write(tmp_path, *published_heads.dflash("dflash"))
+    with pytest.raises(InputError, match="layers with windows"):
+        HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
+    with pytest.raises(InputError, match="depth=2 for a head that does not read its own output"):
+        HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(form="medusa", depth=2))
     with pytest.raises(InputError, match="for a head of medusa, which drafts all"):
         fresh_head(target(), torch.Generator(), form="medusa", tokens=[1, 2])
     published_heads.write(tmp_path, *published_heads.medusa())
