@@ -12,7 +12,6 @@ from torch import Tensor
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
-from ragspec.visual.checks import is_number
 from ragspec.visual.models.raster import Raster
 
 OUTPUTS = ("pil", "np", "pt", "latent")
@@ -114,15 +113,7 @@ class ImageCall:
             InputError: The number of scales is wrong.
         """
         scale = usual if self.guidance_scale is None else self.guidance_scale
-        if is_number(scale) or _is_one(scale):
-            return [scale] * count  # type: ignore[list-item]
-        scales = list(scale)  # type: ignore[arg-type]
-        if len(scales) != count:
-            raise InputError(
-                f"got {pluralize(len(scales), 'guidance scale')} for {pluralize(count, 'image')}; "
-                "expected one, or one an image."
-            )
-        return scales
+        return one_each(scale, count, "guidance scale")
 
     def fixed(self, raster: Raster, codec: Any) -> Tensor | None:
         """Return the fixed codes as the first tokens of an image, i64 [n]; None for none.
@@ -147,6 +138,28 @@ class ImageCall:
         return torch.tensor(raster.laid(flat.tolist()))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageConfig:
+    """The settings of one call's target.
+
+    Attributes:
+        guidance_scale, guidance_interval: See `ImageTarget`.
+        raster: The grid of codes.
+        fixed: The fixed codes, as the first tokens of an image.
+        rows: The number of the condition of each image.
+        seeds: Of each image.
+        temperature: Of the call.
+    """
+
+    guidance_scale: float
+    guidance_interval: tuple[int, int] | None
+    raster: Raster
+    fixed: Tensor | None = None
+    rows: Sequence[int] = ()
+    seeds: Sequence[int] = ()
+    temperature: float = 1.0
+
+
 def seeds_of(
     generator: torch.Generator | Sequence[torch.Generator] | None, count: int
 ) -> list[int]:
@@ -158,20 +171,30 @@ def seeds_of(
     Raises:
         InputError: The number of generators is wrong, or one is no torch.Generator.
     """
-    source: Any = torch.default_generator if generator is None else generator
-    generators = [source] * count if _is_one(source) else [*source]
+    source = torch.default_generator if generator is None else generator
+    generators = one_each(source, count, "generator")
     if not all(isinstance(each, torch.Generator) for each in generators):
         raise InputError(
             f"got generator={generator!r}; expected a torch.Generator or several. Pass seed=0."
         )
-    if len(generators) != count:
-        raise InputError(
-            f"got {pluralize(len(generators), 'generator')} for {pluralize(count, 'image')}; "
-            "expected one, or one an image."
-        )
     return [
         int(torch.randint(1 << 62, (1,), generator=each, device=each.device)) for each in generators
     ]
+
+
+def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
+    """Return the values of some images, or of prompts; one value counts for all.
+
+    Raises:
+        InputError: There are several, but not one each.
+    """
+    values = [value] * count if _is_one(value) else list(value)
+    if len(values) != count:
+        raise InputError(
+            f"got {pluralize(len(values), what)} for {pluralize(count, of)}; expected one for all, "
+            "or one each."
+        )
+    return values
 
 
 def some(value: Any) -> list[Any]:
@@ -216,9 +239,4 @@ def negatives_of(negative: list[Any] | None, prompts: int) -> list[str]:
     texts = [""] if negative is None else negative
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"got negative_prompt {negative!r}; expected texts.")
-    if len(texts) not in (1, prompts):
-        raise InputError(
-            f"got {len(texts)} negative prompts for {pluralize(prompts, 'prompt')}; expected one "
-            "for all, or one each."
-        )
-    return texts * prompts if len(texts) == 1 else texts
+    return one_each(texts[0] if len(texts) == 1 else texts, prompts, "negative prompt", "prompt")

@@ -19,8 +19,9 @@ from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NAMES, NONE, find_draft
+from ragspec.visual.loading import HEAD, JACOBI, MODEL, NAMES, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
+from ragspec.visual.saved import AUTO, NONE
 
 # A draft model or head uses the first of these that the rule accepts.
 _PREFERENCE = (
@@ -33,19 +34,23 @@ Drafters = Drafter | Sequence[Drafter] | None
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """How a model or a head drafts.
+class PipelineOptions:
+    """How a pipeline drafts, whatever the family.
 
     Attributes:
-        mode: See `HeadDrafter`.
+        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy;
+            None for the family's number.
+        draft_mode: How a model or a head drafts, see `HeadDrafter`; None takes the first mode that
+            the rule accepts, or "deterministic" for a rule with a budget of total variation.
         min_expected_gain: The accepted codes that a further draft forward must promise, see
             `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
-        rule_is_named: Whether the user named a rule.
+        batch_size: Images side by side; None for the family's number.
     """
 
-    mode: str
+    budget: Any = None
+    draft_mode: Any = None
     min_expected_gain: float | None = None
-    rule_is_named: bool = True
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +79,9 @@ class DraftSource:
         return "+".join(names) if set(names) <= set(NAMES) else None
 
 
-def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> DraftSource:
+def choose_drafter(
+    drafter: Any, family: Family, settings: PipelineOptions, named: bool = True
+) -> DraftSource:
     """Return the source of a pipeline's drafters.
 
     Args:
@@ -82,7 +89,8 @@ def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> Dra
             `DraftHead`, a Drafter, a list of these to fuse, or None for plain decoding. "model"
             and "head" are those beside the target.
         family: The target, with its folder.
-        settings: How a model or a head drafts.
+        settings: How a model or a head drafts, with a mode.
+        named: Whether the user named a rule.
 
     Raises:
         UnknownNameError: No drafter has the name.
@@ -95,10 +103,10 @@ def choose_drafter(drafter: Any, family: Family, settings: DraftSettings) -> Dra
                 f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
             )
         if len(drafter) > 1:
-            return _together([choose_drafter(each, family, settings) for each in drafter])
+            return _together([choose_drafter(each, family, settings, named) for each in drafter])
         drafter = drafter[0] if drafter else None
     if isinstance(drafter, str) and drafter == AUTO:
-        drafter = family.usual_drafter(settings.mode, settings.rule_is_named)
+        drafter = family.usual_drafter(settings.draft_mode, named)
     if drafter is None or (isinstance(drafter, str) and drafter == NONE):
         return DraftSource(None, lambda target, conditions: None)
     if isinstance(drafter, str) and drafter == JACOBI:
@@ -138,11 +146,11 @@ def _load(drafter: str | Path, family: Family) -> Any:
     return open_head(path) if holds_head(path) else family.load_draft(path)
 
 
-def _head_drafter(head: DraftHead, settings: DraftSettings, target: Any, _: Any) -> Drafter:
+def _head_drafter(head: DraftHead, settings: PipelineOptions, target: Any, _: Any) -> Drafter:
     from ragspec.drafters.heads.drafter import HeadDrafter
 
     gain = settings.min_expected_gain
-    return HeadDrafter(head, target, mode=settings.mode, min_expected_gain=gain)
+    return HeadDrafter(head, target, mode=settings.draft_mode, min_expected_gain=gain)
 
 
 def mode_for(rule: Rule) -> str:

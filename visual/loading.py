@@ -1,8 +1,8 @@
-"""The folders of an image generator: target, tokenizer, draft model and draft head.
+"""The folders of an image generator, and the family of its model.
 
 A folder holds `target/`, `tokenizer/` (a diffusers `VQModel`; beside the folder if several share
-it) and optionally `draft/` and `head/`. A folder may also be the target itself, with `draft/` in
-it. The bundled sets have names, such as "tiles" and "emoji".
+it) or `vae/` (an `AutoencoderKL`), and optionally `draft/` and `head/`. A folder may also be the
+target itself, with `draft/` in it. The bundled sets have names, such as "tiles" and "emoji".
 """
 
 from __future__ import annotations
@@ -13,21 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from ragspec.models.checks import CONFIG, check_tensors
 from ragspec.models.resolve import STARTER, resolve_model
-from ragspec.registry import did_you_mean, unknown
-from ragspec.visual.saved import RELAXATION, SETUP
+from ragspec.registry import did_you_mean, names, resolve, unknown
+from ragspec.visual.saved import AUTO, NONE, RELAXATION, SETUP
 
 if TYPE_CHECKING:
     import torch
 
-    from ragspec.visual.models.vq import VQTokenizer
-
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
 _UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
-AUTO, NONE, JACOBI, MODEL, HEAD = NAMES = ("auto", "none", "jacobi", "model", "head")
+JACOBI, MODEL, HEAD = "jacobi", "model", "head"
+NAMES = (AUTO, NONE, JACOBI, MODEL, HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +40,22 @@ class ImageFolder:
     """The folders and files of an image generator; None for those that are missing.
 
     Attributes:
+        target: The folder of the model, or a published file, with nothing beside it.
         relaxation: The settings of relaxed rules, `relaxation.json`.
         index: How the saved pipeline generates, `ragspec.json`.
     """
 
     name: str
     target: Path
-    tokenizer: Path | None
-    draft: Path | None
-    head: Path | None
+    tokenizer: Path | None = None
+    draft: Path | None = None
+    head: Path | None = None
     relaxation: Path | None = None
     index: Path | None = None
 
 
 def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
-    """Return the parts of a bundled set such as "tiles", of a folder or of a model id.
+    """Return the parts of a bundled set such as "tiles", of a folder, a file or a model id.
 
     Args:
         offline: Never ask the hub.
@@ -58,10 +64,12 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         ModelNotFoundError: Nothing has the name; the message says what was tried.
     """
     root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
+    if root.is_file():
+        return ImageFolder(str(name), root)
     if not is_model(root) and not is_model(root / "target"):
         root = _elsewhere(str(name), root, offline)
     target = root / "target" if is_model(root / "target") else root
-    places = (root / "tokenizer", root.parent / "tokenizer")
+    places = (target.parent / "vae", root / "tokenizer", root.parent / "tokenizer")
     return ImageFolder(
         name=str(name),
         target=target,
@@ -101,18 +109,34 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return path
 
 
-def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
-    """Return a model of the class `kind` from its folder, in eval mode on the device.
+def load_weights(
+    kind: str, model_class: Any, folder: Path, device: torch.device, dtype: str | torch.dtype
+) -> Any:
+    """Return the model of a folder, in eval mode on the device.
+
+    Args:
+        kind: The model_type.
+        model_class: Its class, or the name of one of transformers.
 
     Raises:
+        ModelNotFoundError, UnsupportedModelError: The folder holds no model, or another kind.
         ModelError: The model does not load, or lacks weights.
     """
     from safetensors import SafetensorError
 
     from ragspec.models.device import pick_dtype
 
+    actual = read_kind(folder, kind)
+    if actual not in (None, kind):
+        raise UnsupportedModelError(
+            f"{folder} is a {actual!r} model; expected {kind!r}.{_advice(actual)}"
+        )
+    if isinstance(model_class, str):
+        import transformers
+
+        model_class = getattr(transformers, model_class)
     try:
-        model, info = kind.from_pretrained(
+        model, info = model_class.from_pretrained(
             folder,
             dtype=pick_dtype(dtype, device),
             local_files_only=True,
@@ -123,7 +147,8 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
         if isinstance(error, InputError):
             raise
         raise ModelError(
-            f"{folder} does not load as a {kind.__name__} ({error}). Copy it again."
+            f"{folder} does not load as a {model_class.__name__} ({error}); expected what its "
+            "save_pretrained wrote. Copy it again."
         ) from error
     if info["missing_keys"]:  # transformers would use random ones
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
@@ -168,23 +193,47 @@ def class_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return () if unnamed else names
 
 
-def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
-    """Return the tokenizer of an image generator on the device.
+def expect_kind(model: Any, kind: str) -> None:
+    """Raise UnsupportedModelError for a model of another kind; the message names its family."""
+    actual = kind_of_model(model)
+    if actual != kind:
+        raise UnsupportedModelError(
+            f"got a {type(model).__name__} of type {actual!r}; expected {kind!r}.{_advice(actual)}"
+        )
+
+
+def kind_of_model(model: Any) -> Any:
+    """Return the model_type of a model; None for other objects, targets among them."""
+    from torch.nn import Module
+
+    if not isinstance(model, Module):
+        return None
+    return getattr(getattr(model, "config", None), "model_type", None)
+
+
+def family_of(kind: Any, described: str) -> Any:
+    """Return the family of models of a model_type.
+
+    Args:
+        kind: The model_type.
+        described: What was given, for the message.
 
     Raises:
-        ModelNotFoundError: It has none.
-        ModelError: The tokenizer does not load.
+        UnsupportedModelError: No family has it.
     """
-    from ragspec.visual.models.vq import VQTokenizer
+    for name in reversed(list(names("family"))):  # those of other packages last
+        family = resolve("family", name)
+        if family.kind == kind:
+            return family
+    raise UnsupportedModelError(
+        f"got {described}; expected an image model of one of the families "
+        f"{', '.join(names('family'))}. Give the model itself, and its tokenizer."
+    )
 
-    if folder.tokenizer is None:
-        raise ModelNotFoundError(
-            f"no tokenizer was found for {folder.name}: expected a diffusers VQModel in "
-            f"{folder.target.parent / 'tokenizer'}, or give tokenizer=PATH."
-        )
-    tokenizer = VQTokenizer.from_pretrained(folder.tokenizer)
-    tokenizer.model.to(device)
-    return tokenizer
+
+def _advice(kind: Any) -> str:
+    every = {resolve("family", name).kind: name for name in names("family")}
+    return f" Use family={every[kind]!r}." if kind in every else ""
 
 
 def is_model(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report, kind_of_label
-from ragspec.visual.latents.judged import OUTCOMES
+from ragspec.visual.latents.table import OUTCOMES
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess
 
@@ -30,6 +30,28 @@ UNFINISHED = "unfinished"  # the label of images if one was interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageSample:
+    """One image of h * w codes or latents.
+
+    Attributes:
+        values: Codes i64 [h, w], or latents f32 [h, w, D] in the scale of the autoencoder.
+        label: See `ImageOutput`.
+        map i64 [h, w]: See `ImageOutput.acceptance_map`.
+        excess, gaps, outcomes, distances, report, prefixes: Its part of `ImageStats`.
+    """
+
+    values: Tensor
+    label: str
+    map: NDArray[np.int64]
+    excess: NDArray[np.float64]
+    gaps: NDArray[np.float64]
+    outcomes: NDArray[np.int64] | None = None
+    distances: NDArray[np.float64] | None = None
+    report: Report | None = None
+    prefixes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageStats:
     """Statistics of one call; B images of h * w codes or latents.
 
@@ -37,7 +59,6 @@ class ImageStats:
         seeds: One for each image.
         seconds: Wall time of the codes or latents, without decoding the images.
         reports: One for each image; empty for a masked model without drafts.
-        iterations: Forward passes for each image where there are no reports.
         excess f64 [B, h, w]: The total variation that a relaxed rule may have added at each code;
             0 under exact rules, NaN under rules that do not measure it.
         repeatable: Whether the same seeds give the same images again. They may not under an inexact
@@ -56,10 +77,25 @@ class ImageStats:
     distances: NDArray[np.float64] | None = None
     reports: Sequence[Report] = ()
     prefixes: int = 0
-    iterations: int = 0
     seconds: float = 0.0
     seeds: tuple[int, ...] = ()
     repeatable: bool = True
+
+    @classmethod
+    def of(cls, samples: Sequence[ImageSample], **more: Any) -> ImageStats:
+        """Return the statistics of images, and the fields that none of them has."""
+
+        def stacked(name: str) -> Any:
+            values = [getattr(each, name) for each in samples]
+            return None if values[0] is None else np.stack(values)
+
+        return cls(
+            **{name: stacked(name) for name in ("excess", "outcomes", "distances")},
+            gaps=[each.gaps for each in samples],
+            reports=[each.report for each in samples if each.report is not None],
+            prefixes=sum(each.prefixes for each in samples),
+            **more,
+        )
 
     @property
     def forwards(self) -> int:
@@ -68,7 +104,7 @@ class ImageStats:
         A pass over several images counts for each of them.
         """
         if not self.reports:
-            return len(self.seeds) * self.iterations
+            return self.prefixes
         return sum(report.forward_passes for report in self.reports)
 
     @property
@@ -171,99 +207,42 @@ class ImageOutput:
     latents: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageSamples(ImageStats):
-    """What a target generated for B images, with the statistics.
-
-    Attributes:
-        codes i64 [B, h, w], latents [B, h, w, D]: One of them.
-        labels: Of each image.
-        maps i64 [B, h, w]: See `ImageOutput.acceptance_map`.
-    """
-
-    maps: NDArray[np.int64]
-    labels: list[str]
-    codes: Tensor | None = None
-    latents: Tensor | None = None
-
-    @property
-    def values(self) -> Tensor:
-        """The codes or the latents."""
-        values = self.codes if self.latents is None else self.latents
-        assert values is not None
-        return values
-
-
-def joined(parts: Sequence[ImageSamples], order: Sequence[int]) -> ImageSamples:
-    """Concatenate samples, and bring their images into an order.
-
-    Args:
-        order: The number of each image of the parts among all images.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    place = np.argsort(order)
-
-    def arranged(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        if values[0] is None:
-            return None
-        if isinstance(values[0], Tensor):
-            return torch.cat(values)[torch.from_numpy(place)]
-        if isinstance(values[0], np.ndarray):
-            return np.concatenate(values)[place]
-        flat = [each for value in values for each in value]
-        return [flat[at] for at in place] if len(flat) == len(place) else flat
-
-    named = ("maps", "labels", "excess", "gaps", "codes", "latents", "outcomes", "distances")
-    arrays = {name: arranged(name) for name in (*named, "reports")}
-    sums = {name: sum(getattr(part, name) for part in parts) for name in ("prefixes", "seconds")}
-    return replace(parts[0], **arrays, **sums)
+def samples_of(generations: Sequence[Generation], raster: Raster) -> list[ImageSample]:
+    """Return images of codes; figures leave the ends of rows out."""
+    samples, places = list[ImageSample](), set(raster.places.tolist())
+    for generation in generations:
+        steps, gaps, first = generation.steps, list[float](), 0
+        for step in steps:
+            gaps += [gap for index, gap in enumerate(step.nll_gap, first) if index in places]
+            first += len(step.tokens)
+        lengths = np.array([len(step.tokens) for step in steps], dtype=np.int64)
+        counts, excess = np.zeros(raster.tokens, dtype=np.int64), np.zeros(raster.tokens)
+        counts[:first] = lengths.repeat(lengths)
+        excess[:first] = position_excess(steps, generation.label)
+        sample = ImageSample(
+            values=codes_of([generation.tokens], raster)[0],
+            label=generation.label if first >= raster.tokens else UNFINISHED,
+            map=raster.grid(counts),
+            excess=raster.grid(excess),
+            gaps=np.asarray(gaps),
+            report=generation.report,
+        )
+        samples.append(sample)
+    return samples
 
 
-def missing(like: ImageSamples, count: int) -> ImageSamples:
-    """Return the samples of images of latents that an early end left out."""
-    assert like.latents is not None
-    shape = (count, *like.maps.shape[1:])
+def unfinished(like: ImageSample) -> ImageSample:
+    """Return the sample of an image of latents that an early end left out."""
     return replace(
         like,
-        maps=np.zeros(shape, dtype=np.int64),
-        labels=[UNFINISHED] * count,
-        excess=np.zeros(shape),
-        gaps=(),
-        latents=like.latents.new_zeros(count, *like.latents.shape[1:]),
-        outcomes=np.full(shape, -1),
-        distances=np.full(shape, np.nan),
-        reports=(),
+        values=torch.zeros_like(like.values),
+        label=UNFINISHED,
+        map=np.zeros_like(like.map),
+        excess=np.zeros_like(like.excess),
+        outcomes=np.full_like(like.map, -1),
+        distances=np.full_like(like.excess, np.nan),
+        report=None,
         prefixes=0,
-        seconds=0.0,
-    )
-
-
-def samples_of(generations: Sequence[Generation], raster: Raster) -> ImageSamples:
-    """Return the samples of images of codes; figures leave the ends of rows out."""
-    maps = np.zeros((len(generations), raster.tokens), dtype=np.int64)
-    excess = np.zeros(maps.shape)
-    places = set(raster.places.tolist())
-    gaps: list[NDArray[np.float64]] = []
-    for row, (counts, spent) in enumerate(zip(maps, excess, strict=True)):
-        generation = generations[row]
-        lengths = np.array([len(step.tokens) for step in generation.steps], dtype=np.int64)
-        counts[: lengths.sum()] = lengths.repeat(lengths)
-        values = position_excess(generation.steps, generation.label)
-        spent[: len(values)] = values
-        measured, first = list[float](), 0
-        for step in generation.steps:
-            measured += [gap for index, gap in enumerate(step.nll_gap, first) if index in places]
-            first += len(step.tokens)
-        gaps.append(np.asarray(measured, dtype=np.float64))
-    return ImageSamples(
-        maps=raster.grid(maps),
-        labels=[label_of(each, raster) for each in generations],
-        excess=raster.grid(excess),
-        gaps=gaps,
-        codes=codes_of([each.tokens for each in generations], raster),
-        reports=[each.report for each in generations],
     )
 
 
@@ -274,11 +253,6 @@ def codes_of(rows: Sequence[Sequence[int]], raster: Raster) -> Tensor:
         codes = raster.known(tokens) or [0]
         images.append(codes + [codes[-1]] * (raster.codes - len(codes)))
     return torch.tensor(images, dtype=torch.int64).reshape(-1, *raster.shape)
-
-
-def label_of(generation: Generation, raster: Raster) -> str:
-    """Return the label of an image; "unfinished" if it ended early."""
-    return generation.label if len(generation.tokens) >= raster.tokens else UNFINISHED
 
 
 def weakest(labels: Sequence[str]) -> str:
@@ -302,12 +276,6 @@ def as_images(pixels: Tensor, output_type: str) -> Any:
             "the decoder returned pixels that are not finite numbers; expected numbers in [-1, 1]. "
             "Its weights are damaged, or its dtype is too narrow: load it in float32."
         )
-    tensor = (pixels * 0.5 + 0.5).clamp(0, 1)
-    if output_type == "pt":
-        return tensor
-    arrays = tensor.permute(0, 2, 3, 1).float().numpy()
-    if output_type == "np":
-        return arrays
-    from PIL import Image
+    from diffusers.image_processor import VaeImageProcessor
 
-    return [Image.fromarray(each) for each in (arrays * 255).round().astype("uint8")]
+    return VaeImageProcessor().postprocess(pixels, output_type)

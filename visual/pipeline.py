@@ -11,10 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,32 +29,14 @@ from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
 from ragspec.visual.call import ImageCall
-from ragspec.visual.choice import DraftSettings, choose_drafter, mode_for
-from ragspec.visual.families.base import Family, ModelFiles, family_of, kind_of_model
-from ragspec.visual.loading import AUTO, ImageFolder, find_folder, read_kind
-from ragspec.visual.output import ImageOutput, ImageSamples, as_images, weakest
+from ragspec.visual.choice import PipelineOptions, choose_drafter, mode_for
+from ragspec.visual.families.base import Family
+from ragspec.visual.loading import ImageFolder, family_of, find_folder, kind_of_model, read_kind
+from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
-from ragspec.visual.saved import SETUP, as_saved, write_setup
+from ragspec.visual.saved import AUTO, SETUP, as_saved, write_setup
 
 _DECODED = 64  # images in one batch of the decoder
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """How a pipeline drafts, whatever the family.
-
-    Attributes:
-        budget: A number of draft nodes, "auto" (slow to learn), a policy, or None for the usual.
-        draft_mode: How a model or a head drafts; None takes the first mode that the rule accepts,
-            or "deterministic" for a rule with a budget of total variation.
-        min_expected_gain: See `DraftSettings`.
-        batch_size: Images side by side; None for the family's number.
-    """
-
-    budget: Any = None
-    draft_mode: str | None = None
-    min_expected_gain: float | None = None
-    batch_size: int | None = None
 
 
 class ImagePipeline:
@@ -71,6 +54,11 @@ class ImagePipeline:
         folder: Holds the drafters "model" and "head".
         settings: Of the rule; the fields of `PipelineOptions`; and the arguments of the family,
             such as text_encoder, vq, steps, iterations.
+
+    Attributes:
+        model, tokenizer, folder: As passed, the model without the wrapper of peft.
+        draft: The draft model; None without one.
+        class_names: Of all classes in order; empty if the model has none.
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError: The models do not fit.
@@ -98,6 +86,8 @@ class ImagePipeline:
         names = {field.name for field in fields(PipelineOptions)}
         options = PipelineOptions(**{name: settings.pop(name) for name in names & settings.keys()})
         self.family: Any = kind(model, tokenizer, folder, **more)
+        self.model, self.tokenizer, self.folder = model, tokenizer, folder
+        self.class_names: tuple[str, ...] = self.family.class_names
         self.batch_size = checked_count(
             kind.batch_size if options.batch_size is None else options.batch_size, "batch_size"
         )
@@ -107,9 +97,9 @@ class ImagePipeline:
         created: tuple[Rule, dict[str, Any]] = self.family.make_rule(rule, settings)
         self.rule, self.settings = created
         self._saved_rule = rule if isinstance(rule, str) else None
-        mode = options.draft_mode or mode_for(self.rule)
-        draft_settings = DraftSettings(mode, options.min_expected_gain, named)
-        self.source = choose_drafter(drafter, self.family, draft_settings)
+        chosen = replace(options, draft_mode=options.draft_mode or mode_for(self.rule))
+        self.source = choose_drafter(drafter, self.family, chosen, named)
+        self.draft = self.source.model
         self.family.settle(self.rule, self.source, nodes)
         self.rule_name = rule if isinstance(rule, str) else self.rule.name
         if self.source.name is None:
@@ -148,56 +138,24 @@ class ImagePipeline:
         dtype = settings.pop("torch_dtype", None) or dtype
         offline = bool(settings.pop("local_files_only", False))
         lora = settings.pop("lora", None)
-        path = Path(name).expanduser()
-        if path.is_file():
-            folder = ImageFolder(str(name), path, None, None, None)
-            if family is None:
-                raise InputError(
-                    f"got the file {path.name} without a family; expected family='llamagen' or "
-                    "family='mar' beside a published file."
-                )
-        else:
-            folder = find_folder(name, offline)
-            drafter, rule, settings = as_saved(folder.index, drafter, rule, settings)
+        folder = find_folder(name, offline)
+        if family is None and folder.target.is_file():
+            raise InputError(
+                f"got the file {folder.target.name} without a family; expected family='llamagen' "
+                "or family='mar' beside a published file."
+            )
+        drafter, rule, settings = as_saved(folder.index, drafter, rule, settings)
         kind = resolve("family", family) if isinstance(family, str) else family
         kind = kind or family_of(read_kind(folder.target), f"{folder.target}, no image model")
         if dtype is None or dtype == AUTO:
             dtype = kind.dtype
-        files = ModelFiles(folder, pick_device(device), dtype)
-        model, tokenizer = kind.load(files, settings)
+        model, tokenizer = kind.load(folder, pick_device(device), dtype, settings)
         if lora is not None:
             model = with_adapter(model, lora).eval()
-        beside = None if files.file is not None else folder
+        beside = None if folder.target.is_file() else folder
         return cls(model, tokenizer, drafter, rule, family=kind, folder=beside, **settings)
 
     # The parts
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self.family.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of codes, of latents or of prompts."""
-        return self.family.tokenizer
-
-    @property
-    def draft(self) -> Any:
-        """The draft model; None without one."""
-        return self.source.model
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of all classes in order; empty if the model has none."""
-        names: tuple[str, ...] = self.family.class_names
-        return names
-
-    @property
-    def folder(self) -> ImageFolder | None:
-        """Where the model was loaded from."""
-        folder: ImageFolder | None = self.family.folder
-        return folder
 
     @property
     def components(self) -> dict[str, Any]:
@@ -316,29 +274,32 @@ class ImagePipeline:
         with closing(progress_bar) as bar, as_loaded(self.device):
             state = CallState(self, call, conditions, raster, bar)
             samples = state.generate(rows, seeds, scales)
-            return self._output(samples, seeds, call, state.images)
+            return self._output(samples, seeds, state)
 
     def _output(
-        self, samples: ImageSamples, seeds: Sequence[int], call: ImageCall, images: dict[int, Any]
+        self, samples: Sequence[ImageSample], seeds: Sequence[int], state: CallState
     ) -> ImageOutput:
-        if samples.latents is not None and not bool(samples.latents.isfinite().all()):
+        values = torch.stack([each.values for each in samples])
+        latents = values if self.family.unit == "latents" else None
+        if latents is not None and not bool(latents.isfinite().all()):
             raise ModelError(
                 "the image model returned latents that are not finite; expected numbers. Its "
                 "weights are damaged, or its dtype is too narrow: load it in float32."
             )
         # A budget that depends on time changes the drafts, and an inexact rule then the image.
         repeatable = self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
-        if call.output_type == "pil" and len(images) == len(seeds):
-            pictures: Any = [images[number] for number in range(len(seeds))]
+        if state.call.output_type == "pil" and len(state.images) == len(seeds):
+            pictures: Any = [state.images[number] for number in range(len(seeds))]
         else:
-            pictures = self.decode(samples.values, call.output_type)
+            pictures = self.decode(values, state.call.output_type)
+        figures = {"seconds": state.seconds, "seeds": tuple(seeds), "repeatable": repeatable}
         return ImageOutput(
             images=pictures,
-            stats=replace(samples, seeds=tuple(seeds), repeatable=repeatable),
-            acceptance_map=samples.maps,
-            label=weakest(samples.labels),
-            codes=samples.codes,
-            latents=samples.latents,
+            stats=ImageStats.of(samples, **figures),
+            acceptance_map=np.stack([each.map for each in samples]),
+            label=weakest([each.label for each in samples]),
+            codes=values if latents is None else None,
+            latents=latents,
         )
 
     def decode(self, codes: Tensor, output_type: str = "pil") -> Any:

@@ -1,21 +1,22 @@
-"""The runs of one call of an image pipeline: the images of one guidance scale, side by side."""
+"""One call of an image pipeline: its runs, each over one guidance scale, and their progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.call import ImageCall
-from ragspec.visual.families.base import ImageConfig
+from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.output import ImageSamples, joined, missing
-from ragspec.visual.progress import Progress
+from ragspec.visual.output import ImageSample, unfinished
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,7 @@ class CallState:
         raster: The grid of codes.
         bar: The progress bar.
         images: Each complete image by its number, if `on_image` receives them.
+        seconds: Wall time so far, without decoding images.
         interrupted: Whether the callback has ended the call.
     """
 
@@ -38,23 +40,24 @@ class CallState:
     raster: Raster
     bar: Any
     images: dict[int, Any] = field(default_factory=dict)
+    seconds: float = 0.0
     interrupted: bool = False
 
     def generate(
         self, rows: Sequence[int], seeds: Sequence[int], scales: Sequence[float]
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Generate all images of the call.
 
         Args:
             rows: The number of the condition of each image.
             seeds, scales: Of each image.
         """
-        parts, order = list[ImageSamples](), list[int]()
+        samples = dict[int, ImageSample]()
         by_batch = self.pipe.family.plain_rule is not None
         for numbers in self._groups(scales):
-            order += numbers
             if self.interrupted and by_batch:
-                parts.append(missing(parts[-1], len(numbers)))
+                left_out = unfinished(next(iter(samples.values())))
+                samples |= dict.fromkeys(numbers, left_out)
                 continue
             config = ImageConfig(
                 scales[numbers[0]],
@@ -66,8 +69,9 @@ class CallState:
                 self.call.temperature,
             )
             plain = by_batch and self.pipe.source.name is None
-            parts.append((self._plain if plain else self._speculative)(config, numbers))
-        return joined(parts, order)
+            part = (self._plain if plain else self._speculative)(config, numbers)
+            samples |= zip(numbers, part, strict=True)
+        return [samples[number] for number in range(len(rows))]
 
     def _groups(self, scales: Sequence[float]) -> Iterator[list[int]]:
         """Yield the numbers of images that share a target: those of one guidance scale.
@@ -81,11 +85,11 @@ class CallState:
         for numbers in groups.values():
             yield from (numbers[at : at + most] for at in range(0, len(numbers), most))
 
-    def _speculative(self, config: ImageConfig, numbers: Sequence[int]) -> ImageSamples:
+    def _speculative(self, config: ImageConfig, numbers: Sequence[int]) -> list[ImageSample]:
         """Generate with the engine."""
         pipe, family, call = self.pipe, self.pipe.family, self.call
         target = family.open(family.model, self.conditions, config)
-        progress = self._progress(target, numbers)
+        progress = Progress(self, numbers, target)
         engine = Engine(
             target,
             None,
@@ -96,7 +100,7 @@ class CallState:
         )
         options: dict[str, Any] = {"max_new_tokens": self.raster.tokens, "ignore_eos": True}
         if call.callback_on_step_end is not None:
-            options["stopping_criteria"] = [lambda ids, scores: progress.interrupted]
+            options["stopping_criteria"] = [lambda ids, scores: self.interrupted]
         temperature = 1.0 if family.unit == "latents" else call.temperature
         began = time.perf_counter()
         generations = engine.generate(
@@ -106,43 +110,84 @@ class CallState:
             **options,
         )
         progress.finish()
-        seconds = time.perf_counter() - began
-        self.interrupted = progress.interrupted
-        samples: ImageSamples = family.samples(generations, target, pipe.rule, self.raster)
-        return replace(samples, seconds=seconds)
+        self.seconds += time.perf_counter() - began
+        samples: list[ImageSample] = family.samples(generations, target, pipe.rule, self.raster)
+        return samples
 
-    def _plain(self, config: ImageConfig, numbers: Sequence[int]) -> ImageSamples:
+    def _plain(self, config: ImageConfig, numbers: Sequence[int]) -> list[ImageSample]:
         """Generate a batch with several latents in each forward pass."""
-        progress, began = self._progress(None, numbers), time.perf_counter()
-        samples: ImageSamples = self.pipe.family.plain_samples(self.conditions, config, progress)
-        seconds, self.interrupted = time.perf_counter() - began, progress.interrupted
+        family, progress, began = self.pipe.family, Progress(self, numbers), time.perf_counter()
+        samples: list[ImageSample] = family.plain_samples(self.conditions, config, progress)
+        self.seconds += time.perf_counter() - began
         if self.call.on_image is not None and not self.interrupted:
-            for number, latents in zip(numbers, samples.values, strict=True):
-                self._complete(number, latents[None])
-        return replace(samples, seconds=seconds)
+            for number, sample in zip(numbers, samples, strict=True):
+                self.complete(number, sample.values[None])
+        return samples
 
-    def _progress(self, target: Any, numbers: Sequence[int]) -> Progress:
-        """Return the progress of a run, which an earlier one may have interrupted."""
-        family = self.pipe.family
-
-        def complete(row: int, tokens: list[int]) -> None:
-            self._complete(numbers[row], family.values(target, row, tokens, self.raster))
-
-        progress = Progress(
-            self.pipe,
-            self.bar,
-            len(numbers),
-            self.raster,
-            self.pipe.batch_size,
-            callback=self.call.callback_on_step_end,
-            on_image=None if self.call.on_image is None else complete,
-            tensor=family.step_tensor(target),
-        )
-        progress.interrupted = self.interrupted
-        return progress
-
-    def _complete(self, number: int, values: Tensor) -> None:
+    def complete(self, number: int, values: Tensor) -> None:
         """Decode an image and pass it on."""
         self.images[number] = self.pipe.decode(values)[0]
         assert self.call.on_image is not None
         self.call.on_image(number, self.images[number])
+
+
+class Progress:
+    """Reports the steps of a run: to the bar, the callback, and for each complete image.
+
+    Args:
+        state: Of the call.
+        numbers: Of the images of the run, `batch_size` of them in one batch.
+        target: The engine's; None without it.
+    """
+
+    def __init__(self, state: CallState, numbers: Sequence[int], target: Any = None) -> None:
+        self.state, self._numbers, self._target = state, numbers, target
+        self._name, self._tensor = state.pipe.family.step_tensor(target)
+        self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)
+        self._counts = [0] * len(numbers)
+        self._last = -1
+        self._passes = 0
+
+    def step(self, row: int, step: Step) -> None:
+        """Record a step of the image in a row; the images of a forward come in order."""
+        state, side_by_side = self.state, self.state.pipe.batch_size
+        if row <= self._last or row // side_by_side != self._last // side_by_side:
+            self.finish()
+        self._last = row
+        start, new = self._counts[row], len(step.tokens)
+        self._tokens[row, start : start + new] = torch.tensor(step.tokens)
+        self._counts[row] = start + new
+        state.bar.update(new)
+        if state.call.on_image is not None and start < start + new == state.raster.tokens:
+            tokens = self._tokens[row].tolist()
+            values = state.pipe.family.values(self._target, row, tokens, state.raster)
+            state.complete(self._numbers[row], values)
+
+    def finish(self) -> None:
+        """End a forward: call the callback and check the tensor that it returns."""
+        if self._last < 0 or self.state.call.callback_on_step_end is None:
+            return
+        raster, side_by_side = self.state.raster, self.state.pipe.batch_size
+        first = self._last // side_by_side * side_by_side
+        least = min(self._counts[first : first + side_by_side])
+        self.report(raster.codes_in(least), self._tensor(self._tokens[:, raster.places]))
+
+    def report(self, count: int, tensor: Tensor) -> None:
+        """Call the callback with the count of the image that is furthest behind, and the tensor.
+
+        Raises:
+            InputError: The callback returned another tensor than it received.
+        """
+        callback = self.state.call.callback_on_step_end
+        if callback is None:
+            return
+        name, before = self._name, tensor.clone()
+        returned = callback(self.state.pipe, self._passes, count, {name: tensor})
+        self._passes += 1
+        self.state.interrupted |= returned is True
+        after = returned.get(name) if isinstance(returned, dict) else None
+        if after is not None and not torch.equal(torch.as_tensor(after).cpu(), before.cpu()):
+            raise InputError(
+                f"callback_on_step_end returned other {name} than it received; {name} that stand "
+                "cannot be changed. Return them as they are, or nothing, and True to end."
+            )

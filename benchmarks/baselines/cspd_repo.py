@@ -27,7 +27,7 @@ from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
 from ragspec.visual.latents.rules.cspd import KINDS, expect_latents, left_of_paths
-from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.table import Judged, LatentTable
 from ragspec.visual.latents.target import LatentView
 
 TEMPERATURE = 42.0  # divisor of the differences from the means
@@ -49,15 +49,19 @@ class CspdRepo(Rule):
         path, node = list[int](), ROOT
         while node in all_below:
             below, target_latent = all_below[node][0], view.token(node)
-            drafted = int(tree.tokens[below])
-            if table.indices[drafted] != view.index(node):  # its distribution is unknown
+            drafted, index = int(tree.tokens[below]), view.index(node)
+            if table.indices[drafted] != index:  # its distribution is unknown
+                view.target.note(Judged(index, None, target_latent, target_latent))
                 return Verdict(tuple(path), target_latent)
+            view.target.note(Judged(index, drafted, target_latent, drafted))
             if not self._accepts(view, node, drafted, target_latent):
                 table.paths[drafted, 0] = self._resample(view, node, drafted, target_latent)
             node = below
             path.append(node)
         if not path:
-            return Verdict((), view.token(ROOT))
+            token = view.token(ROOT)
+            view.target.note(Judged(view.index(ROOT), None, token, token))
+            return Verdict((), token)
         return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
 
     def _accepts(self, view: LatentView, node: int, drafted: int, target: int) -> bool:

@@ -26,7 +26,7 @@ from ragspec.rules.base import TargetView
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours
-from ragspec.visual.rules.lantern import RelaxedRow, RelaxedWalk, expect_table
+from ragspec.visual.rules.lantern import RelaxedWalk, expect_table
 from ragspec.visual.rules.relation import nearest
 
 BAND = 4.0  # nats
@@ -46,7 +46,6 @@ class Even(RelaxedWalk):
 
     name = "even"
     relaxed_by = "band"
-    weighs = True
 
     def __init__(
         self, neighbours: CodeNeighbours | None = None, k: int | None = None, band: float = BAND
@@ -56,21 +55,8 @@ class Even(RelaxedWalk):
                 f"Expected band of 0 nats or more, got {band!r}. Choose a finite number."
             )
         super().__init__(nearest(expect_table(self.name, neighbours), k, lambda p: inf, False))
-        self.band = float(band)
+        self.band, self.balance = float(band), 0.0  # the balance of one picture, see `open`
         self.relaxes = self.relaxes and self.band > 0.0
-
-    def open(self) -> EvenRow:
-        """Return the rule for one picture with a balance of 0."""
-        return EvenRow(self)
-
-
-class EvenRow(RelaxedRow):
-    """An `Even` over one picture, with the balance of its codes' log-likelihood."""
-
-    def __init__(self, rule: Even) -> None:
-        super().__init__(rule)
-        self.band = rule.band
-        self.balance = 0.0
 
     def _decide(
         self,

@@ -25,12 +25,10 @@ from typing import Any
 
 import torch
 
-from ragspec.rules.base import Verdict
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.cspd import gaussians_of, sampled_with, step_densities
 from ragspec.visual.latents.sampler import LatentSample, Sampler
 from ragspec.visual.latents.table import Judged
-from ragspec.visual.latents.target import LatentTarget, LatentView
+from ragspec.visual.latents.target import LatentTarget
 
 _NOT_SAMPLED = -1  # the index of latents of the table that were sampled after a rejection
 
@@ -60,12 +58,12 @@ class PathTarget(LatentTarget):
         )
         self.resampled: dict[int, torch.Tensor] = {}  # [s + 1, D], by number
 
-    def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
+    def note(self, judged: Judged) -> None:
         """Record a verdict and the path of the latent that it sampled."""
-        super().note(tree, view, verdict)
+        super().note(judged)
         last, self.recorder.last = self.recorder.last, None
-        number = verdict.token
-        if last is None or number is None or self.table.indices[number] != _NOT_SAMPLED:
+        number = judged.emitted
+        if last is None or self.table.indices[number] != _NOT_SAMPLED:
             return
         same = (last.path[:, 0] == self.table.latents[number]).all(-1).nonzero()
         if len(same):

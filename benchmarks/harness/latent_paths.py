@@ -14,11 +14,11 @@ from harness.latent_variants import build_latent_variant
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.visual import ImageOutput, ImagePipeline
-from ragspec.visual.families.base import ImageConfig
+from ragspec.visual.call import ImageConfig
 from ragspec.visual.families.latents import Latents
 from ragspec.visual.latents.rules.cspd import Coupled
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.output import ImageSamples
+from ragspec.visual.output import ImageSample
 
 if TYPE_CHECKING:
     from harness.image_timing import ImageSeries
@@ -52,7 +52,7 @@ class PathLatents(Latents):
 
     def samples(
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Return the latents, and keep their paths."""
         steps = rule.steps(self.schedule.steps) if isinstance(rule, Coupled) else None
         self.paths = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
@@ -73,23 +73,6 @@ class Rule(ABC):
     @abstractmethod
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
-
-
-class Around(Rule):
-    """A rule that wraps another one and leaves the decision to it; subclasses add `judge`."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.name, self.accepts, self.needs = rule.name, rule.accepts, rule.needs
-
-    @property
-    def label(self) -> str:
-        """The label of the wrapped rule, which may change with the drafts that it judged."""
-        return self.rule.label
-
-    def open(self) -> Self:
-        """Return a wrapper around the wrapped rule for one row."""
-        return type(self)(self.rule.open())
 
 
 def expect_rule(rule: object) -> Rule:

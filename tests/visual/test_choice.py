@@ -22,7 +22,7 @@ from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual import ImagePipeline
-from ragspec.visual.choice import DraftSettings, choose_drafter, mode_for
+from ragspec.visual.choice import PipelineOptions, choose_drafter, mode_for
 from ragspec.visual.families.llamagen import Conditions, LlamaGen
 from ragspec.visual.loading import find_folder
 from ragspec.visual.models.target import ImageTarget
@@ -45,7 +45,7 @@ def source(
     drafter: Any, rule: Any, model: Any, folder: Any, mode: Any = None, gain: Any = None
 ) -> Any:
     family = LlamaGen(model, tiny_images.tokenizer(), folder)
-    return choose_drafter(drafter, family, DraftSettings(mode or mode_for(rule), gain))
+    return choose_drafter(drafter, family, PipelineOptions(None, mode or mode_for(rule), gain))
 
 
 def target() -> ImageTarget:

@@ -14,8 +14,8 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnsupportedModelError,
 )
-from ragspec.visual.families.llamagen import LlamaGen, caption_encoder, check_trunks
-from ragspec.visual.loading import class_labels, find_folder, load_tokenizer
+from ragspec.visual.families.llamagen import LlamaGen, caption_encoder
+from ragspec.visual.loading import class_labels, find_folder
 from ragspec.visual.models.captions import CaptionEncoder
 from tests.support import tiny_images
 
@@ -24,7 +24,6 @@ def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
     result = find_folder(folder)
     assert result.target == folder / "target" and result.draft == folder / "draft"
     assert result.tokenizer == folder / "tokenizer" and result.head is None
-    assert load_tokenizer(result, torch.device("cpu")).vocab_size == tiny_images.CODES
     itself = find_folder(folder / "target")
     assert itself.target == folder / "target"
     assert itself.tokenizer == folder / "tokenizer"
@@ -34,7 +33,7 @@ def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
     with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):
-        load_tokenizer(find_folder(tmp_path / "set"), torch.device("cpu"))
+        LlamaGen.load(find_folder(tmp_path / "set"), torch.device("cpu"), "auto", {})
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
     result = find_folder(tmp_path / "set")
     assert result.tokenizer == tmp_path / "tokenizer" and result.draft is None
@@ -78,16 +77,16 @@ def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_
 
 
 def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
-    target = tiny_images.model()
-    check_trunks(target, tiny_images.model(layers=1))
+    family = LlamaGen(tiny_images.model(), tiny_images.tokenizer())
+    assert family.check_draft(tiny_images.model(layers=1)) and not family.check_draft("a model")
     with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
-        check_trunks(target, tiny_images.model(codes=30))
-    with pytest.raises(TokenizerMismatchError, match="condition features"):
-        check_trunks(target, tiny_images.model("features"))
+        family.check_draft(tiny_images.model(codes=30))
+    with pytest.raises(TokenizerMismatchError, match="condition 'features'"):
+        family.check_draft(tiny_images.model("features"))
     fewer = tiny_images.model()
     fewer.config.num_classes = 2
     with pytest.raises(TokenizerMismatchError, match="num_classes 2"):
-        check_trunks(target, fewer)
+        family.check_draft(fewer)
 
 
 def test_names_of_classes_are_read_where_somebody_gave_them() -> None:

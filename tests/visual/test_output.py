@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ GRID = Raster(3, 3)
 
 def stats_of(generations: list[Generation], seconds: float) -> ImageStats:
     seeds = tuple(each.report.seed or 0 for each in generations)
-    return replace(samples_of(generations, GRID), seconds=seconds, seeds=seeds)
+    return ImageStats.of(samples_of(generations, GRID), seconds=seconds, seeds=seeds)
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
@@ -56,7 +55,8 @@ def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
 
 
 def test_the_map_says_how_many_codes_came_together() -> None:
-    assert samples_of([generation(3, 5)], GRID).maps.tolist() == [[[1, 3, 3], [3, 5, 5], [5, 5, 5]]]
+    (sample,) = samples_of([generation(3, 5)], GRID)
+    assert sample.map.tolist() == [[1, 3, 3], [3, 5, 5], [5, 5, 5]]
 
 
 def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -38,9 +37,6 @@ class LatentDrafter(Drafter):
             latents after the first; 0 fills the window.
         begin: The index of the first drafted latent; the target generates those before it alone
             (CSpD's pre-filling, section 2).
-
-    Raises:
-        InputError: draft is no such target, or window or min_expected_gain is out of range.
     """
 
     method = Method("a smaller model of latents", "CSpD", listed=False)
@@ -54,17 +50,7 @@ class LatentDrafter(Drafter):
         min_expected_gain: float = MIN_EXPECTED_GAIN,
         begin: int = 0,
     ) -> None:
-        if window < 1 or not 0.0 <= min_expected_gain < 1.0:
-            raise InputError(
-                f"got window {window} and worth {min_expected_gain}; expected at least 1, and "
-                "0 to 1."
-            )
-        fits = draft is None or (isinstance(draft, LatentDraws) and draft.table is target.table)
-        if not fits:
-            raise InputError(
-                f"got a {type(draft).__name__} to draft with; expected a LatentTarget or a "
-                "MaskedTarget over the smaller model that was made with table=target.table."
-            )
+        assert draft is None or draft.table is target.table
         self.name = "jacobi" if draft is None else "model"
         self.draft, self.target, self.window = draft, target, window
         self.min_expected_gain, self.begin = min_expected_gain, begin

@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import InputError, TokenizerMismatchError
 from ragspec.models.device import pick_device
-from ragspec.registry import names, resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
-from ragspec.visual.call import ImageCall
+from ragspec.sampling.settings import whole
+from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.checks import class_number
-from ragspec.visual.loading import ImageFolder, load_weights, read_kind
+from ragspec.visual.loading import ImageFolder, expect_kind, kind_of_model, load_weights
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.output import ImageSamples, codes_of, samples_of
-from ragspec.visual.progress import Progress
+from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
 from ragspec.visual.rules.tv_budget import Surprising
+from ragspec.visual.run import Progress
 from ragspec.visual.saved import relaxation_of
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageConfig:
-    """The settings of one call's target.
-
-    Attributes:
-        guidance_scale, guidance_interval: See `ImageTarget`.
-        raster: The grid of codes.
-        fixed: The fixed codes, as the first tokens of an image.
-        rows: The number of the condition of each image.
-        seeds: Of each image.
-        temperature: Of the call.
-    """
-
-    guidance_scale: float
-    guidance_interval: tuple[int, int] | None = None
-    raster: Raster | None = None
-    fixed: Tensor | None = None
-    rows: Sequence[int] = ()
-    seeds: Sequence[int] = ()
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelFiles:
-    """The files from which a family loads.
-
-    Attributes:
-        folder: The parts of a folder, with a published file as `target` and nothing beside it.
-        device, dtype: Of the models; dtype as in `pick_dtype`.
-    """
-
-    folder: ImageFolder
-    device: torch.device
-    dtype: str | torch.dtype
-
-    @property
-    def file(self) -> Path | None:
-        """The published file; None for a folder."""
-        return self.folder.target if self.folder.target.is_file() else None
+_ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
 
 class Family:
@@ -88,6 +50,7 @@ class Family:
     """
 
     kind: ClassVar[str]  # the model_type of its models
+    model_class: ClassVar[Any]  # of its models, or the name of one of transformers
     guidance: ClassVar[float] = 2.0  # the default guidance_scale
     default_rule: ClassVar[str] = "exact"
     plain_rule: ClassVar[str | None] = None  # the name of drawing without the engine, if it does
@@ -97,6 +60,7 @@ class Family:
     batch_size: ClassVar[int] = 16
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
     several_drafters: ClassVar[bool] = True
+    any_size: ClassVar[bool] = False  # whether it draws images of any height and width
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
 
@@ -110,21 +74,34 @@ class Family:
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
 
     @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+    def load(
+        cls,
+        folder: ImageFolder,
+        device: torch.device,
+        dtype: str | torch.dtype,
+        options: dict[str, Any],
+    ) -> tuple[Any, Any]:
         """Return the model and the tokenizer of a folder or a published file.
 
         Args:
-            files: Where they are.
-            options: Keywords of `from_pretrained`; those about loading are removed.
+            folder: Where they are.
+            device, dtype: Of the models; dtype as in `pick_dtype`.
+            options: Keywords of `from_pretrained`; those about loading are removed: tokenizer, an
+                object to use in place of the folder's.
 
         Raises:
             ModelNotFoundError, UnsupportedModelError, ModelError: A part is missing or broken.
         """
-        raise NotImplementedError
+        model = cls.load_model(folder.target, device, dtype)
+        return model, options.pop("tokenizer", None) or cls.load_tokenizer(folder)
 
     @classmethod
-    def model_class(cls) -> Any:
-        """Return the class of the models, with transformers' `from_pretrained`."""
+    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+        """Return the tokenizer of a folder, or where it is.
+
+        Raises:
+            ModelNotFoundError, ModelError: It is missing or broken.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -137,12 +114,7 @@ class Family:
             ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
             InputError: The device or dtype is not available.
         """
-        actual = read_kind(folder, cls.kind)
-        if actual not in (None, cls.kind):
-            raise UnsupportedModelError(
-                f"{folder} is a {actual!r} model; expected {cls.kind!r}.{_advice(actual)}"
-            )
-        return load_weights(cls.model_class(), folder, pick_device(device), dtype)
+        return load_weights(cls.kind, cls.model_class, folder, pick_device(device), dtype)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write the model and the tokenizer to a folder for `load`."""
@@ -175,6 +147,16 @@ class Family:
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError or ModelError for arguments that the family does not support."""
+        passed = [name for name in ("prompt", "class_labels") if getattr(call, name) is not None]
+        if passed != ([] if self.condition is None else [self.condition]):
+            expected = self.condition or "none: the model draws without conditions"
+            got = " and ".join(passed) or "nothing to draw"
+            raise InputError(f"got {got}; expected {expected}.")
+        if call.negative_prompt and self.condition != "prompt":
+            raise InputError(
+                "got a negative prompt for a model without prompts; expected none. Leave it out: "
+                "guidance leads away from the model's own embedding of no condition."
+            )
 
     def sized(self, height: int | None, width: int | None) -> Raster:
         """Return the grid of an image of this size in pixels.
@@ -182,14 +164,17 @@ class Family:
         Raises:
             InputError: The model does not generate this size.
         """
-        rows, line = self.raster.shape
-        for pixels, codes, name in ((height, rows, "height"), (width, line, "width")):
-            if pixels not in (None, codes * self.codec.reduction):
-                raise InputError(
-                    f"got {name}={pixels!r}; expected {codes * self.codec.reduction} pixels, for "
-                    "which the model was made. Leave it out."
-                )
-        return self.raster
+        reduction, sides = int(self.codec.reduction), list(self.raster.shape)
+        for axis, (name, pixels) in enumerate((("height", height), ("width", width))):
+            if pixels is None:
+                continue
+            codes, rest = divmod(whole(pixels) or 0, reduction)
+            if rest or codes < 1 or not (self.any_size or codes == sides[axis]):
+                usual = f"{sides[axis] * reduction} pixels, for which the model was made"
+                expected = f"a multiple of {reduction} pixels" if self.any_size else usual
+                raise InputError(f"got {name}={pixels!r}; expected {expected}. Leave it out.")
+            sides[axis] = codes
+        return Raster(sides[0], sides[1], self.raster.ends)
 
     def label_of(self, inputs: int | str) -> int:
         """Return the number of a class that is given by number or by name.
@@ -217,13 +202,13 @@ class Family:
 
     def samples(
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
-    ) -> ImageSamples:
-        """Return what the engine generated, and what became of the drafts."""
+    ) -> list[ImageSample]:
+        """Return the images that the engine generated, and what became of the drafts."""
         return samples_of(generations, raster)
 
     def plain_samples(
         self, conditions: Any, config: ImageConfig, progress: Progress
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Generate a batch without drafts and without the engine, if `plain_rule` has a name."""
         raise NotImplementedError
 
@@ -296,13 +281,32 @@ class Family:
         """Return the draft model of a folder or a published file."""
         return self.load_model(path, self.model.device, self.model.dtype)
 
+    def shared(self, model: Any) -> dict[str, Any]:
+        """Return what a draft model must have in common with its target, by name."""
+        return {}
+
     def check_draft(self, draft: Any) -> bool:
         """Return whether an object is a draft model of this family.
 
         Raises:
-            TokenizerMismatchError, InputError: It is one, but for another target.
+            TokenizerMismatchError: It is one, but for another target.
         """
-        raise NotImplementedError
+        if (kind := kind_of_model(draft)) is None:
+            return False
+        if kind != self.kind:
+            raise TokenizerMismatchError(
+                f"got a draft model of type {kind!r}; expected {self.kind!r}, the target's. Draft "
+                "with a smaller model of its kind."
+            )
+        results = self.shared(draft)
+        for name, expected in self.shared(self.model).items():
+            if not _same(expected, results[name]):
+                raise TokenizerMismatchError(
+                    f"got a draft model with {name} {reprlib.repr(results[name])}; expected "
+                    f"{reprlib.repr(expected)}, the target's. Draft with a model that was trained "
+                    f"on the same {self.unit} and conditions."
+                )
+        return True
 
     def model_drafter(self, draft: Any, target: Any, conditions: Any, settings: Any) -> Drafter:
         """Return a drafter that runs a smaller model under equal conditions and guidance.
@@ -310,30 +314,31 @@ class Family:
         Args:
             draft: The smaller model.
             target, conditions: Of the call.
-            settings: A `DraftSettings`.
+            settings: `PipelineOptions` with a mode.
         """
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        config = ImageConfig(target.guidance_scale, target.guidance_interval, target.raster)
+        raster = target.raster or self.raster
+        config = ImageConfig(target.guidance_scale, target.guidance_interval, raster)
         return ModelDrafter(
             self.open(draft, conditions, config),
-            mode=settings.mode,
+            mode=settings.draft_mode,
             min_expected_gain=settings.min_expected_gain,
         )
 
     def check_jacobi(self, settings: Any) -> None:
         """Raise InputError if the rule needs other drafts than those of the target's own noise."""
-        if settings.mode not in ("coupled", "sampled"):
+        if settings.draft_mode not in ("coupled", "sampled"):
             raise InputError(
-                f"got drafter 'jacobi' where {settings.mode} drafts are needed; expected 'model' "
-                "or 'head'. Use one of them, another rule, or no tv_budget."
+                f"got drafter 'jacobi' where {settings.draft_mode} drafts are needed; expected "
+                "'model' or 'head'. Use one of them, another rule, or no tv_budget."
             )
 
     def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
         """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
-        coupled, raster = settings.mode == "coupled", target.raster or self.raster
+        coupled, raster = settings.draft_mode == "coupled", target.raster or self.raster
         end = target.vocab_size - 1 if raster.ends else None
         return JacobiDrafter(
             form="coupled" if coupled else "sampled",
@@ -343,49 +348,16 @@ class Family:
         )
 
 
+def _same(expected: Any, actual: Any) -> bool:
+    """Return whether two values are equal; numbers that are not whole may be rounded."""
+    if not isinstance(expected, float | list):
+        return bool(expected == actual)
+    same_shape = np.shape(expected) == np.shape(actual)
+    return same_shape and np.allclose(actual, expected, _ROUNDED, _ROUNDED)
+
+
 def without_settings(rule: Any, settings: dict[str, Any]) -> Rule:
     """Return a Rule; raise InputError for another object, or for settings beside it."""
     if settings:
         raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
     return expect_rule(rule)
-
-
-def expect_kind(model: Any, kind: str) -> None:
-    """Raise UnsupportedModelError for a model of another kind; the message names its family."""
-    actual = kind_of_model(model)
-    if actual != kind:
-        raise UnsupportedModelError(
-            f"got a {type(model).__name__} of type {actual!r}; expected {kind!r}.{_advice(actual)}"
-        )
-
-
-def kind_of_model(model: Any) -> Any:
-    """Return the model_type of a model; None for other objects, targets among them."""
-    if not isinstance(model, torch.nn.Module):
-        return None
-    return getattr(getattr(model, "config", None), "model_type", None)
-
-
-def family_of(kind: Any, described: str) -> type[Family]:
-    """Return the family of models of a model_type.
-
-    Args:
-        kind: The model_type.
-        described: What was given, for the message.
-
-    Raises:
-        UnsupportedModelError: No family has it.
-    """
-    for name in reversed(list(names("family"))):  # those of other packages last
-        family: type[Family] = resolve("family", name)
-        if family.kind == kind:
-            return family
-    raise UnsupportedModelError(
-        f"got {described}; expected an image model of one of the families "
-        f"{', '.join(names('family'))}. Give the model itself, and its tokenizer."
-    )
-
-
-def _advice(kind: Any) -> str:
-    every = {resolve("family", name).kind: name for name in names("family")}
-    return f" Use family={every[kind]!r}." if kind in every else ""

@@ -30,16 +30,14 @@ class ChameleonTarget(TextCodesTarget):
 
     Args:
         prompts: Token ids that end with the begin-of-image token.
-        raster: None for 32 x 32 codes.
     """
 
     kind = "chameleon"
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
-        """Return the text decoder, the codes, and the published models' raster."""
-        inner = model.model
-        return inner, codes_in_order(inner.vocabulary_mapping.img2bpe), Raster(32, 32)
+    def parts_of(model: Any) -> tuple[Any, Ids]:
+        """Return the text decoder, and the codes."""
+        return model.model, codes_in_order(model.model.vocabulary_mapping.img2bpe)
 
 
 class Chameleon(PromptFamily):
@@ -56,6 +54,7 @@ class Chameleon(PromptFamily):
     """
 
     kind = "chameleon"
+    model_class = "ChameleonForConditionalGeneration"
     target = ChameleonTarget
     guidance = 3.0
 
@@ -85,6 +84,7 @@ class Chameleon(PromptFamily):
 
     def check(self, call: ImageCall) -> None:
         """Raise ModelError if the output needs a decoder and there is none."""
+        super().check(call)
         if call.output_type != "latent" or call.on_image is not None:
             self._expect_decoder()
 

@@ -17,8 +17,7 @@ from ragspec.visual.families.multimodal import (
     mark,
     text_ids,
 )
-from ragspec.visual.models.raster import Raster, codes_along
-from ragspec.visual.models.vq import ModelVQ
+from ragspec.visual.models.raster import Raster
 
 AREA = 518_400  # pixels of an image by default, as in the model's processor
 
@@ -35,7 +34,6 @@ class Emu3Target(TextCodesTarget):
     """
 
     kind = "emu3"
-    usual_scale = 3.0
 
     def __init__(self, *inputs: Any, raster: Raster, **settings: Any) -> None:
         super().__init__(*inputs, raster=replace(raster, ends=1), **settings)
@@ -43,11 +41,10 @@ class Emu3Target(TextCodesTarget):
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
-        """Return the text decoder, the codes and the line end, and the least raster."""
+    def parts_of(model: Any) -> tuple[Any, Ids]:
+        """Return the text decoder, and the codes and the line end."""
         mapping = model.vocabulary_mapping
-        outputs = [*codes_in_order(mapping.img2bpe), mapping.eol_token_id]
-        return model.model.text_model, outputs, Raster(1, 1, ends=1)
+        return model.model.text_model, [*codes_in_order(mapping.img2bpe), mapping.eol_token_id]
 
     def allowed(self, index: Tensor) -> Tensor:
         """Return which codes are allowed at indices i64 [B, k]: bool [B, k, V]."""
@@ -66,24 +63,15 @@ class Emu3(PromptFamily):
     """
 
     kind = "emu3"
+    model_class = "Emu3ForConditionalGeneration"
     target = Emu3Target
     guidance = 3.0
-
-    def model_decoder(self) -> Any:
-        """Return the code-book and decoder of the model."""
-        return ModelVQ(self.model.model.vqmodel)
+    any_size = True
 
     def usual_raster(self) -> Raster:
         """Return the square of the processor's area."""
         side = max(1, round(sqrt(AREA) / self.codec.reduction))
         return Raster(side, side, ends=1)
-
-    def sized(self, height: int | None, width: int | None) -> Raster:
-        """Return the grid of an image of any size in pixels, or raise InputError."""
-        reduction, (rows, line) = self.codec.reduction, self.raster.shape
-        rows = rows if height is None else codes_along(height, reduction, "height")
-        line = line if width is None else codes_along(width, reduction, "width")
-        return Raster(rows, line, self.raster.ends)
 
     def ids(self, text: str, raster: Raster) -> list[int]:
         """Return the token ids of a text, the size of the image and the first image token."""

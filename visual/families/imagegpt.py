@@ -14,10 +14,10 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.tree_session import TreeSession
-from ragspec.visual.call import ImageCall
-from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
+from ragspec.visual.call import ImageCall, ImageConfig
+from ragspec.visual.families.base import Family
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget
-from ragspec.visual.loading import ImageFolder
+from ragspec.visual.loading import ImageFolder, expect_kind
 from ragspec.visual.models.raster import Raster, square
 
 
@@ -33,14 +33,14 @@ class ImageGPTTarget(MultimodalTarget):
 
     def __init__(self, model: Any) -> None:
         expect_kind(model, self.kind)
-        super().__init__(model, [[model.config.vocab_size - 1]])
-        self.max_length = model.config.n_positions + 1  # the last code is never an input
+        size = int(model.config.n_positions)
+        super().__init__(model, [[model.config.vocab_size - 1]], raster=square(size))
+        self.max_length = size + 1  # the last code is never an input
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
-        """Return the transformer, the codes, and the square that it was trained on."""
-        config = model.config
-        return model.transformer, range(config.vocab_size - 1), square(int(config.n_positions))
+    def parts_of(model: Any) -> tuple[Any, Ids]:
+        """Return the transformer, and the codes."""
+        return model.transformer, range(model.config.vocab_size - 1)
 
     def time_forward(self, n: int, length: int) -> float:
         """Return the minimum seconds of a forward, see `CausalTarget`; at most to the last code."""
@@ -98,6 +98,7 @@ class ImageGPT(Family):
     """
 
     kind = "imagegpt"
+    model_class = "ImageGPTForCausalImageModeling"
     guidance = 1.0
     condition = None
 
@@ -114,30 +115,16 @@ class ImageGPT(Family):
         self.raster = square(int(model.config.n_positions))
 
     @classmethod
-    def model_class(cls) -> Any:
-        """Return the class of transformers."""
-        from transformers import ImageGPTForCausalImageModeling
-
-        return ImageGPTForCausalImageModeling
-
-    @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the model and the image processor of a folder.
-
-        Args:
-            files: A folder as transformers writes it.
-            options: tokenizer, an object to use in place of the folder's.
-        """
+    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+        """Return the image processor of a folder as transformers writes it."""
         from transformers import ImageGPTImageProcessor
 
-        folder, processor = files.folder.target, options.pop("tokenizer", None)
-        model = cls.load_model(folder, files.device, files.dtype)
         try:
-            return model, processor or ImageGPTImageProcessor.from_pretrained(folder)
+            return ImageGPTImageProcessor.from_pretrained(folder.target)
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"{folder} holds no image processor ({error}); expected preprocessor_config.json "
-                "with the clusters of colours. Copy it there."
+                f"{folder.target} holds no image processor ({error}); expected "
+                "preprocessor_config.json with the clusters of colours. Copy it there."
             ) from error
 
     def save(self, root: Path, **options: Any) -> None:
@@ -146,13 +133,10 @@ class ImageGPT(Family):
         self.tokenizer.save_pretrained(root)
 
     def check(self, call: ImageCall) -> None:
-        """Raise InputError for conditions, guidance, fixed codes or another size."""
-        for name in ("prompt", "class_labels", "negative_prompt", "codes"):
-            if getattr(call, name) is not None:
-                raise InputError(
-                    f"got {name}; expected none: ImageGPT draws whole images without conditions. "
-                    "Leave it out."
-                )
+        """Raise InputError for conditions, guidance or fixed codes."""
+        super().check(call)
+        if call.codes is not None:
+            raise InputError("got codes; expected none: ImageGPT draws whole images.")
         if call.guidance_scale not in (None, 1):
             raise InputError("got guidance_scale; expected none: ImageGPT has no conditions.")
 
@@ -163,7 +147,3 @@ class ImageGPT(Family):
     def open(self, model: Any, conditions: Any, config: ImageConfig) -> Any:
         """Return an `ImageGPTTarget`."""
         return ImageGPTTarget(model)
-
-    def check_draft(self, draft: Any) -> bool:
-        """Return whether an object is an ImageGPT."""
-        return getattr(getattr(draft, "config", None), "model_type", None) == self.kind

@@ -22,17 +22,15 @@ class JanusTarget(MultimodalTarget):
     Args:
         prompts: Token ids that end with the begin-of-image token.
         unconditional: The same ids with padding in place of the text, see `janus_unconditional`.
-        raster: None for the square that the model was trained on.
     """
 
     kind = "janus"
-    usual_scale = 5.0
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
-        """Return the language model, the codes, and the square that it was trained on."""
+    def parts_of(model: Any) -> tuple[Any, Ids]:
+        """Return the language model, and the codes."""
         codes = range(model.model.generation_embeddings.num_embeddings)
-        return model.model.language_model, codes, janus_raster(model)
+        return model.model.language_model, codes
 
     @property
     def output_head(self) -> torch.nn.Module:
@@ -44,11 +42,6 @@ class JanusTarget(MultimodalTarget):
         """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""
         embedded: Tensor = self.model.prepare_embeddings_for_image_generation(codes)
         return embedded
-
-
-def janus_raster(model: Any) -> Raster:
-    """Return the raster of a Janus model's own images."""
-    return square(int(model.config.vision_config.num_image_tokens))
 
 
 def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
@@ -65,19 +58,18 @@ class Janus(PromptFamily):
     """
 
     kind = "janus"
+    model_class = "JanusForConditionalGeneration"
     target = JanusTarget
+    decoder_class = JanusVQ
     guidance = 5.0
-
-    def model_decoder(self) -> Any:
-        """Return the code-book and decoder of the model."""
-        return JanusVQ(self.model.model.vqmodel)
 
     def usual_raster(self) -> Raster:
         """Return the square that the model was trained on."""
-        return janus_raster(self.model)
+        return square(int(self.model.config.vision_config.num_image_tokens))
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError for a negative prompt."""
+        super().check(call)
         if call.negative_prompt:
             raise InputError(
                 "got a negative prompt; Janus is guided away from its own prompt with padding for "

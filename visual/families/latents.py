@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
-from ragspec.visual.call import ImageCall
+from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.families.base import ImageConfig, without_settings
-from ragspec.visual.families.llamagen import CodecFamily, Conditions, LlamaGen, check_trunks
-from ragspec.visual.latents.judged import RecordingRule, outcome_of
+from ragspec.visual.families.base import without_settings
+from ragspec.visual.families.llamagen import CodecFamily, Conditions, LlamaGen
+from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import make_latent_rule
+from ragspec.visual.latents.rules.cspd import Aligned
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.target import LatentDraws, LatentTarget
+from ragspec.visual.latents.table import Judged, LatentTable
+from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.loading import ImageFolder
+from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.output import ImageSamples, codes_of, samples_of
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.tv_budget import APPROXIMATE
-
-ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
 
 class LatentFamily(CodecFamily):
@@ -43,8 +45,21 @@ class LatentFamily(CodecFamily):
     unit = "latents"
     unsupported: tuple[str, ...] = ("top_k", "top_p", "min_p", "guidance_interval", "codes")
 
+    def _check_codec(self) -> None:
+        if not isinstance(self.codec, VQTokenizer | KLAutoencoder):
+            raise UnsupportedModelError(
+                f"got a {type(self.codec).__name__} as tokenizer; expected a KLAutoencoder or a "
+                "VQTokenizer. Wrap a diffusers model in one of them."
+            )
+        if self.codec.width != self.model.config.latent_dim:
+            raise InputError(
+                f"got an autoencoder with latents of {self.codec.width} numbers for a model of "
+                f"{self.model.config.latent_dim}; expected the one that the model was trained on."
+            )
+
     def check(self, call: ImageCall) -> None:
         """Raise InputError for what only distributions over codes have."""
+        super().check(call)
         usual = ImageCall()
         for name in self.unsupported:
             value = getattr(call, name)
@@ -61,8 +76,8 @@ class LatentFamily(CodecFamily):
         return without_settings(rule, settings), {}
 
     def judging(self, rule: Rule) -> Rule:
-        """Return the rule, whose verdicts the target records."""
-        return RecordingRule(rule)
+        """Return the rule of a call, unchanged: a latent has no probability to measure."""
+        return rule
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode latents [B, h, w, D]."""
@@ -70,19 +85,26 @@ class LatentFamily(CodecFamily):
         return images
 
     def outcomes(
-        self, generations: Sequence[Generation], target: LatentDraws, rule: Rule
+        self, generation: Generation, table: LatentTable, rule: Rule
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return outcomes i64 and distances f64 [B, N] of latents in the order of generation."""
-        outcomes = np.full((len(generations), self.raster.codes), -1, dtype=np.int64)
+        """Return outcomes i64 and distances f64 [N] of latents in the order of generation."""
+        outcomes = np.full(self.raster.codes, -1, dtype=np.int64)
         distances = np.full(outcomes.shape, np.nan)
-        for row, generation in enumerate(generations):
-            numbers = list(generation.tokens)
-            outcomes[row, : len(numbers)] = [
-                outcome_of(target.table.judged[n], rule) for n in numbers
-            ]
-            if kind_of_label(generation.label) == APPROXIMATE and numbers:
-                distances[row, : len(numbers)] = target.table.distances(numbers)
+        judged = [table.judged.get(number) for number in generation.tokens]
+        outcomes[: len(judged)] = [outcome_of(each, isinstance(rule, Aligned)) for each in judged]
+        if kind_of_label(generation.label) == APPROXIMATE:
+            accepted = [each for each in judged if each is not None and each.accepted]
+            distances[outcomes == 1] = table.distances(accepted)
         return outcomes, distances
+
+
+def outcome_of(judged: Judged | None, mirrors: bool) -> int:
+    """Return the index in `OUTCOMES` of a verdict; `mirrors` if the rule reflects drafts."""
+    if judged is None or judged.drafted is None:
+        return 0
+    if judged.accepted:
+        return 1
+    return 2 if mirrors and judged.emitted != judged.target_number else 3
 
 
 class Latents(LatentFamily, LlamaGen):
@@ -94,6 +116,7 @@ class Latents(LatentFamily, LlamaGen):
     """
 
     kind = "ragspec-latents"
+    model_class = LatentModel
     options = DENOISING[kind] | {"text_encoder"}
     unsupported = ("temperature", *LatentFamily.unsupported)
 
@@ -113,13 +136,6 @@ class Latents(LatentFamily, LlamaGen):
             config.steps if steps is None else steps, config.floor if floor is None else floor
         )
 
-    @classmethod
-    def model_class(cls) -> Any:
-        """Return `LatentModel`."""
-        from ragspec.visual.latents.model import LatentModel
-
-        return LatentModel
-
     @property
     def record(self) -> dict[str, Any]:
         """The further arguments of the constructor to save."""
@@ -130,14 +146,6 @@ class Latents(LatentFamily, LlamaGen):
         """The transformer that reads conditions and latents."""
         return self.model.trunk
 
-    def _check_codec(self) -> None:
-        width = int(self.codec.codebook().shape[1])
-        if self.model.config.latent_dim != width:
-            raise InputError(
-                f"got a tokenizer with latents of {width} numbers for a model of "
-                f"{self.model.config.latent_dim}; expected the one that the model was trained on."
-            )
-
     def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
         """Return a `LatentTarget`."""
         table = conditions.table(model.trunk)
@@ -146,18 +154,14 @@ class Latents(LatentFamily, LlamaGen):
     @torch.no_grad()
     def samples(
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Return the latents, and what became of the drafts."""
-        samples = samples_of(generations, raster)
-        outcomes, distances = self.outcomes(generations, target, rule)
-        latents = self.model.restored(target.table.latents[samples.codes])
-        return replace(
-            samples,
-            codes=None,
-            latents=latents,
-            outcomes=raster.grid(outcomes),
-            distances=raster.grid(distances),
-        )
+        samples = list[ImageSample]()
+        for sample, generation in zip(samples_of(generations, raster), generations, strict=True):
+            outcomes, distances = map(raster.grid, self.outcomes(generation, target.table, rule))
+            latents = self.model.restored(target.table.latents[sample.values])
+            samples.append(replace(sample, values=latents, outcomes=outcomes, distances=distances))
+        return samples
 
     @torch.no_grad()
     def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
@@ -180,21 +184,7 @@ class Latents(LatentFamily, LlamaGen):
         smaller = LatentTarget(draft, table, scale, schedule, table=target.table)
         return LatentDrafter(smaller, target)
 
-    def check_draft(self, draft: Any) -> bool:
-        """Return whether an object is a model of latents; raise an error if it does not fit."""
-        if not isinstance(draft, self.model_class()):
-            return False
-        if draft.config.latent_dim != self.model.config.latent_dim:
-            raise InputError(
-                f"got a draft model of latents of {draft.config.latent_dim} numbers; expected "
-                f"{self.model.config.latent_dim}. Draft with a model of the same latents."
-            )
-        check_trunks(self.trunk, draft.trunk)
-        for name in ("mean", "deviation"):
-            expected, actual = (getattr(each, name).float() for each in (self.model, draft))
-            if not torch.allclose(expected, actual.to(expected), atol=ROUNDED, rtol=ROUNDED):
-                raise InputError(
-                    f"got a draft model with another {name} of latents; expected the target's, by "
-                    "which both standardise. Train it beside its target."
-                )
-        return True
+    def shared(self, model: Any) -> dict[str, Any]:
+        """Return the sizes of latents, image and conditions, and the scale of latents."""
+        scale = {name: getattr(model, name).tolist() for name in ("mean", "deviation")}
+        return {**super().shared(model.trunk), "latent_dim": model.config.latent_dim, **scale}

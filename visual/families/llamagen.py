@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, TokenizerMismatchError
+from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError
 from ragspec.models.device import pick_dtype
 from ragspec.models.resolve import resolve_model
-from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
-from ragspec.visual.families.base import Family, ImageConfig, ModelFiles
-from ragspec.visual.loading import ImageFolder, class_labels, load_tokenizer
+from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
+from ragspec.visual.families.base import Family
+from ragspec.visual.loading import ImageFolder, class_labels
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
+from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.llamagen import LlamaGenModel
+from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
@@ -67,41 +70,71 @@ class CodecFamily(Family):
     Attributes:
         sizes: What the file of a model may not tell, as keywords of `from_pretrained`.
         published: The file of a tokenizer, for messages.
+        load_published: Returns the model of a file, given its dtype and `sizes`.
     """
 
     sizes: ClassVar[tuple[str, ...]]
     published: ClassVar[str]
+    load_published: ClassVar[Callable[..., Any]]
+
+    def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
+        super().__init__(model, tokenizer, folder)
+        self.codec = tokenizer
+        self._check_codec()
+        side = int(self.trunk.config.grid_size)
+        self.raster = Raster(side, side)
+        by_class = self.trunk.config.condition == "class"
+        self.condition = "class_labels" if by_class else "prompt"
+        self.class_names = class_labels(self.trunk.config.to_dict()) or ()
+
+    def _check_codec(self) -> None:
+        """Raise an error unless the tokenizer belongs to the model."""
+        raise NotImplementedError
 
     @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
+    def load(
+        cls,
+        folder: ImageFolder,
+        device: torch.device,
+        dtype: str | torch.dtype,
+        options: dict[str, Any],
+    ) -> tuple[Any, Any]:
         """Return the model and the tokenizer of a folder or a published file.
 
         Args:
-            files: Where they are.
             options: tokenizer (an object, a folder, or a published file; required with a file), and
                 of files `sizes`.
         """
         sizes = {name: options.pop(name, None) for name in cls.sizes}
-        tokenizer = options.pop("tokenizer", None)
-        if files.file is None:
-            model = cls.load_model(files.folder.target, files.device, files.dtype)
-            tokenizer = tokenizer or cls.tokenizer_beside(files)
-        elif tokenizer is None:
+        if not folder.target.is_file():
+            model, tokenizer = super().load(folder, device, dtype, options)
+        elif (tokenizer := options.pop("tokenizer", None)) is None:
             raise InputError(
-                f"got the checkpoint {files.file.name} without a tokenizer; expected "
+                f"got the checkpoint {folder.target.name} without a tokenizer; expected "
                 f"tokenizer=PATH, the {cls.published} that was published beside it."
             )
         else:
-            model = cls.load_file(files.file, files.device, files.dtype, **sizes)
+            model = cls.load_file(folder.target, device, dtype, **sizes)
         if isinstance(tokenizer, str | Path):
             tokenizer = cls.open_tokenizer(Path(tokenizer))
-        tokenizer.model.to(files.device)
+        tokenizer.model.to(device)
         return model, tokenizer
 
     @classmethod
-    def tokenizer_beside(cls, files: ModelFiles) -> Any:
-        """Return the tokenizer of a folder, or where it is."""
-        return load_tokenizer(files.folder, files.device)
+    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+        """Return where the tokenizer of a folder is."""
+        if folder.tokenizer is None:
+            raise ModelNotFoundError(
+                f"no tokenizer was found for {folder.name}: expected tokenizer/ or vae/ in "
+                f"{folder.target.parent}, or give tokenizer=PATH."
+            )
+        return folder.tokenizer
+
+    def save(self, root: Path, **options: Any) -> None:
+        """Write target/, and vae/ or tokenizer/."""
+        self.model.save_pretrained(root / "target", **options)
+        part = "vae" if isinstance(self.codec, KLAutoencoder) else "tokenizer"
+        self.codec.save_pretrained(root / part, dtype=torch.float32)
 
     @classmethod
     def load_file(
@@ -112,18 +145,14 @@ class CodecFamily(Family):
         Args:
             dtype: See `pick_dtype`; "auto" keeps the file's on an accelerator.
         """
-        raise NotImplementedError
+        kind = pick_dtype(dtype, device)
+        of_file = None if isinstance(kind, str) else kind
+        return cls.load_published(path, dtype=of_file, **sizes).to(device)
 
     @classmethod
     def open_tokenizer(cls, path: Path) -> Any:
         """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
         return VQTokenizer.from_pretrained(path)
-
-
-def file_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of a model on a device, None to keep that of its file."""
-    kind = pick_dtype(dtype, device)
-    return kind if isinstance(kind, torch.dtype) else None
 
 
 class LlamaGen(CodecFamily):
@@ -138,6 +167,7 @@ class LlamaGen(CodecFamily):
     """
 
     kind = "llamagen"
+    model_class, load_published = LlamaGenModel, staticmethod(load_llamagen)
     options = frozenset({"text_encoder"})
     sizes = ("grid_size", "num_attention_heads")
     published = "vq_ds16_c2i.pt or vq_ds16_t2i.pt"
@@ -151,53 +181,13 @@ class LlamaGen(CodecFamily):
         text_encoder: Any = None,
     ) -> None:
         super().__init__(model, tokenizer, folder)
-        self.codec = tokenizer
-        self._check_codec()
-        side = int(self.trunk.config.grid_size)
-        self.raster = Raster(side, side)
-        by_class = self.trunk.config.condition == "class"
-        self.condition = "class_labels" if by_class else "prompt"
-        self.class_names = class_labels(self.trunk.config.to_dict()) or ()
         self.text_encoder = caption_encoder(self.trunk, text_encoder)
-
-    @classmethod
-    def model_class(cls) -> Any:
-        """Return `LlamaGenModel`."""
-        from ragspec.visual.models.llamagen import LlamaGenModel
-
-        return LlamaGenModel
-
-    @classmethod
-    def load_file(
-        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
-    ) -> Any:
-        """Return the model of a published file such as c2i_B_256.pt; see `load_llamagen`."""
-        from ragspec.visual.models.llamagen_checkpoint import load_llamagen
-
-        return load_llamagen(path, dtype=file_dtype(dtype, device), **sizes).to(device)
-
-    def save(self, root: Path, **options: Any) -> None:
-        """Write target/ and tokenizer/."""
-        self.model.save_pretrained(root / "target", **options)
-        self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
 
     def conditions(self, call: ImageCall, raster: Raster) -> Conditions:
         """Return the labels, or the features of prompts and negative prompts."""
-        sources = {"prompt": call.prompt, "class_labels": call.class_labels}
-        passed = [name for name, value in sources.items() if value is not None]
-        if passed != [self.condition]:
-            raise InputError(
-                f"got {' and '.join(passed) or 'nothing to draw'}; expected {self.condition}."
-            )
         if self.condition == "class_labels":
-            if call.negative_prompt:
-                raise InputError(
-                    "got a negative prompt for a model of classes; expected none. Leave it out: "
-                    "guidance leads away from the model's own class of nothing."
-                )
-            return Conditions(
-                torch.tensor([self.label_of(each) for each in some(call.class_labels)])
-            )
+            labels = [self.label_of(each) for each in some(call.class_labels)]
+            return Conditions(torch.tensor(labels))
         texts = checked_texts(some(call.prompt))
         features, padding = self._features(texts)
         negatives = negatives_of(call.negative_prompt, len(texts))
@@ -226,12 +216,11 @@ class LlamaGen(CodecFamily):
         side = self.raster.height
         return self.load_file(path, self.model.device, self.model.dtype, grid_size=side)
 
-    def check_draft(self, draft: Any) -> bool:
-        """Return whether an object is a model of codes; raise an error if it does not fit."""
-        if not (hasattr(draft, "config") and hasattr(draft, "condition")):
-            return False
-        check_trunks(self.model, draft)
-        return True
+    def shared(self, model: Any) -> dict[str, Any]:
+        """Return the sizes of codes, image and conditions."""
+        conditions = "num_classes" if model.config.condition == "class" else "caption_dim"
+        names = ("vocab_size", "grid_size", "condition", "condition_length", conditions)
+        return {name: getattr(model.config, name) for name in names}
 
     def _check_codec(self) -> None:
         codes = int(self.model.config.vocab_size)
@@ -251,18 +240,6 @@ class LlamaGen(CodecFamily):
             )
         length = int(self.trunk.config.condition_length)
         return padded_features(self.text_encoder(texts), length)
-
-
-def check_trunks(target: Any, draft: Any) -> None:
-    """Raise TokenizerMismatchError if codes, image size or conditions differ from the target's."""
-    conditions = "num_classes" if target.config.condition == "class" else "caption_dim"
-    for what in ("vocab_size", "grid_size", "condition", "condition_length", conditions):
-        expected, actual = getattr(target.config, what), getattr(draft.config, what, None)
-        if expected != actual:
-            raise TokenizerMismatchError(
-                f"got a draft model with {what} {actual}; expected {expected}, the target's. Draft "
-                "with a model that was trained on the same codes and conditions."
-            )
 
 
 def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:

@@ -19,26 +19,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.call import ImageCall, some
+from ragspec.visual.call import ImageCall, ImageConfig, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.families.base import ImageConfig, ModelFiles
-from ragspec.visual.families.latents import ROUNDED, LatentFamily
-from ragspec.visual.families.llamagen import file_dtype
+from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.loading import ImageFolder, class_labels, is_model, read_kind
+from ragspec.visual.loading import ImageFolder, is_model, read_kind
+from ragspec.visual.masked.checkpoint import load_mar
+from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler, order_of
 from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.output import UNFINISHED, ImageSamples, samples_of
-from ragspec.visual.progress import Progress
+from ragspec.visual.output import UNFINISHED, ImageSample, samples_of
+from ragspec.visual.run import Progress
 
 ITERATIONS = 64  # the default in plain decoding; fewer if there are fewer latents
 STEPS = 100  # of denoising, as published
@@ -58,6 +58,7 @@ class Mar(LatentFamily):
     """
 
     kind = "ragspec-masked-latents"
+    model_class, load_published = MaskedModel, staticmethod(load_mar)
     plain_rule = "plain"
     nodes = 4  # each adds a masked prefix to the forward that verifies it
     adaptive_budget = False
@@ -77,56 +78,20 @@ class Mar(LatentFamily):
         prefill: float = 0.0,
     ) -> None:
         super().__init__(model, tokenizer, folder)
-        self.codec = _checked_autoencoder(model, tokenizer)
-        side = int(model.config.grid_size)
-        self.raster, self.condition = Raster(side, side), "class_labels"
-        self.class_names = class_labels(model.config.to_dict()) or ()
         self.iterations = iterations or 0
         if iterations is not None:
-            masked_counts(side**2, iterations)  # raises InputError
+            masked_counts(self.raster.codes, iterations)  # raises InputError
         self._floor = floor
         self.schedule = LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
         check_setting("prefill", prefill)
         self.prefill, self._window, self._ahead = prefill, self.nodes, 0
 
     @classmethod
-    def model_class(cls) -> Any:
-        """Return `MaskedModel`."""
-        from ragspec.visual.masked.model import MaskedModel
-
-        return MaskedModel
-
-    @classmethod
-    def tokenizer_beside(cls, files: ModelFiles) -> Any:
-        """Return vae/ of a folder, or the tokenizer."""
-        vae = files.folder.target.parent / "vae"
-        return vae if is_model(vae) else super().tokenizer_beside(files)
-
-    @classmethod
-    def load_file(
-        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
-    ) -> Any:
-        """Return the model of a published file such as checkpoint-last.pth; see `load_mar`."""
-        from ragspec.visual.masked.checkpoint import load_mar
-
-        return load_mar(path, dtype=file_dtype(dtype, device), **sizes).to(device)
-
-    @classmethod
     def open_tokenizer(cls, path: Path) -> Any:
         """Return the autoencoder of a folder, by its config, or of a file such as kl16.ckpt."""
-        if not path.exists():
-            raise ModelNotFoundError(
-                f"got the autoencoder {str(path)!r}, which does not exist; expected another."
-            )
         if is_model(path) and read_kind(path) == VQTokenizer.kind:
             return super().open_tokenizer(path)
         return KLAutoencoder.from_pretrained(path)
-
-    def save(self, root: Path, **options: Any) -> None:
-        """Write target/ and vae/ or tokenizer/."""
-        self.model.save_pretrained(root / "target", **options)
-        part = "vae" if isinstance(self.codec, KLAutoencoder) else "tokenizer"
-        self.codec.save_pretrained(root / part, dtype=torch.float32)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -156,8 +121,6 @@ class Mar(LatentFamily):
     def check(self, call: ImageCall) -> None:
         """Raise InputError for what latents have not."""
         super().check(call)
-        if call.prompt is not None or call.negative_prompt:
-            raise InputError("got a prompt; expected class_labels: the model draws classes.")
         self._expect_density(call.temperature)
 
     def _expect_density(self, temperature: float) -> None:
@@ -174,9 +137,7 @@ class Mar(LatentFamily):
 
     def conditions(self, call: ImageCall, raster: Raster) -> Tensor:
         """Return the class of each image, i64 [R]."""
-        if call.class_labels is None:
-            raise InputError("got nothing to draw; expected class_labels.")
-        return torch.tensor([self.label_of(label) for label in some(call.class_labels)])
+        return torch.tensor([self.label_of(each) for each in some(call.class_labels)])
 
     def open(self, model: Any, conditions: Tensor, config: ImageConfig) -> Any:
         """Return a `MaskedTarget` over all images of a call."""
@@ -196,22 +157,23 @@ class Mar(LatentFamily):
 
     def samples(
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Return the latents by place, and what became of the drafts."""
-        samples = samples_of(generations, raster)
         numbers = [torch.tensor(each.tokens, dtype=torch.int64) for each in generations]
-        outcomes, distances = self.outcomes(generations, target, rule)
-        placed = (_placed(each, target.orders) for each in (samples.maps, outcomes, distances))
-        maps, outcomes, distances = (raster.grid(each) for each in placed)
-        return replace(
-            samples,
-            codes=None,
-            maps=maps,
-            outcomes=outcomes,
-            distances=distances,
-            latents=self._restored(latents_of(target, numbers)),
-            prefixes=target.prefixes,
-        )
+        latents, samples = self._restored(latents_of(target, numbers)), list[ImageSample]()
+        for row, sample in enumerate(samples_of(generations, raster)):
+            generation, order = generations[row], target.orders[row].numpy()
+            outcomes, distances = self.outcomes(generation, target.table, rule)
+            replaced = replace(
+                sample,
+                values=latents[row],
+                map=self._placed(sample.map.reshape(-1), order),
+                outcomes=self._placed(outcomes, order),
+                distances=self._placed(distances, order),
+                prefixes=sum(1 + len(step.tree) for step in generation.steps),
+            )
+            samples.append(replaced)
+        return samples
 
     def step_tensor(self, target: Any) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
@@ -226,7 +188,7 @@ class Mar(LatentFamily):
 
     def plain_samples(
         self, conditions: Tensor, config: ImageConfig, progress: Progress
-    ) -> ImageSamples:
+    ) -> list[ImageSample]:
         """Generate a batch without drafts, in `iterations` forwards."""
         sampler = MaskedSampler(
             self.model, self.schedule, self.iterations, config.guidance_scale, config.temperature
@@ -236,27 +198,34 @@ class Mar(LatentFamily):
 
         def after(done: int, latents: Tensor) -> bool:
             nonlocal before
-            progress.bar.update(count * (done - before))
+            progress.state.bar.update(count * (done - before))
             before = done
             progress.report(done, latents.clone())
-            return not progress.interrupted
+            return not progress.state.interrupted
 
         labels, places = conditions[list(config.rows)], self.raster.codes
         latents = sampler.draw(labels, noises, after)
         sizes = -np.diff(np.array([places, *sampler.left]))
-        maps = np.tile(np.repeat(sizes, sizes), (count, 1))
-        orders = torch.stack([order_of(noise, places) for noise in noises])
-        grid = self.raster.grid
-        return ImageSamples(
-            maps=grid(_placed(maps, orders)),
-            labels=["exact" if before == places else UNFINISHED] * count,
-            excess=grid(np.zeros(maps.shape)),
-            latents=self._restored(latents),
-            outcomes=grid(np.zeros_like(maps)),
-            distances=grid(np.full(maps.shape, np.nan)),
-            prefixes=count * self.iterations,
-            iterations=self.iterations,
-        )
+        counts, shape = np.repeat(sizes, sizes), self.raster.shape
+        return [
+            ImageSample(
+                values=each,
+                label="exact" if before == places else UNFINISHED,
+                map=self._placed(counts, order_of(noise, places).numpy()),
+                excess=np.zeros(shape),
+                gaps=np.zeros(0),
+                outcomes=np.zeros(shape, dtype=np.int64),
+                distances=np.full(shape, np.nan),
+                prefixes=self.iterations,
+            )
+            for each, noise in zip(self._restored(latents), noises, strict=True)
+        ]
+
+    def _placed(self, values: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+        """Reorder values [N] from the order of generation to the places [h, w]."""
+        places = np.empty_like(values)
+        places[order] = values
+        return self.raster.grid(places)
 
     def _restored(self, latents: Tensor) -> Tensor:
         restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)
@@ -283,22 +252,10 @@ class Mar(LatentFamily):
     def _begin(self) -> int:
         return ceil(self.prefill * self.raster.codes)
 
-    def check_draft(self, draft: Any) -> bool:
-        """Return whether an object is a masked model; raise InputError if it does not fit."""
-        if not isinstance(draft, self.model_class()):
-            return False
-        for name in ("latent_dim", "grid_size", "num_classes", "mean", "deviation"):
-            expected, actual = (
-                torch.tensor(getattr(each.config, name), dtype=torch.float64)
-                for each in (self.model, draft)
-            )
-            same = expected.shape == actual.shape
-            if not same or not torch.allclose(expected, actual, ROUNDED, ROUNDED):
-                raise InputError(
-                    f"got a draft model with {name} {actual.tolist()}; expected "
-                    f"{expected.tolist()}. Draft with a model that was trained on the same latents."
-                )
-        return True
+    def shared(self, model: Any) -> dict[str, Any]:
+        """Return the sizes of latents, image and conditions, and the scale of latents."""
+        names = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
+        return {name: getattr(model.config, name) for name in names}
 
 
 def latents_of(target: MaskedTarget, numbers: Sequence[Tensor]) -> Tensor:
@@ -308,25 +265,3 @@ def latents_of(target: MaskedTarget, numbers: Sequence[Tensor]) -> Tensor:
     for row, order, each in zip(latents, target.orders, numbers, strict=True):
         row[order[: len(each)].to(latents.device)] = table.latents[each.to(latents.device)]
     return latents
-
-
-def _placed(values: NDArray[Any], orders: Tensor) -> NDArray[Any]:
-    """Reorder values [B, N] from the order of generation to the places."""
-    values = values.reshape(len(orders), -1)
-    places = np.empty_like(values)
-    np.put_along_axis(places, orders.numpy(), values, axis=1)
-    return places
-
-
-def _checked_autoencoder(model: Any, autoencoder: Any) -> Any:
-    if not isinstance(autoencoder, VQTokenizer | KLAutoencoder):
-        raise UnsupportedModelError(
-            f"got a {type(autoencoder).__name__} as tokenizer; expected a KLAutoencoder or a "
-            "VQTokenizer. Wrap a diffusers model in one of them."
-        )
-    if autoencoder.width != model.config.latent_dim:
-        raise InputError(
-            f"got an autoencoder with latents of {autoencoder.width} numbers for a model of "
-            f"{model.config.latent_dim}; expected the one that the model was trained on."
-        )
-    return autoencoder

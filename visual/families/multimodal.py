@@ -19,16 +19,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
-from ragspec.sampling.settings import whole
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.model_cache import ModelCache
-from ragspec.visual.call import ImageCall, checked_texts, negatives_of, some
-from ragspec.visual.families.base import Family, ImageConfig, ModelFiles, expect_kind
-from ragspec.visual.loading import ImageFolder
+from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
+from ragspec.visual.families.base import Family
+from ragspec.visual.loading import ImageFolder, expect_kind
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.vq import ModelVQ
 
 Ids = Sequence[int]
 _TEMPLATE = "chat_template.json"  # the file of older processors
@@ -40,46 +40,46 @@ class MultimodalTarget(ImageTarget):
     Args:
         prompts: Token ids of each prompt.
         unconditional: Token ids that guidance leads away from, see the module.
-        guidance_scale: None for the `usual_scale` of the class.
-        raster: None for the model's own.
-        guidance_interval, fixed: See `ImageTarget`.
+        guidance_scale, guidance_interval, raster, fixed: See `ImageTarget`.
     """
 
     kind: ClassVar[str]  # the model_type of its models
-    usual_scale: ClassVar[float] = 1.0
 
     def __init__(
         self,
         model: Any,
         prompts: Sequence[Ids],
         unconditional: Sequence[Ids] | None = None,
-        guidance_scale: float | None = None,
+        guidance_scale: float = 1.0,
         guidance_interval: tuple[int, int] | None = None,
         *,
-        raster: Raster | None = None,
+        raster: Raster,
         fixed: Tensor | None = None,
     ) -> None:
         expect_kind(model, self.kind)
-        scale = self.usual_scale if guidance_scale is None else guidance_scale
-        if scale != 1.0 and unconditional is None:
+        if guidance_scale != 1.0 and unconditional is None:
             raise InputError(
-                f"got guidance_scale {scale} without an unconditional prompt; expected "
+                f"got guidance_scale {guidance_scale} without an unconditional prompt; expected "
                 "the token ids of one for each. Pass unconditional=[[...]]."
             )
-        self.inner, outputs, usual = self.parts_of(model)
-        raster = raster or usual
-        table, codes = prompt_table(model, prompts, unconditional), len(outputs)
+        self.inner, outputs = self.parts_of(model)
         super().__init__(
-            model, table, scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
+            model,
+            prompt_table(model, prompts, unconditional),
+            guidance_scale,
+            guidance_interval,
+            codes=len(outputs),
+            fixed=fixed,
+            raster=raster,
         )
         self.outputs = torch.tensor(list(outputs), device=self.device)
         self.keeps_logits = True  # `run` does, whatever the model's own forward does
-        longest = table.length + raster.tokens
+        longest = self.condition_length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
-        """Return the module of the last hidden states, the head's id of each code, the raster."""
+    def parts_of(model: Any) -> tuple[Any, Ids]:
+        """Return the module of the last hidden states, and the head's id of each code."""
         raise NotImplementedError
 
     def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
@@ -136,6 +136,7 @@ class PromptFamily(Family):
     """
 
     target: ClassVar[type[MultimodalTarget]]
+    decoder_class: ClassVar[type[ModelVQ]] = ModelVQ
     batch_size = 4  # these models are large
     options = frozenset({"vq"})
 
@@ -148,30 +149,16 @@ class PromptFamily(Family):
             raise InputError(
                 f"got the tokenizer {tokenizer!r}; expected the model's processor or tokenizer."
             )
+        if vq is None and folder is not None and (folder.target / "vq").is_dir():
+            vq = folder.target / "vq"
         self.codec = self.decoder(vq)
         self.vq = None if vq is None else self.codec
         self.raster = self.usual_raster()
 
     @classmethod
-    def model_class(cls) -> Any:
-        """Return the class of transformers."""
-        import transformers
-
-        return getattr(transformers, f"{cls.kind.capitalize()}ForConditionalGeneration")
-
-    @classmethod
-    def load(cls, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the model and the text tokenizer of a folder.
-
-        Args:
-            files: A folder as transformers writes it.
-            options: tokenizer, an object to use in place of the folder's.
-        """
-        folder = files.folder.target
-        model = cls.load_model(folder, files.device, files.dtype)
-        if (folder / "vq").is_dir():
-            options.setdefault("vq", folder / "vq")
-        return model, options.pop("tokenizer", None) or load_processor(folder)
+    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+        """Return the text tokenizer of a folder as transformers writes it."""
+        return load_processor(folder.target)
 
     def save(self, root: Path, **options: Any) -> None:
         """Write the model and its tokenizer, and vq/ for a decoder of its own."""
@@ -190,11 +177,7 @@ class PromptFamily(Family):
         if vq is not None:
             name = self.kind.capitalize()
             raise InputError(f"got vq for {name}, which has a decoder of its own; leave it out.")
-        return self.model_decoder()
-
-    def model_decoder(self) -> Any:
-        """Return the code-book and decoder of the model."""
-        raise NotImplementedError
+        return self.decoder_class(self.model.model.vqmodel)
 
     def usual_raster(self) -> Raster:
         """Return the grid of codes of the default size."""
@@ -214,8 +197,6 @@ class PromptFamily(Family):
 
     def conditions(self, call: ImageCall, raster: Raster) -> PromptConditions:
         """Return the token ids of prompts and of their negative prompts."""
-        if call.class_labels is not None:
-            raise InputError("got class_labels; expected prompt.")
         texts = checked_texts(some(call.prompt))
         prompts = [self.ids(self.request(text), raster) for text in texts]
         negatives = negatives_of(call.negative_prompt, len(texts))
@@ -235,25 +216,14 @@ class PromptFamily(Family):
             fixed=config.fixed,
         )
 
-    def check_draft(self, draft: Any) -> bool:
-        """Return whether an object is a model; raise TokenizerMismatchError if it does not fit."""
-        if not hasattr(getattr(draft, "config", None), "model_type"):
-            return False
-        for what, of in (
-            ("type", lambda model: model.config.model_type),
-            ("text vocabulary", lambda model: model.config.get_text_config().vocab_size),
-            ("code-book", lambda model: model.model.vqmodel.quantize.embedding.weight.shape[0]),
-            ("tokens of codes", _code_tokens),
-        ):
-            expected, actual = of(self.model), of(draft)
-            if expected != actual:
-                got = "others" if isinstance(expected, dict) else actual
-                raise TokenizerMismatchError(
-                    f"got a draft model with the {what} {got}; expected "
-                    f"{'those' if isinstance(expected, dict) else expected} of the target. Draft "
-                    "with a model that shares its prompts and codes."
-                )
-        return True
+    def shared(self, model: Any) -> dict[str, Any]:
+        """Return the sizes of vocabulary and code-book, and the text tokens that are codes."""
+        mapping = getattr(model.model, "vocabulary_mapping", None)
+        return {
+            "a text vocabulary of": model.config.get_text_config().vocab_size,
+            "a code-book of": model.model.vqmodel.quantize.embedding.weight.shape[0],
+            "tokens of codes": None if mapping is None else dict(mapping.img2bpe),
+        }
 
 
 def load_processor(folder: Path) -> Any:
@@ -277,8 +247,8 @@ def load_processor(folder: Path) -> Any:
     return tokenizer
 
 
-def mark(tokenizer: Any, attribute: str, *names: str) -> str:
-    """Return a special token: the tokenizer's attribute, or the first name in its vocabulary.
+def mark(tokenizer: Any, attribute: str, name: str = "") -> str:
+    """Return a special token: the tokenizer's attribute, or a name in its vocabulary.
 
     Raises:
         InputError: The tokenizer has neither.
@@ -286,15 +256,13 @@ def mark(tokenizer: Any, attribute: str, *names: str) -> str:
     token = getattr(tokenizer, attribute, None)
     if isinstance(token, str):
         return token
-    vocabulary = tokenizer.get_vocab()
-    token = next((name for name in names if name in vocabulary), None)
-    if token is None:
+    if name not in tokenizer.get_vocab():
+        lacking = f"{attribute} and without {name}" if name else attribute
         raise InputError(
-            f"got a tokenizer without {attribute}"
-            + (f" and without {' or '.join(names)}" if names else "")
-            + "; expected the tokenizer that the image model came with."
+            f"got a tokenizer without {lacking}; expected the tokenizer that the image model came "
+            "with."
         )
-    return token
+    return name
 
 
 def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
@@ -312,26 +280,19 @@ def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
     return ids
 
 
-def _code_tokens(model: Any) -> dict[int, int] | None:
-    """Return the text token of each code, for models whose codes are text tokens."""
-    mapping = getattr(model.model, "vocabulary_mapping", None)
-    return None if mapping is None else dict(mapping.img2bpe)
-
-
 def prompt_table(
     model: Any, prompts: Sequence[Ids], unconditional: Sequence[Ids] | None
 ) -> ConditionTable:
     """Return the table of embedded prompts; without unconditional ones each is its own partner.
 
     Raises:
-        InputError: A prompt is empty, no list of token ids, or has an id that the model lacks.
+        InputError: A prompt is empty, or has an id that the model lacks.
     """
-    prompted = _ids(prompts)
-    beside = prompted if unconditional is None else _ids(unconditional)
-    rows = [*prompted, *beside]
-    if not rows or not all(rows) or len(beside) != len(prompted):
+    beside = prompts if unconditional is None else unconditional
+    rows = [list(row) for row in (*prompts, *beside)]
+    if not rows or not all(rows) or len(beside) != len(prompts):
         raise InputError(
-            f"got {len(prompted)} prompts, of {[len(row) for row in rows][:8]} tokens (the "
+            f"got {len(prompts)} prompts, of {[len(row) for row in rows][:8]} tokens (the "
             "unconditional ones included); expected at least one, each with an unconditional one, "
             "and none that is empty."
         )
@@ -342,27 +303,13 @@ def prompt_table(
         raise InputError(
             f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}."
         )
-    count, length = len(prompted), max(map(len, rows))
+    count, length = len(prompts), max(map(len, rows))
     padding = [length - len(row) for row in rows]
     padded = [[row[0]] * pad + row for row, pad in zip(rows, padding, strict=True)]
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
     conditional, none = embedded.split(count)
     return ConditionTable.of(conditional, none, padding[:count], padding[count:])
-
-
-def _ids(prompts: Any) -> list[list[int]]:
-    try:
-        rows = [[whole(token) for token in prompt] for prompt in prompts]
-    except TypeError:  # a number where a list is expected
-        rows = [[None]]
-    results = [[token for token in row if token is not None] for row in rows]
-    if results != rows:
-        raise InputError(
-            f"got the prompts {prompts!r}; expected a list of lists of token ids, whole numbers. "
-            "Make them with the model's own tokenizer."
-        )
-    return results
 
 
 def codes_in_order(text_ids: Mapping[int, int]) -> list[int]:

@@ -13,6 +13,8 @@ from ragspec.visual.latents.sampler import LatentSample, Sampler
 
 MOST_LATENTS = 1 << 20  # limit of numbers per call; those from here on stand for conditions
 _FIRST = 1024
+OUTCOMES = ("target", "accepted", "reflected", "redrawn")
+"""There was no draft; it was kept; its mirror image replaced it; another latent replaced it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,11 @@ class LatentTable:
         self._samplers.append(None)
         return number
 
-    def distances(self, numbers: Sequence[int]) -> Tensor:
-        """Return the distance of kept drafts from the target's own latents, else NaN: f64 [n].
-
-        The unit is one deviation of the latents.
-        """
-        judged = [self.judged[number] for number in numbers]
-        sampled = torch.tensor([each.target_number for each in judged])
-        difference = self.latents[torch.tensor(numbers)] - self.latents[sampled]
-        distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
-        distances[[not each.accepted for each in judged]] = torch.nan
+    def distances(self, judged: Sequence[Judged]) -> Tensor:
+        """Return how far committed latents are from the target's own, in deviations: f64 [n]."""
+        numbers = [(each.emitted, each.target_number) for each in judged]
+        emitted, sampled = self.latents[torch.tensor(numbers).long().reshape(-1, 2)].unbind(1)
+        distances: Tensor = torch.linalg.vector_norm((emitted - sampled).double(), dim=-1).cpu()
         return distances
 
     def _numbers(self, count: int) -> range:

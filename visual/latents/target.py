@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
-from ragspec.rules.base import Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import children
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.latents.model import LatentModel
@@ -82,35 +79,13 @@ class LatentDraws:
         latents = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(latents, indices, [self.sampler] * len(indices))
 
-    def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
-        """Record a rule's verdict on a chain of drafts."""
-        below_all, node = children(tree.parents), ROOT
-        path = [int(tree.tokens[each]) for each in verdict.path]
-        for place, number in enumerate([*path, verdict.token]):
-            if number is None:
-                break
-            below, index = below_all.get(node), view.index(node)
-            drafted = int(tree.tokens[below[0]]) if below else None
-            if drafted is not None and self.table.indices[drafted] != index:
-                drafted = None  # only a latent sampled for this index is a draft
-            self.table.judged[number] = Judged(index, drafted, view.token(node), number)
-            if place < len(path):
-                node = verdict.path[place]
+    def note(self, judged: Judged) -> None:
+        """Record a rule's verdict on a latent."""
+        self.table.judged[judged.emitted] = judged
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
         return path_noise(noise, indices, self.steps, self.table.paths.shape[-1])
-
-
-def expect_steps(table: LatentTable, steps: int, width: int) -> None:
-    """Raise InputError unless a table is for latents of this width and number of steps."""
-    shape = table.means.shape
-    if shape[1:] != (steps, width):
-        raise InputError(
-            f"got latents of {width} numbers in {steps} steps; expected {shape[2]} in "
-            f"{shape[1]}, as the target's. Draft with a model of the same latents, on the "
-            "target's schedule."
-        )
 
 
 class LatentTarget(LatentDraws, ImageTarget):
@@ -122,9 +97,6 @@ class LatentTarget(LatentDraws, ImageTarget):
         guidance_scale: See `ImageTarget`.
         schedule: None for the model's own.
         table: For a draft model, the target's table: rules read how drafts were sampled.
-
-    Raises:
-        InputError: The table is for latents of another width or number of steps.
     """
 
     def __init__(
@@ -144,7 +116,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         steps, width = self.sampler.schedule.steps, config.latent_dim
         like = next(model.read.parameters())
         self.table = table or LatentTable(steps, width, like, self.sampler.spread)
-        expect_steps(self.table, steps, width)
+        assert self.table.means.shape[1:] == (steps, width)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""

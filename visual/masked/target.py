@@ -23,7 +23,7 @@ from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
-from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
+from ragspec.visual.latents.target import LatentDraws, LatentView
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import NoiseSampler, order_of
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at
@@ -42,9 +42,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         ahead: Latents that each forward also samples behind its deepest prefix, all under that
             prefix; see `guess`.
         table: For a draft model, the table of its target.
-
-    Raises:
-        InputError: The table has latents of another width or number of steps.
     """
 
     capabilities = Capabilities(False, False, True, False, "a masked model of latents")
@@ -73,11 +70,10 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self._order_of = dict(zip(self.noises, self.orders, strict=True))
         self.view = MaskedView
         self.sampler = self.sampler_at(0)
-        self.prefixes = 0  # masked prefixes that all forwards have read
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
         self.table = table or LatentTable(schedule.steps, width, like, self.sampler.spread)
-        expect_steps(self.table, schedule.steps, width)
+        assert self.table.means.shape[1:] == (schedule.steps, width)
         self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
         self._guesses: dict[int, dict[int, int]] = {}
 
@@ -224,7 +220,6 @@ class MaskedSession(TargetSession):
             pictures += [picture_of(whole)] * len(depths)
             prefixes += [whole[1:depth] for depth in depths]
         states = target.read(pictures, prefixes)
-        target.prefixes += len(prefixes)
         parts, start = [], 0
         for tree in trees:
             rows = range(start, start + len(tree) + 1)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
-from ragspec.visual.checks import bounded
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.checks import bounded, check_images
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns
 
 _GROUPS = 32
@@ -51,12 +51,15 @@ class Autoencoder:
 
     Attributes:
         kind, example: The name of the model's class in diffusers, and that of a published file.
+        parts, sizes: What a model must have, and its configuration.
         layout: The layout of published files.
         reduction: Pixels per latent along one side.
     """
 
     kind: ClassVar[str]
     example: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]]
+    sizes: ClassVar[tuple[str, ...]]
     layout: ClassVar[WeightLayout]
     model: Any
 
@@ -95,6 +98,14 @@ class Autoencoder:
         return cls(model, **settings)
 
     def __init__(self, model: Any) -> None:
+        config = getattr(model, "config", None)
+        missing = [part for part in self.parts if not hasattr(model, part)]
+        missing += [f"config.{size}" for size in self.sizes if not hasattr(config, size)]
+        if missing:
+            raise UnsupportedModelError(
+                f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
+                f"{self.kind}. Convert the checkpoint to the layout of one first."
+            )
         self.model = model.eval().requires_grad_(False)
         self.reduction = int(2 ** (len(model.config.block_out_channels) - 1))
 
@@ -115,6 +126,18 @@ class Autoencoder:
         raise NotImplementedError
 
     @torch.no_grad()
+    def latents(self, images: Tensor) -> Tensor:
+        """Return the latents f32 [B, h * w, d] of images.
+
+        Raises:
+            InputError: See `check_images`.
+        """
+        check_images(images, int(self.model.config.in_channels), self.reduction)
+        weight = self.model.post_quant_conv.weight
+        latents = self._encode(images.to(weight.device, weight.dtype))
+        return latents.flatten(2).transpose(1, 2).float()
+
+    @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
@@ -131,6 +154,10 @@ class Autoencoder:
         weight = self.model.post_quant_conv.weight
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
         return bounded(self._decode(laid).float())
+
+    def _encode(self, images: Tensor) -> Tensor:
+        """Return the latents [B, d, h, w] of images."""
+        raise NotImplementedError
 
     def _decode(self, latents: Tensor) -> Tensor:
         """Return the images of latents [B, d, h, w]."""

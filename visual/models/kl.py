@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ragspec.errors import UnsupportedModelError
-from ragspec.visual.checks import check_images
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -60,16 +56,9 @@ class KLAutoencoder(Autoencoder):
 
     kind = "AutoencoderKL"
     example = "kl16.ckpt"
+    parts = ("encode", "decode", "post_quant_conv")
+    sizes = ("in_channels", "block_out_channels", "latent_channels")
     layout = _LAYOUT
-
-    def __init__(self, model: Any) -> None:
-        if not all(hasattr(model, part) for part in ("encode", "decode", "config")) or not hasattr(
-            model.config, "latent_channels"
-        ):
-            raise UnsupportedModelError(
-                f"got a {type(model).__name__}; expected a diffusers AutoencoderKL."
-            )
-        super().__init__(model)
 
     @staticmethod
     def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
@@ -87,17 +76,9 @@ class KLAutoencoder(Autoencoder):
         """The size of a latent, d."""
         return int(self.model.config.latent_channels)
 
-    @torch.no_grad()
-    def latents(self, images: Tensor) -> Tensor:
-        """Return the means f32 [B, h * w, d] of the latents of images.
-
-        Raises:
-            InputError: See `check_images`.
-        """
-        check_images(images, int(self.model.config.in_channels), self.reduction)
-        pixels = images.to(self.model.device, self.model.dtype)
-        means: Tensor = self.model.encode(pixels).latent_dist.mean
-        return means.flatten(2).transpose(1, 2).float()
+    def _encode(self, images: Tensor) -> Tensor:
+        means: Tensor = self.model.encode(images).latent_dist.mean
+        return means
 
     def _decode(self, latents: Tensor) -> Tensor:
         images: Tensor = self.model.decode(latents).sample

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError
-from ragspec.sampling.settings import checked_count, whole
+from ragspec.sampling.settings import checked_count
 from ragspec.visual.checks import side_of
 
 
@@ -53,8 +52,8 @@ class Raster:
         return laid[:, : self.width].reshape(-1)
 
     def grid(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the entries of values [B, tokens] that belong to codes, as [B, h, w]."""
-        return values.reshape(-1, self.height, self.line)[:, :, : self.width]
+        """Return the entries of values [tokens] that belong to codes, as [h, w]."""
+        return values.reshape(self.height, self.line)[:, : self.width]
 
     def codes_in(self, tokens: int) -> int:
         """Return how many of an image's first tokens are codes."""
@@ -76,24 +75,3 @@ def square(count: int) -> Raster:
     """Return a square of `count` codes, or one row if that is no square number."""
     side = side_of(count)
     return Raster(1, count) if side is None else Raster(side, side)
-
-
-def codes_along(pixels: Any, reduction: int, name: str) -> int:
-    """Return the number of codes along a side of an image.
-
-    Args:
-        pixels: Length of the side.
-        reduction: Pixels per code.
-        name: Name of the argument, for the message.
-
-    Raises:
-        InputError: The side is no multiple of `reduction`.
-    """
-    count = whole(pixels)
-    codes, rest = divmod(count, reduction) if count is not None else (0, 0)
-    if codes < 1 or rest:
-        raise InputError(
-            f"{name} is {pixels!r} pixels; expected a multiple of {reduction}. Each code "
-            f"stands for {reduction} x {reduction} pixels."
-        )
-    return codes

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError
-from ragspec.visual.checks import bounded, check_images, side_of
+from ragspec.errors import InputError, ModelError
+from ragspec.visual.checks import bounded, side_of
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -28,8 +28,6 @@ from ragspec.visual.models.autoencoder import (
 )
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
-_PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
-_SIZES = ("in_channels", "block_out_channels", "norm_type")
 _ROUNDED = 4e-3  # from unit length, by rounding to 16 bits
 _LAYOUT = WeightLayout(
     "LlamaGen tokenizer",
@@ -55,17 +53,11 @@ class VQTokenizer(Autoencoder):
 
     kind = "VQModel"
     example = "vq_ds16_c2i.pt"
+    parts = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
+    sizes = ("in_channels", "block_out_channels", "norm_type")
     layout = _LAYOUT
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
-        config = getattr(model, "config", None)
-        missing = [part for part in _PARTS if not hasattr(model, part)]
-        missing += [f"config.{size}" for size in _SIZES if not hasattr(config, size)]
-        if missing:
-            raise UnsupportedModelError(
-                f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
-                "VQModel. Convert the checkpoint to the layout of a VQModel first."
-            )
         super().__init__(model)
         self.normalised = normalised
 
@@ -112,17 +104,9 @@ class VQTokenizer(Autoencoder):
         rows: Tensor = self.model.quantize.embedding.weight.float()
         return functional.normalize(rows, dim=-1) if self.normalised else rows
 
-    @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """Return the latents f32 [B, h * w, d] of images, before the look-up of codes.
-
-        Raises:
-            InputError: See `check_images`.
-        """
-        check_images(images, int(self.model.config.in_channels), self.reduction)
-        weight = self.model.quant_conv.weight
-        latents = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
-        latents = latents.flatten(2).transpose(1, 2).float()
+        """Return the latents f32 [B, h * w, d] of images, before the look-up of codes."""
+        latents = super().latents(images)
         return functional.normalize(latents, dim=-1) if self.normalised else latents
 
     @torch.no_grad()
@@ -157,6 +141,9 @@ class VQTokenizer(Autoencoder):
         """Return images of latents [B, h, w, d], which are normalised if the code-book is."""
         unit = functional.normalize(latents, dim=-1) if self.normalised else latents
         return super().decode_latents(unit)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        return torch.as_tensor(self.model.quant_conv(self.model.encoder(images)))
 
     def _decode(self, latents: Tensor) -> Tensor:
         spatial = latents if self.model.config.norm_type == "spatial" else None

@@ -23,8 +23,9 @@ as the draft expects below it. A code is only replaced if at least `least_gain` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from ragspec.errors import InputError
 from ragspec.needs import Needs
@@ -44,7 +45,7 @@ from ragspec.visual.rules.relation import (
     related,
     same_cluster,
 )
-from ragspec.visual.rules.tv_budget import APPROXIMATE, Spending, TVBudget
+from ragspec.visual.rules.tv_budget import Spending, TVBudget
 
 Table = TypeVar("Table", CodeNeighbours, CodePartition)
 
@@ -52,7 +53,7 @@ Table = TypeVar("Table", CodeNeighbours, CodePartition)
 class RelaxedWalk(Rule):
     """A walk in which a drafted code stands for the codes of a relation.
 
-    Every row counts its spending in the rule that `open` returns; `judge` begins a new row.
+    Every row counts its spending in the rule that `open` returns.
 
     Args:
         tv_budget: See `TVBudget`; a number is a budget that is spent first come, first served.
@@ -64,7 +65,6 @@ class RelaxedWalk(Rule):
 
     name = "relaxed-walk"
     needs = Needs(probabilities=True)
-    weighs = False  # whether rows compute expected gains even if `least_gain` is 0
 
     def __init__(
         self, relation: Relation, tv_budget: TVBudget | float | None = None, least_gain: float = 0.0
@@ -75,36 +75,18 @@ class RelaxedWalk(Rule):
         self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
         self.relaxes = not (off or relation.nothing)
+        self.spending = Spending(self.tv_budget)
 
     @property
     def label(self) -> str:
-        """`exact` if nothing is relaxed, else `approximate`; rows have the label with a bound."""
-        return APPROXIMATE if self.relaxes else Walk.label
-
-    def open(self) -> RelaxedRow:
-        """Return the rule for one row, with its budget unspent."""
-        return RelaxedRow(self)
-
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path, the code that follows it, and each position's excess."""
-        return self.open().judge(tree, target)
-
-
-class RelaxedRow(Rule):
-    """A `RelaxedWalk` over one row, with the row's spending."""
-
-    def __init__(self, rule: RelaxedWalk) -> None:
-        self.name = rule.name
-        self.relation = rule.relation
-        self.relaxes = rule.relaxes
-        self.least_gain = rule.least_gain
-        self.weighs = rule.weighs or rule.least_gain > 0.0
-        self.spending = Spending(rule.tv_budget)
-
-    @property
-    def label(self) -> str:
-        """The guarantee so far; a draft that is not deterministic ends a bound."""
+        """The guarantee of a row so far; a draft that is not deterministic ends a bound."""
         return self.spending.label if self.relaxes else Walk.label
+
+    def open(self) -> Self:
+        """Return the rule for one row, with its budget unspent."""
+        row = copy(self)
+        row.spending = Spending(self.tv_budget)
+        return row
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
@@ -120,8 +102,7 @@ class RelaxedRow(Rule):
             self.spending.bounds &= tree.kind is DraftKind.DETERMINISTIC
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens = tree.tokens.tolist()
-        below = promised(tree) if self.weighs else [0.0] * len(tree)
-        excess: list[float] = []
+        below, excess = promised(tree), list[float]()
 
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             code = target.token(node)

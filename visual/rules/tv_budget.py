@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.rules.base import Around, Step, TargetView, Verdict
+from ragspec.rules.base import Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.checks import check_setting
@@ -101,8 +101,21 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
 LEAST = 1e-12  # lower limit of probabilities, so that an excluded code leaves the mean finite
 
 
-class Surprising(Around):
+class Surprising(Rule):
     """A rule that also measures the NLL gap of the codes that it emits, in nats; see `Verdict`."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.name, self.accepts, self.needs = rule.name, rule.accepts, rule.needs
+
+    @property
+    def label(self) -> str:
+        """The label of the rule, which may change with the drafts that it judged."""
+        return self.rule.label
+
+    def open(self) -> Surprising:
+        """Return a wrapper of the rule for one row."""
+        return Surprising(self.rule.open())
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict with the NLL gap of every code that it emits."""
@@ -112,11 +125,8 @@ class Surprising(Around):
         if verdict.token is not None:
             codes.append(verdict.token)
         nodes = nodes[: len(codes)]
-        if isinstance(target, RowView):
-            distributions = target.distributions(nodes)
-        else:
-            distributions = torch.stack([target.probabilities(node) for node in nodes])
-        return replace(verdict, nll_gap=nll_gap_of(distributions, codes))
+        assert isinstance(target, RowView)
+        return replace(verdict, nll_gap=nll_gap_of(target.distributions(nodes), codes))
 
 
 def nll_gap_of(distributions: Tensor, codes: list[int]) -> tuple[float, ...]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -88,20 +86,3 @@ def test_chains_grow_with_what_is_preserved_and_end_with_the_picture() -> None:
     _, none = generate(Near(0.0), window=99, min_expected_gain=0.1)  # none is
     assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
     assert latents.shape[1] == CODES
-
-
-def test_bad_drafts_are_refused() -> None:
-    target = models.target(models.model())
-    with pytest.raises(InputError, match="got latents of 4 numbers in 4 steps; expected 4 in 5"):
-        models.target(smaller(), steps=4, table=target.table)
-    with pytest.raises(InputError, match="got latents of 3 numbers in 5 steps; expected 4 in 5"):
-        models.target(smaller(width=3), table=target.table)
-    with pytest.raises(InputError, match="made with table="):
-        LatentDrafter(models.target(smaller()), target)
-    with pytest.raises(
-        InputError, match="expected a LatentTarget or a MaskedTarget over the smaller model"
-    ):
-        LatentDrafter(smaller(), target)
-    for window, min_expected_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
-        with pytest.raises(InputError, match=f"got window {window} and worth {min_expected_gain}"):
-            parse_drafter(target, smaller(), window=window, min_expected_gain=min_expected_gain)

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import ImagePipeline, KLAutoencoder
 from ragspec.visual.masked.model import MaskedModel
@@ -191,7 +196,7 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
     again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
     assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
     other = MaskedModel(tiny_masked.config(4, mean=1.0))
-    with pytest.raises(InputError, match=r"draft model with mean 1\.0; expected 0\.0"):
+    with pytest.raises(TokenizerMismatchError, match=r"draft model with mean 1\.0; expected 0\.0"):
         pipeline(folder, **DRAFTED | {"drafter": other})
     with pytest.raises(InputError, match="with temperature 0; expected noise"):
         sampled(pipe, temperature=0.0)
@@ -221,7 +226,7 @@ def test_parts_that_do_not_belong_together_are_refused(
     wide = MaskedModel(tiny_masked.config(5))
     with pytest.raises(InputError, match="latents of 4 numbers for a model of 5"):
         ImagePipeline(wide, kl)
-    with pytest.raises(ModelNotFoundError, match="does not exist"):
+    with pytest.raises(ModelNotFoundError, match="published file such as kl16"):
         pipeline(folder, tokenizer=tmp_path / "no.ckpt")
     with pytest.raises(UnsupportedModelError, match="Use family='mar'"):
         ImagePipeline.from_pretrained(folder, family="latents")

@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         opened("janus", "jacobbi")
     with pytest.raises(ModelNotFoundError, match="draft/"):
         opened("janus", "model")
-    with pytest.raises(TokenizerMismatchError, match="type emu3"):
+    with pytest.raises(TokenizerMismatchError, match="type 'emu3'"):
         opened("janus", tiny_prompted.model("emu3"))
     with pytest.raises(InputError, match="processor"):
         ImagePipeline(janus, 3)

@@ -95,12 +95,6 @@ def test_bad_input_is_refused() -> None:
     target = MaskedTarget(instance, schedule, labels, noises)
     with pytest.raises(InputError, match=r"expected one of target\.prompt"):
         target.check_prompt([3])
-    with pytest.raises(InputError, match="in 4 steps; expected 2 in 3"):
-        MaskedTarget(instance, LearnedSchedule(4), labels, noises, table=target.table)
-    with pytest.raises(InputError, match="window 0"):
-        LatentDrafter(None, target, 0)
-    with pytest.raises(InputError, match="MaskedTarget over the smaller model"):
-        LatentDrafter(MaskedTarget(instance, schedule, labels, noises), target)
     for floor in (-0.1, 1.0, "much"):
         with pytest.raises(InputError, match="expected a deviation from 0"):
             LearnedSchedule(4, floor)  # type: ignore[arg-type]

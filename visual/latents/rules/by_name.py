@@ -49,10 +49,8 @@ class Near(Rule):
         return walk(tree, expect_latents(self, target), self._emit)
 
     def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
-        table = view.target.table
-        if table.indices[drafted] != view.index(node):
-            return sampled
-        difference = torch.linalg.vector_norm(table.latents[drafted] - table.latents[sampled])
+        latents = view.target.table.latents
+        difference = torch.linalg.vector_norm(latents[drafted] - latents[sampled])
         return drafted if float(difference) <= self.r else sampled
 
 

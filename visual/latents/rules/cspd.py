@@ -23,7 +23,7 @@ from ragspec.rules.descent import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.checks import check_setting
-from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.table import Judged, LatentTable
 from ragspec.visual.latents.target import LatentView
 
 KINDS = frozenset({DraftKind.COUPLED})
@@ -33,14 +33,18 @@ Emit = Callable[[LatentView, int, int, int], int]
 
 
 def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
-    """Return the path of the drafts that `emit` keeps; the first other latent ends it."""
+    """Return the path of the drafts that `emit` keeps; the first other latent ends it.
+
+    The target records the verdict on each latent.
+    """
 
     def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
-        sampled = view.token(node)
-        if not siblings:
-            return None, sampled
-        drafted = int(tree.tokens[siblings[0]])
-        token = emit(view, node, drafted, sampled)
+        sampled, index = view.token(node), view.index(node)
+        drafted = int(tree.tokens[siblings[0]]) if siblings else None
+        if drafted is not None and view.target.table.indices[drafted] != index:
+            drafted = None  # only a latent sampled for this index is a draft
+        token = sampled if drafted is None else emit(view, node, drafted, sampled)
+        view.target.note(Judged(index, drafted, sampled, token))
         return siblings[0] if token == drafted else None, token
 
     return descend(tree, view, decide)
@@ -85,7 +89,10 @@ class Coupled(Rule):
 
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
         """Return log p / q of a draft, by its number and that of the target's sample."""
-        return log_ratio(view.target.table, drafted, sampled, self.steps(view.target.steps))
+        table, s = view.target.table, self.steps(view.target.steps)
+        path = table.paths[drafted][None]
+        by_target = log_density(path[:, :s], *gaussians_of(table, sampled, path, s))
+        return float(by_target - log_density(path[:, :s], *sampled_with(table, drafted, s)))
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
         """Return a latent [D] from the residual max(0, p - q).
@@ -96,21 +103,11 @@ class Coupled(Rule):
         return view.target.table.latents[sampled] if latent is None else latent
 
     def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
-        table, index = view.target.table, view.index(node)
-        if table.indices[drafted] != index:
-            return sampled
+        index = view.index(node)
         ratio = self.log_ratio(view, drafted, sampled)
         if view.noise.uniform(index, NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
-        return table.add_latent(self.left(view, index, drafted, sampled))
-
-
-def log_ratio(table: LatentTable, drafted: int, sampled: int, s: int) -> float:
-    """Return log p / q of the last s steps of a draft's path."""
-    path = table.paths[drafted][None]
-    by_target = log_density(path[:, :s], *gaussians_of(table, sampled, path, s))
-    by_draft = log_density(path[:, :s], *sampled_with(table, drafted, s))
-    return float(by_target - by_draft)
+        return view.target.table.add_latent(self.left(view, index, drafted, sampled))
 
 
 def left_of_paths(
