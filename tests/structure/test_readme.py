@@ -104,7 +104,7 @@ MORE = {
     "serve": "--port 0",
     "chat": f"--model {CHAT}",
     "bench text": "-s new-tokens=8",
-    "bench image --model latent-tiles": "--steps 2",
+    "bench image --model latent-tiles": "--images 1 --steps 2",
 }
 
 
