@@ -42,10 +42,9 @@ def fresh_head(
     """Return an untrained head for a target, in float32 on its device.
 
     A head of EAGLE-3 or P-EAGLE begins as a copy of the last layer of a Llama-like target, with its
-    norm and its rows of logits, which Medusa and Hydra copy too. Other weights are random: one
-    layer with the target's number of attention heads if twice that divides the hidden size, else
-    one, and a feed-forward part 8/3 as wide as the hidden size, rounded up in steps of 32. The mask
-    token is the last one of the vocabulary.
+    norm and rows of logits; Medusa and Hydra copy the rows. Other weights are random: one layer
+    with the target's number of attention heads if twice that divides the hidden size, else one, and
+    a feed-forward part 8/3 as wide, in steps of 32. The mask token is the vocabulary's last.
 
     Args:
         form: One of `FORMS`.
@@ -58,8 +57,7 @@ def fresh_head(
     """
     if form not in FORMS:
         raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
-    settings, text = dict(FORMS[form]), target.model.config.get_text_config()
-    join = settings.get("join", "project")
+    settings, join = dict(FORMS[form]), FORMS[form].get("join", "project")
     if tokens is not None and join in ("state", "path"):
         raise InputError(
             f"got a vocabulary of {len(tokens)} tokens for a head of {form}, which drafts all; "
@@ -73,9 +71,8 @@ def fresh_head(
     if form not in ("eagle1", "eagle3"):
         mask = target.vocab_size - 1 if form in ("peagle", "dflash") else None
         settings |= {"slots": slots, "mask_token": mask}
-    layers = copied_layer(text) if copied else _settings(text, states_size(target))
     config = HeadConfig(
-        layers=prefix_layer(text) if form == "hydra++" else layers,
+        layers=_layers(form, target, copied),
         embedding_size=target.embed(first).shape[-1],
         target_size=states_size(target),
         vocab_size=target.vocab_size,
@@ -95,8 +92,13 @@ def fresh_head(
     return head.to(target.device)
 
 
-def _settings(text: Any, width: int) -> dict[str, Any]:
-    """Return the configuration of a random layer."""
+def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, Any]:
+    """Return the configuration of the layer: the target's if it is `copied`, or a random one's."""
+    text, width = target.model.config.get_text_config(), states_size(target)
+    if form == "hydra++":
+        return prefix_layer(text)
+    if copied:
+        return copied_layer(text)
     heads = int(getattr(text, "num_attention_heads", 0) or 1)
     heads = heads if width % (2 * heads) == 0 else 1
     return {

@@ -54,6 +54,7 @@ TABLES = {
     "dspark": _BLOCK_NAMES,
     "mtp": MTP_NAMES,
 }
+_BLOCKS = ("dflash", "dspark")
 _UNREAD = ("verifier_norm.", "verifier_lm_head.", "confidence_head.")
 
 
@@ -101,32 +102,11 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
             return HeadConfig(target_size=width, **common, **forms)
         common["draft_vocab_size"] = len(state["tokens"]) if "tokens" in state else None
         common["target_size"] = int(config.get("target_hidden_size") or width)
-        common["mask_token"] = config.get("mask_token_id")
-        if kind in ("dflash", "dspark"):
-            anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
-            return HeadConfig(
-                taps=tuple(config.get("aux_hidden_state_layer_ids") or default_taps(target)),
-                join="inject",
-                slots=size_of(config, "block_size") - (not anchor),
-                from_anchor=anchor,
-                causal_windows=not config.get("sliding_window_non_causal"),
-                markov_rank=state["markov_in.weight"].shape[1]
-                if "markov_in.weight" in state
-                else 0,
-                **common,
-            )
-        taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(target)
-        norm: TapNorm = "each" if config.get("fc_norm") else "none"
-        norm = "all" if config.get("norm_before_fc") else norm
-        return HeadConfig(
-            taps=tuple(map(int, taps)),
-            join="attend",
-            tap_norm=norm,
-            residual_norm=bool(config.get("norm_before_residual")),
-            feeds_norm=bool(config.get("norm_output")),
-            slots=_proposed(config) if kind == "peagle" else 1,
-            **common,
-        )
+        if "markov_in.weight" in state:
+            common["markov_rank"] = state["markov_in.weight"].shape[1]
+        name = f"{'' if kind in _BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"
+        taps = tuple(map(int, config.get(name) or default_taps(target)))
+        return HeadConfig(taps=taps, **common, **_form(config, kind))
 
     return checkpoint.head(settings, state)
 
@@ -182,6 +162,24 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "norm_output": config.feeds_norm,
         }
     return record, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)
+
+
+def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return the settings of a head that are of its kind."""
+    mask = config.get("mask_token_id")
+    if kind in _BLOCKS:
+        anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
+        slots = size_of(config, "block_size") - (not anchor)
+        both = bool(config.get("sliding_window_non_causal"))
+        form = {"join": "inject", "slots": slots, "mask_token": mask}
+        return {**form, "from_anchor": anchor, "causal_windows": not both}
+    norm: TapNorm = "each" if config.get("fc_norm") else "none"
+    form = {"join": "attend", "tap_norm": "all" if config.get("norm_before_fc") else norm}
+    form["residual_norm"] = bool(config.get("norm_before_residual"))
+    form["feeds_norm"] = bool(config.get("norm_output"))
+    if kind == "peagle":
+        form |= {"slots": _proposed(config), "mask_token": mask}
+    return form
 
 
 def _kind(config: HeadConfig) -> tuple[str, str]:

@@ -165,7 +165,7 @@ CASES = [
     ("store build docs --out s.store -s split=test", 2, "docs has no splits"),
     ("datastore build docs --out a.store", 8, "expected 'datastore'"),
     ("datastore info a.store", 8, "expected 'datastore'"),
-    ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1' or 'eagle3'"),
+    ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1', 'eagle3'"),
     ("train-head --data docs --out h --start docs", 5, "docs holds no draft head"),
     ("index build none --out i.idx", 7, "none is missing"),
     ("store build none.txt --out s.store", 7, "none.txt is missing"),
