@@ -1,10 +1,12 @@
 """How large the library is: each measure of HOUSE's table that can be counted.
 
 A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
-The library rose three times: by 850 lines, as the faults that hostile looks had found were mended
+The library rose four times: by 850 lines, as the faults that hostile looks had found were mended
 and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables and manual pages
-are read, answers say how far documents support them, and 8-bit models open from a cached graph; and
-by 151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime, with 50 lines of tests.
+are read, answers say how far documents support them, and 8-bit models open from a cached graph; by
+151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime, with 50 lines of tests; and by 433, as
+heads of Medusa, Hydra, DFlash, DSpark and P-EAGLE are read and trained and wrong options are named
+before torch loads, after 620 lines less elsewhere, with 15 lines of tests.
 """
 
 from __future__ import annotations
@@ -76,12 +78,12 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(52_948, 40_000),
-    lines_of_tests: Limit(49_716, 42_000),
+    lambda: lines(LIBRARY): Limit(53_549, 40_000),
+    lines_of_tests: Limit(49_733, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),
-    share_of_any: Limit(0.198, 0.05),
+    share_of_any: Limit(0.193, 0.05),
     lambda: lines([ROOT / "README.md"]): Limit(195, 200),
     lambda: lines([ROOT / "CONTRIBUTING.md"]): Limit(150, 150),
 }
