@@ -1,7 +1,7 @@
 """Operations on draft trees, and the arrays that follow from their parents.
 
 Parents come before children and -1 stands for the root, so one pass in order visits every node
-after its parent. Ancestors and depths take log2(D) rounds of pointer doubling over arrays.
+after its parent. Lists are faster than arrays at the sizes of a draft.
 """
 
 from __future__ import annotations
@@ -17,42 +17,26 @@ from ragspec.errors import InputError
 from ragspec.trees.draft_tree import ROOT, SAMPLED_KINDS, DraftKind, DraftTree, Ints
 
 Bools = NDArray[np.bool_]
-_WORD = 64
 
 
 def depths(parents: Ints) -> Ints:
     """Return the depth of every node, 1 for children of the root: i64 [N]."""
-    jump = _padded(parents)
-    n = len(parents)
-    depth = np.ones(n + 1, dtype=np.int64)
-    depth[n] = 0
-    while (jump[:n] < n).any():
-        depth += depth[jump]
-        jump = jump[jump]
-    return depth[:n]
+    below = [0] * (len(parents) + 1)  # the last one is the root's
+    for node, parent in enumerate(parents.tolist()):
+        below[node] = below[parent] + 1
+    return np.array(below[:-1], dtype=np.int64)
 
 
 def ancestors(parents: Ints) -> Bools:
     """Return bool [N, N]: entry [i, j] tells whether node j is node i or an ancestor of it."""
     n = len(parents)
-    if n <= _WORD:
-        return _few_ancestors(parents.tolist())
-    jump = _padded(parents)
-    above = np.eye(n + 1, n, dtype=np.bool_)
-    while (jump[:n] < n).any():
-        above |= above[jump]
-        jump = jump[jump]
-    return above[:n]
-
-
-def _few_ancestors(parents: list[int]) -> Bools:
-    """Return `ancestors` of at most 64 nodes; each path fits into the bits of one word."""
-    n = len(parents)
-    paths = [0] * (n + 1)  # the last one is the root's
-    for node, parent in enumerate(parents):
-        paths[node] = paths[parent] | 1 << node
-    words = np.array(paths[:n], dtype="<u8").view(np.uint8).reshape(n, 8)
-    return np.unpackbits(words, axis=1, count=n, bitorder="little").view(np.bool_)
+    above = [0] * (n + 1)  # the bits of the nodes; the last one is the root's
+    for node, parent in enumerate(parents.tolist()):
+        above[node] = above[parent] | 1 << node
+    size = -(-n // 8)
+    bits = b"".join(path.to_bytes(size, "little") for path in above[:-1])
+    rows = np.frombuffer(bits, np.uint8).reshape(n, size)
+    return np.unpackbits(rows, axis=1, count=n, bitorder="little").view(np.bool_)
 
 
 def children(parents: Ints) -> dict[int, list[int]]:
@@ -292,7 +276,6 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     _check_shapes(tree)
     if not (n := len(tree)):
         return
-    # Lists are faster than arrays at the sizes of a draft.
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
     accept_prob = tree.accept_prob.tolist()
     for node, parent in enumerate(parents):
@@ -349,12 +332,3 @@ def _check_shapes(tree: DraftTree) -> None:
         raise InputError(f"sources: got {tree.sources!r}, expected names.")
     if tree.q is not None and tree.q.shape[0] != n + 1:
         raise InputError(f"q: got {tree.q.shape[0]} rows, expected {n + 1} (root and nodes).")
-
-
-def _padded(parents: Ints) -> Ints:
-    """Return the parents i64 [N + 1] with the root as node N, which is its own parent."""
-    n = len(parents)
-    jump = np.empty(n + 1, dtype=np.int64)
-    jump[:n] = np.where(parents < 0, n, parents)
-    jump[n] = n
-    return jump
