@@ -1,4 +1,4 @@
-"""File system operations of a store: read, reserve, flush, link, and lock out other writers."""
+"""File system operations of a store: read, flush, link, and lock out other writers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ragspec.errors import StoreError
 
 LOCK = "LOCK"
 POLL_SECONDS = 0.02
-_ZEROS = bytes(1 << 20)
 
 
 def unreadable(path: Path, error: OSError) -> StoreError:
@@ -41,39 +40,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def reserve(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes with its disk blocks allocated, ready to be mapped.
-
-    Without allocated blocks, a write to the mapped file kills the process when the disk is full.
-
-    Raises:
-        StoreError: The disk has too little room, or the file cannot be written.
-    """
-    try:
-        with path.open("wb") as stream:
-            if size and not _allocated(stream.fileno(), size):
-                for at in range(0, size, len(_ZEROS)):
-                    stream.write(_ZEROS[: size - at])
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written ({error.strerror or error}): it takes {size} bytes; make "
-            "room on the disk, then try again."
-        ) from error
-
-
-def _allocated(descriptor: int, size: int) -> bool:
-    """Allocate disk blocks. Return False if the system or file system cannot."""
-    if not hasattr(os, "posix_fallocate"):
-        return False
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            return False  # not on this file system
-        raise
-    return True
 
 
 def sync(path: Path) -> None:

@@ -25,14 +25,12 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
-from ragspec.retrievers.indexes.suffix_array import checked, count_first_tokens, sort_suffixes
-from ragspec.storage.filesystem import reserve, unreadable
+from ragspec.retrievers.indexes.suffix_array import checked, sort_suffixes
+from ragspec.storage.filesystem import unreadable
 
-TOKENS, SUFFIXES, BUCKETS, STARTS = "tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin"
-FILES = (TOKENS, SUFFIXES, BUCKETS, STARTS)
+FILES = ("tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin")  # as in `Arrays`
 DEPTH = 32
 _LONGEST = 2**31 - 1
-_WRITE = 1 << 20  # bytes
 _SMALL = 1 << 20  # bytes of a file that is read, not mapped
 _DEFAULTS = DraftOptions()
 
@@ -56,47 +54,44 @@ def build_segment(
     """
     if not 1 <= vocab_size < _LONGEST or depth < 2:
         raise InputError(f"got vocabulary {vocab_size}, depth {depth}; expected 1 and 2 or more.")
-    folder = Path(folder)
     rows = checked(map(np.asarray, documents), vocab_size)
-    starts = [1]
-    with (folder / TOKENS).open("wb", _WRITE) as stream:
-        for row in _separated(rows, vocab_size, starts):
-            stream.write(row.tobytes())
-    tokens = np.asarray(np.memmap(folder / TOKENS, dtype=_token_type(vocab_size), mode="r"))
-    buckets = count_first_tokens(tokens, vocab_size)
-    total = int(buckets[-1])
-    reserve(folder / SUFFIXES, 4 * total)
-    if total:
-        suffixes = np.memmap(folder / SUFFIXES, dtype="<i4", mode="r+", shape=(total,))
-        sort_suffixes(tokens, vocab_size, depth=depth, buckets=buckets, out=suffixes)
-        suffixes.flush()
-    buckets.astype("<i8").tofile(folder / BUCKETS)
-    np.array(starts, "<i8").tofile(folder / STARTS)
+    arrays: tuple[NDArray[Any], ...] = _arrays(rows, vocab_size, depth)
+    for name, array, kind in zip(FILES, arrays, _types(vocab_size), strict=True):
+        try:
+            (folder / name).write_bytes(array.astype(kind, copy=False).data)
+        except OSError as error:
+            raise StoreError(
+                f"{folder / name} cannot be written ({error.strerror or error}): it takes "
+                f"{array.nbytes} bytes; make room on the disk, then try again."
+            ) from error
     return Segment.open(folder, vocab_size, depth)
 
 
 def segment_in_memory(documents: Iterable[NDArray[Any]], vocab_size: int, depth: int) -> Segment:
     """Return a segment like those of `build_segment`, without files."""
-    starts = [1]
-    tokens = np.concatenate(list(_separated(documents, vocab_size, starts)))
-    buckets = count_first_tokens(tokens, vocab_size)
-    suffixes = sort_suffixes(tokens, vocab_size, depth=depth, buckets=buckets)
-    arrays = Arrays(tokens, suffixes, buckets, np.array(starts, np.int64))
+    arrays = _arrays(documents, vocab_size, depth)
     for array in arrays:
         array.flags.writeable = False  # as if mapped from a file: one kind of array to compile for
     return Segment(arrays, depth)
 
 
-def _token_type(vocab_size: int) -> str:
-    """Return the type of the tokens, little-endian; the separator must fit too."""
-    return "<u2" if vocab_size < 2**16 else "<u4"
+def _arrays(documents: Iterable[NDArray[Any]], vocab_size: int, depth: int) -> Arrays:
+    starts = [1]
+    tokens = np.concatenate(list(_separated(documents, vocab_size, starts)))
+    suffixes, buckets = sort_suffixes(tokens, vocab_size, depth)
+    return Arrays(tokens, suffixes, buckets, np.array(starts, np.int64))
+
+
+def _types(vocab_size: int) -> tuple[str, str, str, str]:
+    """Return the types of `FILES`, little-endian; the separator must fit among the tokens."""
+    return "<u2" if vocab_size < 2**16 else "<u4", "<i4", "<i8", "<i8"
 
 
 def _separated(
     documents: Iterable[NDArray[Any]], separator: int, starts: list[int]
 ) -> Iterator[NDArray[Any]]:
     """Yield the parts of the token file; add where the next document starts after each."""
-    kind = _token_type(separator)
+    kind = _types(separator)[0]
     border = np.array([separator], dtype=kind)
     yield border
     for document in documents:
@@ -139,12 +134,8 @@ class Segment:
         Raises:
             StoreError: A file is missing or does not have the size that follows from the others.
         """
-        arrays = Arrays(
-            _map(folder / TOKENS, _token_type(vocab_size)),
-            _map(folder / SUFFIXES, "<i4"),
-            _map(folder / BUCKETS, "<i8"),
-            _map(folder / STARTS, "<i8"),
-        )
+        paths = (folder / name for name in FILES)
+        arrays = Arrays(*map(_map, paths, _types(vocab_size)))
         sizes = tuple(map(len, arrays))
         starts, buckets = (each if len(each) else [0] for each in (arrays.starts, arrays.buckets))
         # One separator comes first and one behind every document.

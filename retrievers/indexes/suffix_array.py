@@ -16,7 +16,6 @@ Positions = NDArray[np.int32]
 _RUN = 1 << 17  # positions sorted at a time, so that keys and order fit the processor's cache
 _BLOCK = 1 << 20
 _WORD_BITS = 63
-_LONGEST = 2**31 - 1
 
 
 def token_row(tokens: Any) -> NDArray[Any]:
@@ -73,13 +72,8 @@ def count_first_tokens(tokens: Tokens, separator: int) -> NDArray[np.int64]:
 
 
 def sort_suffixes(
-    tokens: Tokens,
-    separator: int,
-    *,
-    depth: int = 32,
-    buckets: NDArray[np.int64] | None = None,
-    out: Positions | None = None,
-) -> Positions:
+    tokens: Tokens, separator: int, depth: int
+) -> tuple[Positions, NDArray[np.int64]]:
     """Return the positions of all tokens but separators, sorted by the text up to them: i32 [S].
 
     Position p is compared by the tokens at p, p - 1, ..., `depth` of them (separators before the
@@ -87,25 +81,16 @@ def sort_suffixes(
 
     Args:
         tokens: Ids up to `separator`, which comes first, last and between texts.
-        buckets: Output of `count_first_tokens`, if it is known.
-        out: Array to write to, such as a file mapped into memory.
 
-    Raises:
-        InputError: The text is too long, lacks a separator first or last, or `depth` is below 1.
+    Returns:
+        The positions, and where those of each token start: see `count_first_tokens`.
     """
-    ends = not len(tokens) or (int(tokens[0]), int(tokens[-1])) != (separator, separator)
-    if ends or len(tokens) > _LONGEST or depth < 1:
-        raise InputError(
-            f"got {len(tokens)} tokens to sort to depth {depth}; expected 1 to {_LONGEST} tokens, "
-            f"the separator {separator} first and last, and a depth of at least 1."
-        )
-    if buckets is None:
-        buckets = count_first_tokens(tokens, separator)
-    suffixes = np.empty(int(buckets[-1]), dtype=np.int32) if out is None else out
+    buckets = count_first_tokens(tokens, separator)
+    suffixes = np.empty(int(buckets[-1]), dtype=np.int32)
     _deal(tokens, buckets, suffixes)
     for start, end in _runs(buckets):
         suffixes[start:end] = _sort_run(tokens, suffixes[start:end], separator, depth)
-    return suffixes
+    return suffixes, buckets
 
 
 def _deal(tokens: Tokens, buckets: NDArray[np.int64], out: Positions) -> None:

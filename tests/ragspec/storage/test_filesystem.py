@@ -11,39 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import StoreError
-from ragspec.storage.filesystem import read_file, reserve, unreadable, writer_lock
+from ragspec.storage.filesystem import read_file, unreadable, writer_lock
 from ragspec.storage.manifest import FileRecord, Manifest, check_file, sha256_file
-from tests.support.damage import full_disk
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="no fork, no blocks")
-
-
-@posix
-@pytest.mark.parametrize("lacking", ["nothing", "the call", "the file system"])
-def test_a_reserved_file_has_its_room_on_the_disk(
-    tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    if lacking == "the call":
-        monkeypatch.delattr("os.posix_fallocate", raising=False)
-    elif lacking == "the file system":
-        monkeypatch.setattr("os.posix_fallocate", unsupported, raising=False)
-    size = (1 << 20) + 3
-    reserve(tmp_path / "x", size)
-    assert (tmp_path / "x").read_bytes() == bytes(size)
-    assert (tmp_path / "x").stat().st_blocks * 512 >= size
-    reserve(tmp_path / "x", 0)
-    assert (tmp_path / "x").read_bytes() == b""
-
-
-def test_a_full_disk_is_reported_before_anything_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.posix_fallocate", full_disk, raising=False)
-    with pytest.raises(StoreError, match=r"No space left on device.*takes 9 bytes; make room"):
-        reserve(tmp_path / "x", 9)
+posix = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 
 
 def test_only_a_missing_file_asks_for_a_new_store(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, Match
 from ragspec.retrievers.indexes.lookup import compiled
 from ragspec.retrievers.indexes.segment import Segment
-from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
+from ragspec.retrievers.indexes.suffix_array import sort_suffixes
 from tests.retrievers.indexes.test_suffix_array import naive
 
 
@@ -92,8 +92,7 @@ def arrays(texts: list[Text], wide: bool = False, vocab: int = VOCAB) -> Arrays:
     """The arrays of a segment, in memory and read-only as if mapped from a file."""
     flat = [vocab, *(token for text in texts for token in (*text, vocab))]
     tokens: Any = np.array(flat, dtype=np.uint32 if wide else np.uint16)
-    buckets = count_first_tokens(tokens, vocab)
-    suffixes = sort_suffixes(tokens, vocab, buckets=buckets)
+    suffixes, buckets = sort_suffixes(tokens, vocab, 32)
     starts = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
     instance = Arrays(tokens, suffixes, buckets, starts)
     for array in instance:

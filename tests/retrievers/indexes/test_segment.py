@@ -84,7 +84,7 @@ def test_tokens_take_two_bytes_where_the_separator_fits(
     tmp_path: Path, vocab: int, width: int
 ) -> None:
     segment = make(tmp_path, [[vocab - 1, 0], [vocab - 1, 1]], vocab)
-    assert (tmp_path / module.TOKENS).stat().st_size == width * (4 + 3)
+    assert (tmp_path / FILES[0]).stat().st_size == width * (4 + 3)
     assert list(spelled(segment.draft([vocab - 1], 4))) == [(0,), (1,)]
 
 
