@@ -114,7 +114,7 @@ def read_catalogue(store: OpenStore) -> Catalogue:
     )
 
 
-def read_pointer(root: Path) -> bytes:
+def pointer_bytes(root: Path) -> bytes:
     """Return the pointer file's bytes, empty if it cannot be read."""
     try:
         return (root / POINTER).read_bytes()
@@ -185,7 +185,7 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
         pairs = zip(last.catalogue.segments, last.segments, strict=True)
         reusable = {_identity(last.store, record): segment for record, segment in pairs}
     while True:
-        pointer = read_pointer(root)
+        pointer = pointer_bytes(root)
         try:
             store = open_store(root, KIND, verify="size")
             catalogue = read_catalogue(store)
@@ -195,7 +195,7 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
                 for record in catalogue.segments
             )
         except StoreError:
-            if pointer == read_pointer(root):
+            if pointer == pointer_bytes(root):
                 raise
             continue
         return View(store, catalogue, segments, pointer)

@@ -34,10 +34,10 @@ from ragspec.retrievers.corpus.catalogue import (
     View,
     chunks,
     open_view,
-    read_pointer,
+    pointer_bytes,
     tokenized,
 )
-from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, create, revise
+from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, revise
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import checked
@@ -125,7 +125,7 @@ class CorpusIndex:
             for piece in chunks(documents, segment_tokens):
                 revision.write(piece, scope, SegmentSource.BUILT)
 
-        create(Path(out), catalogue, fill)
+        revise(Path(out), fill, new=catalogue)
         return cls.open(out, **options)
 
     @classmethod
@@ -307,7 +307,7 @@ class CorpusIndex:
         """
         with self._lock:
             self._check_open()
-            if read_pointer(self.path) == self._view.pointer:
+            if pointer_bytes(self.path) == self._view.pointer:
                 return False
             self._adopt()
             return True

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ragspec.errors import StoreError
 from ragspec.retrievers.corpus.catalogue import (
     KIND,
     Catalogue,
@@ -28,7 +26,7 @@ from ragspec.retrievers.corpus.catalogue import (
 )
 from ragspec.retrievers.indexes.segment import Segment, build_segment
 from ragspec.storage.manifest import Contents, FileRecord
-from ragspec.storage.store import OpenStore, carry, open_store, publish, read_current
+from ragspec.storage.store import OpenStore, carry, open_store, publish
 
 FACTOR = 4  # appending merges a segment that is less than so many times as large as the next newer
 LARGEST = 1 << 26
@@ -120,37 +118,26 @@ class Revision:
         return [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
 
 
-def revise(root: Path, change: Callable[[Revision], None]) -> OpenStore:
+def revise(
+    root: Path, change: Callable[[Revision], None], new: Catalogue | None = None
+) -> OpenStore:
     """Change the current generation into a new one, with the writers' lock held.
 
+    Args:
+        new: The catalogue of a new corpus, which replaces an older one; None changes that one.
+
     Raises:
-        StoreError: The store cannot be read or written. Errors of `change` pass through.
+        StoreError: The store cannot be read or written, or the folder holds another kind of store.
+            Errors of `change` pass through.
     """
 
     def write(folder: Path) -> Contents:
-        store = open_store(root, KIND, verify="size")
-        revision = Revision(folder, store, read_catalogue(store))
+        if new is not None:
+            revision = Revision(folder, None, new)
+        else:
+            store = open_store(root, KIND, verify="size")
+            revision = Revision(folder, store, read_catalogue(store))
         change(revision)
-        return revision.contents()
-
-    return publish(root, KIND, write, wait=WAIT_SECONDS)
-
-
-def create(root: Path, catalogue: Catalogue, fill: Callable[[Revision], None]) -> OpenStore:
-    """Write a new corpus, in place of an older one.
-
-    Raises:
-        StoreError: The folder holds another kind of store or cannot be written.
-    """
-    kind = KIND
-    with suppress(StoreError):  # a damaged store may be built again
-        kind = read_current(root)[1].kind
-    if kind != KIND:
-        raise StoreError(f"{root} holds {kind!r}, not {KIND!r}; name another folder.")
-
-    def write(folder: Path) -> Contents:
-        revision = Revision(folder, None, catalogue)
-        fill(revision)
         return revision.contents()
 
     return publish(root, KIND, write, wait=WAIT_SECONDS)

@@ -12,7 +12,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus import buffer as corpus_buffer
 from ragspec.retrievers.corpus.buffer import AppendBuffer
 from ragspec.retrievers.corpus.catalogue import Catalogue, SegmentSource, read_catalogue
-from ragspec.retrievers.corpus.revision import FACTOR, Revision, create, revise
+from ragspec.retrievers.corpus.revision import FACTOR, Revision, revise
 from ragspec.retrievers.indexes.segment import build_segment, segment_in_memory
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
@@ -113,7 +113,7 @@ def stored(root: Path, documents: list[np.ndarray]) -> OpenStore:
         for document in documents:
             revision.write([document], "a", SegmentSource.BUILT)
 
-    return create(root, CATALOGUE, fill)
+    return revise(root, fill, new=CATALOGUE)
 
 
 def test_what_a_change_leaves_alone_is_not_written_again(tmp_path: Path) -> None:
