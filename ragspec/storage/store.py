@@ -1,7 +1,7 @@
 """Folders of arrays and JSON that are written atomically: complete or absent.
 
     root/
-      CURRENT          {"generation": "gen-000002", "manifest_sha256": "..."}
+      CURRENT          the name of a generation and the SHA-256 of its manifest
       LOCK             held by the only writer
       gen-000002/      the data files and manifest.json (written last)
       .build-.../      a build in progress, or the leftovers of a killed writer
@@ -15,7 +15,6 @@ hashes and does not interpret the contents.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -40,6 +39,7 @@ POINTER = "CURRENT"
 BUILD_PREFIX = ".build-"
 REQUEST = "request"  # the scope of text that is never stored
 GENERATION = re.compile(r"gen-(\d{6,})")
+POINTED = re.compile(r"(gen-\d{6,}) ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +192,10 @@ def switch(root: Path, generation: str, manifest: Manifest) -> None:
     """Point CURRENT at a generation, in one atomic step."""
     digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
     beside = root / (POINTER + ".new")
-    beside.write_bytes(pointer_bytes(generation, digest))
+    beside.write_bytes(f"{generation} {digest}".encode())
     sync(beside)
     os.replace(beside, root / POINTER)
     sync(root)
-
-
-def pointer_bytes(generation: str, digest: str) -> bytes:
-    """Return the contents of CURRENT."""
-    return json.dumps({"generation": generation, "manifest_sha256": digest}).encode()
 
 
 def generations(root: Path) -> list[str]:
@@ -219,16 +214,16 @@ def remove_leftovers(root: Path) -> None:
     """Remove builds and unpublished generations of killed writers. The caller holds the lock."""
     for path in root.glob(BUILD_PREFIX + "*"):
         shutil.rmtree(path, ignore_errors=True)
-    try:
-        generation = str(json.loads((root / POINTER).read_bytes())["generation"])
-    except FileNotFoundError:
-        generation = ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # a damaged pointer: delete nothing, so that a person can look at it
     names = generations(root)
-    if generation and generation not in names:
-        return  # the current generation is missing: keep the older ones
-    for name in names[names.index(generation) + 1 if generation else 0 :]:
+    if (root / POINTER).exists():
+        try:
+            current, _ = read_pointer(root)
+        except StoreError:
+            return  # a damaged pointer: delete nothing, so that a person can look at it
+        if current not in names:
+            return  # the current generation is missing: keep the older ones
+        names = names[names.index(current) + 1 :]
+    for name in names:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
@@ -267,22 +262,20 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
     return OpenStore(path, manifest)
 
 
-def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
-    """Follow the pointer file to a generation and its manifest, which may have to be of a kind."""
+def read_pointer(root: Path) -> tuple[str, str]:
+    """Return the name of the current generation, and the SHA-256 of its manifest."""
     pointer = root / POINTER
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
-    try:
-        text = read_file(pointer)
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError(f"{type(fields).__name__}, expected an object")
-        generation, digest = str(fields["generation"]), str(fields["manifest_sha256"])
-        if GENERATION.fullmatch(generation) is None or text != pointer_bytes(generation, digest):
-            raise ValueError(f"generation {generation!r}")
-    except (ValueError, KeyError) as error:
-        wrong = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
-        raise StoreError(f"{pointer} {wrong}; build the store again.") from error
+    match = POINTED.fullmatch(read_file(pointer).decode("ascii", "replace"))
+    if match is None:
+        raise StoreError(f"{pointer} is damaged; build the store again.")
+    return match[1], match[2]
+
+
+def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
+    """Follow the pointer file to a generation and its manifest, which may have to be of a kind."""
+    generation, digest = read_pointer(root)
     path = root / generation / MANIFEST
     data = read_file(path)
     if hashlib.sha256(data).hexdigest() != digest:

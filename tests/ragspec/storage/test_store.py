@@ -154,21 +154,19 @@ def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "change",
     [
-        ("", "damaged"),
-        ("{", "damaged"),
-        ("[1]", r"CURRENT is damaged \(list, expected an object\)"),
-        ('{"generation": "../x", "manifest_sha256": "0"}', "damaged"),
-        ('{"generation": "gen-000001"}', "CURRENT lacks 'manifest_sha256'"),
+        lambda text: "",
+        lambda text: text[:20],
+        lambda text: text + " ",
+        lambda text: "../x" + text[10:],
     ],
 )
-def test_damaged_pointer_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_damaged_pointer_is_refused(tmp_path: Path, change: Callable[[str], str]) -> None:
     build(tmp_path, "one")
-    for damaged, reason in ((text, message), ((tmp_path / POINTER).read_text() + " ", "damaged")):
-        (tmp_path / POINTER).write_text(damaged)
-        with pytest.raises(StoreError, match=reason):
-            open_store(tmp_path, "toy")
+    (tmp_path / POINTER).write_text(change((tmp_path / POINTER).read_text()))
+    with pytest.raises(StoreError, match="CURRENT is damaged; build"):
+        open_store(tmp_path, "toy")
 
 
 def test_a_writer_that_misses_the_current_generation_deletes_nothing(tmp_path: Path) -> None:
