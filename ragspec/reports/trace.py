@@ -1,14 +1,13 @@
 """The trace of one generation: JSON lines, a header, one line per step, the report last.
 
-The file alone is enough for a page or a figure: it holds the texts of the emitted and of the
-drafted tokens and the names of the documents. The text of a drafted token stands once, in the first
-line that drafts it. The file is written after the run.
+The file alone is enough for a page or a figure: it holds the texts of the emitted tokens, and in
+its header those of the drafted ones and the names of the documents. It is written after the run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +28,7 @@ from ragspec.trees.operations import check
 
 FORMAT = "ragspec-trace"
 VERSION = 1
-HEADER = ("format", "version", "model", "documents")
+HEADER = ("format", "version", "model", "documents", "vocabulary")
 # The errors that reading or showing a damaged trace may raise.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -40,7 +39,7 @@ class Trace:
 
     Attributes:
         texts: For each step, the texts of the tokens that it emitted.
-        vocabulary: Texts of the drafted tokens by id; empty if the file lacks them.
+        vocabulary: Texts of the drafted tokens by id.
         documents: Names of the documents, in the order in which `origin` counts them.
         extra: Further JSON values, such as the question, the citations or a comparison with plain
             decoding.
@@ -85,14 +84,11 @@ def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
     return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
 
 
-def step_vocabularies(steps: Iterable[Step], tokenizer: Any) -> Iterator[dict[int, str]]:
-    """Yield for each step the texts of the tokens that it is the first to draft."""
+def vocabulary_of(steps: Iterable[Step], tokenizer: Any) -> dict[int, str]:
+    """Return the texts of all drafted tokens."""
     decode = partial(decoder_of(tokenizer).decode, skip=True)
-    earlier: set[int] = set()
-    for step in steps:
-        new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in earlier]
-        earlier.update(new)
-        yield {token: piece_text(token, decode) for token in new}
+    drafted = dict.fromkeys(token for step in steps for token in step.tree.tokens.tolist())
+    return {token: piece_text(token, decode) for token in drafted}
 
 
 def write_trace(
@@ -115,19 +111,16 @@ def write_trace(
     """
     mark: dict[str, Any] = {"format": FORMAT, "version": VERSION}  # first in every trace
     header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
+    header["vocabulary"] = vocabulary_of(generation.steps, tokenizer)
+    lines, clock = [header], _start(generation)
     texts = step_texts(generation, tokenizer)
+    for index, (step, chunks) in enumerate(zip(generation.steps, texts, strict=True)):
+        lines.append(_step_line(index, clock, step, chunks))
+        clock += sum(step.milliseconds.values())
+    lines.append({"report": generation.report.to_dict()})
+    rows = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
-        with open(path, "w", encoding="utf-8", errors="replace") as file:
-            _put(file.write, header)
-            clock = _start(generation)
-            words = step_vocabularies(generation.steps, tokenizer)
-            for index, (step, new) in enumerate(zip(generation.steps, words, strict=True)):
-                line = _step_line(index, clock, step, texts[index])
-                if new:
-                    line["vocabulary"] = {str(token): text for token, text in new.items()}
-                _put(file.write, line)
-                clock += sum(step.milliseconds.values())
-            _put(file.write, {"report": generation.report.to_dict()})
+        Path(path).write_text(rows, encoding="utf-8", errors="replace")
     except OSError as error:
         with suppress(OSError):  # half a trace would pass for a whole one
             if Path(path).is_file():
@@ -142,10 +135,6 @@ def _start(generation: Generation) -> float:
     """Return the milliseconds before the first step; a first step may itself be the prefill."""
     first = generation.steps[0].milliseconds if generation.steps else {}
     return 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)
-
-
-def _put(write: Callable[[str], object], line: Mapping[str, Any]) -> None:
-    write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, Any]:
@@ -182,8 +171,7 @@ def read_trace(path: Path | str) -> Trace:
         header, body = lines[0], lines[1:-1]
         steps = tuple(_read_step(line) for line in body)
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
-        vocabularies = [line.get("vocabulary", {}) for line in body]
-        words = {int(token): str(text) for each in vocabularies for token, text in each.items()}
+        words = {int(token): str(text) for token, text in header["vocabulary"].items()}
         report = Report.from_dict(lines[-1]["report"])
         documents = tuple(map(str, header["documents"]))
         extra = {name: value for name, value in header.items() if name not in HEADER}

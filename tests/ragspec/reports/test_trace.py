@@ -74,8 +74,7 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
     write_trace(path, run(), letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     names = "t index sources tokens parents source accept_prob origin path emitted texts ms"
-    assert set(lines[1]) == set(names.split())  # a step without a draft brings no words
-    assert set(lines[2]) == {*names.split(), "vocabulary"}
+    assert set(lines[1]) == set(lines[2]) == set(names.split())
     assert [line["t"] for line in lines[1:-1]] == [0.0, 4.0, 10.0]
     assert list(lines[-1]) == ["report"]
 
@@ -84,9 +83,8 @@ def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     more = Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0})
     write_trace(path, run(more), letters)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    new = [line.get("vocabulary") for line in lines[2:5]]
-    assert new == [{"101": "e"}, {"169": "\ufffd", "108": "l", "111": "o"}, {"33": "!"}]
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header["vocabulary"] == {"101": "e", "169": "\ufffd", "108": "l", "111": "o", "33": "!"}
 
 
 def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> None:
@@ -151,20 +149,24 @@ DAMAGE: dict[str, tuple[Any, ...]] = {
     "ms": ([],),
     "source": ([], [0, 0, 7]),
     "tokens": (None, [1, 2, 1 << 70]),
-    "vocabulary": ([], {"x": "y"}),
     "texts": (["e"], ["e", "l", "l", "o"]),
     "parents": ([-1, 0], [0, 1, 2], [-1, 0, 9]),
     "accept_prob": ([1.0], [1.0, float("nan"), 1.0]),
 }
 
 
-@pytest.mark.parametrize("change", [{name: v} for name, each in DAMAGE.items() for v in each])
-def test_a_damaged_step_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+VOCABULARIES: tuple[Any, ...] = ([], {"x": "y"})
+CHANGES = [(3, {name: value}) for name, each in DAMAGE.items() for value in each]
+CHANGES += [(0, {"vocabulary": value}) for value in VOCABULARIES]
+
+
+@pytest.mark.parametrize(("line", "change"), CHANGES)
+def test_a_damaged_line_is_refused(tmp_path: Path, line: int, change: dict[str, object]) -> None:
     path = tmp_path / "trace.jsonl"
     write_trace(path, run(), letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[3] |= change
-    path.write_text("\n".join(json.dumps(line) for line in lines))
+    lines[line] |= change
+    path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(InputError, match="damaged"):
         read_trace(path)
 
