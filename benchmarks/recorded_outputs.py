@@ -77,7 +77,7 @@ def long_cases(engine: Engine, folder: Path) -> Iterator[Case]:
         again = LongDocument.open(folder / f"{file} {token_range}", engine)
         yield f"long {file} {token_range} saved", again.ask, QUESTIONS[4], {}
     with_rapid = engine.with_drafter(Rapid(engine.target), 8)
-    steered = {"transform": Rapid(engine.target, mode="steered").transform}
+    steered = {"transform": Rapid(engine.target, eta=10.0).transform}
     modes = [(with_rapid, None, {}), (engine, None, steered)]
     modes += [(engine, prompt, {}) for prompt in ("quote", "answer")]
     for (over, prompt, more), sampling in product(modes, SAMPLINGS):

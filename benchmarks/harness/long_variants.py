@@ -261,7 +261,7 @@ def steered_variants(etas: Sequence[float], engine: Engine, draft_model: Any) ->
     variants: list[Variant] = []
     for eta in etas:
         _check_model(name := f"steered, eta {eta:g}", draft_model)
-        drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, mode="steered", eta=eta)]
+        drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, eta=eta)]
         steered = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
         variants.append(DraftingVariant(name, steered))
     return variants

@@ -297,8 +297,7 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     if options.draft_model is not None:
         model = load_model(options.draft_model, options.device, options.dtype)
         reader = model_drafter(model, engine.tokenizer, engine.target).model
-    mode = "exact" if long.steer is None else "steered"
-    rapid = Rapid(reader, mode=mode, eta=long.steer)
+    rapid = Rapid(reader, eta=long.steer or 0.0)
     if RAPID in names or options.draft_model is not None:
         drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]
         engine = engine.with_drafter(drafters, engine.budget)

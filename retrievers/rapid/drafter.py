@@ -6,8 +6,8 @@ as large as the target, or be the target. It reads `draft_prompt` in place of th
 generated tokens. Noise depends on the index of the generated token, so its drafts stay coupled to
 the target's choices.
 
-Deviations: drafts are judged by the target's own distribution unless another mode is chosen, so the
-text is that of plain decoding. The paper moves the distribution towards the drafter's (eta above
+Deviations: drafts are judged by the target's own distribution unless `eta` is above 0, so the text
+is that of plain decoding. The paper moves the distribution towards the drafter's (eta above
 0), which gives another text. `steering` does that exactly; the published acceptance rule is
 approximate. The published code ends a draft after a token of probability below 0.1. Here a draft
 ends where its next forward does not pay; with `ModelDrafter(model, width=1, min_expected_gain=0.1)`
@@ -32,7 +32,7 @@ from ragspec.drafters.fuse import Combined, match_drafter
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs
-from ragspec.retrievers.rapid.steering import Steering, eta_of
+from ragspec.retrievers.rapid.steering import Steering
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
@@ -52,13 +52,11 @@ class Rapid(Combined):
     Args:
         drafter: A transformers causal model of the target's vocabulary (the target itself, too), or
             any drafter.
-        mode: "exact": the text follows the target's distribution. "steered": it follows one between
-            the target's and the model's (`Steering`), whatever is drafted.
-        eta: How far the distribution moves, None for 10 (0 in mode "exact").
+        eta: 0: the text follows the target's distribution. Above: it follows one between the
+            target's and the model's (`Steering`), whatever is drafted.
 
     Raises:
-        InputError: The model is missing, or `eta` is out of range or has no effect in the mode.
-        UnknownNameError: The mode is unknown.
+        InputError: The model is missing, or `eta` is out of range.
     """
 
     method = Method(
@@ -70,17 +68,9 @@ class Rapid(Combined):
         colour=5,
     )
 
-    def __init__(
-        self,
-        drafter: Any = None,
-        *,
-        mode: str = "exact",
-        eta: float | None = None,
-        name: str = "rapid",
-    ) -> None:
+    def __init__(self, drafter: Any = None, *, eta: float = 0.0, name: str = "rapid") -> None:
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        eta = eta_of(mode, eta)
         is_drafter = isinstance(drafter, Drafter)
         self.drafter: Drafter = drafter if is_drafter else ModelDrafter(drafter, name=name)
         match_drafter(self.drafter, _OFFERED)
@@ -88,11 +78,10 @@ class Rapid(Combined):
         # The best tokens of the prompt are those of another prompt than the drafter's.
         self.needs = replace(self.needs, prompt_top_tokens=False)
         self.kind = self.drafter.kind
-        self.mode = mode
-        if mode == "steered" and eta:
+        if eta:
             if not isinstance(self.drafter, ModelDrafter):
                 raise InputError(
-                    f"got the drafter {self.drafter.name!r} with mode='steered'; expected a draft "
+                    f"got the drafter {self.drafter.name!r} with eta {eta:g}; expected a draft "
                     "model, whose distribution steers."
                 )
             self.transform = Steering(self.drafter.model, eta)

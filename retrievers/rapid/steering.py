@@ -1,6 +1,6 @@
 """RAPID's steering: the term added to the target's logits (arXiv 2502.20330, equation 6).
 
-Mode "exact" adds nothing, so the text is the target's. Mode "steered" adds it to every token.
+It is added to the logits of every token.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ragspec.errors import InputError, UnknownNameError
-from ragspec.registry import unknown
+from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ragspec.drafters.model.cache import DraftCache
     from ragspec.verification.causal import CausalTarget
 
-MODES = ("exact", "steered")
 ETA = 10.0
 ALPHA = 0.1  # tokens move to which the model gives at least so many times its best probability
 TOGETHER = 16  # nodes that are read with the root; others are read when the rule visits them
@@ -33,32 +31,6 @@ def shift(p: Tensor, q: Tensor, scale: float) -> Tensor:
     """Return the term to add to the target's logits: distributions p, q [.., V] -> [.., V]."""
     counts = q >= ALPHA * q.amax(-1, keepdim=True)
     return scale * (q - p) * counts
-
-
-def checked(eta: float) -> float:
-    """Return eta as a float; raise InputError if it is out of range."""
-    if not (math.isfinite(eta) and eta >= 0.0):
-        raise InputError(f"got eta {eta}; expected eta of 0 or more, such as 5 to 20.")
-    return float(eta)
-
-
-def eta_of(mode: str, eta: float | None) -> float:
-    """Return the eta of a mode, its default for None.
-
-    Raises:
-        InputError: `eta` is out of range, or above 0 in mode "exact".
-        UnknownNameError: The mode is unknown.
-    """
-    if mode not in MODES:
-        raise UnknownNameError(unknown("mode", mode, MODES))
-    if mode != "exact":
-        return checked(ETA if eta is None else eta)
-    if eta:
-        raise InputError(
-            f"got eta={eta} with mode='exact', where the distribution is the target's; expected "
-            "mode='steered', or no eta."
-        )
-    return 0.0
 
 
 class Steering(Transform):
@@ -81,8 +53,10 @@ class Steering(Transform):
     def __init__(self, model: Any, eta: float = ETA) -> None:
         from ragspec.drafters.model.drafter import draft_target
 
+        if not (math.isfinite(eta) and eta >= 0.0):
+            raise InputError(f"got eta {eta}; expected eta of 0 or more, such as 5 to 20.")
         self.model: CausalTarget = draft_target(model)
-        self.eta = checked(eta)
+        self.eta = float(eta)
         self.name = f"RAPID, eta {self.eta:g}"
 
     def open(self, start: TextStart) -> SteeredText:

@@ -53,7 +53,7 @@ def with_rapid() -> Engine:
 def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     sampling: Sampling, tmp_path: Path
 ) -> None:
-    plain, rapid = engine(None), Rapid(reader(), mode="steered", eta=20.0)
+    plain, rapid = engine(None), Rapid(reader(), eta=20.0)
     opened = LongDocument.open(parts(), plain)
     opened.save(tmp_path / "prefix_cache")
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(

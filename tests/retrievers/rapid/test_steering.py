@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.retrievers import ContextDrafter, Rapid
 from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.noise import NoiseStream
@@ -44,7 +44,7 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
     reads_all = tiny.model(vocab_size=SMALL, dtype=torch.float64)
     reads_few = tiny.model(vocab_size=SMALL, seed=1, dtype=torch.float64)
     prompt, current = (tiny.prompt(n, vocab_size=SMALL, seed=n) for n in (20, 6))
-    request = Engine(reads_all, None, Rapid(reads_few, mode="steered", eta=eta), budget=4)
+    request = Engine(reads_all, None, Rapid(reads_few, eta=eta), budget=4)
     temperature, new = 0.8, 5
     moved = 0
     for seed in range(100):
@@ -89,7 +89,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
             assert result.report.drift == pytest.approx(plain.report.drift)
             assert drafter is not noisy or budget != 40 or result.report.accepted > 5
     for budget in (4, "auto"):
-        current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
+        current = engine([ContextDrafter(), Rapid(other(), eta=10.0)], budget)
         result = current.generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS)
         assert result.tokens == plain.tokens
 
@@ -98,7 +98,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
 def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
     prompt = tiny.prompt(40)
     plain = engine().generate(prompt, sampling, **INPUTS)
-    drafter = Rapid(other(), mode="steered", eta=0.0)
+    drafter = Rapid(other(), eta=0.0)
     result = engine(drafter).generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS)
     assert result.tokens == plain.tokens and result.label == "exact" and result.report.drift is None
     still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **INPUTS)
@@ -158,27 +158,19 @@ def test_several_samples_and_memories_have_one_each() -> None:
     assert len({tuple(text.tokens) for text in three}) == 3
 
 
-@pytest.mark.parametrize(
-    ("inputs", "error", "message"),
-    [
-        ({"mode": "steerd"}, UnknownNameError, "Did you mean 'steered'"),
-        ({"mode": "steered", "eta": -1.0}, InputError, "expected eta of 0 or more"),
-        ({"mode": "steered", "eta": float("nan")}, InputError, "expected eta of 0 or more"),
-        ({"eta": 5.0}, InputError, "mode='steered'"),
-    ],
-)
-def test_bad_settings_are_refused(inputs: dict[str, Any], error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        Rapid(tiny.model(seed=1), **inputs)
+@pytest.mark.parametrize("eta", [-1.0, float("nan")])
+def test_bad_settings_are_refused(eta: float) -> None:
+    with pytest.raises(InputError, match="expected eta of 0 or more"):
+        Rapid(tiny.model(seed=1), eta=eta)
 
 
 def test_what_cannot_steer_is_refused() -> None:
     with pytest.raises(InputError, match="expected a draft model, whose distribution steers"):
-        Rapid(ContextDrafter(), mode="steered")
+        Rapid(ContextDrafter(), eta=10.0)
     with pytest.raises(UnsupportedModelError):
         Steering(tiny.model("qwen3_next"))
-    steered = Rapid(other(), mode="steered")
+    steered = Rapid(other(), eta=10.0)
     with pytest.raises(InputError, match="expected one of them"):
         engine(steered).generate(tiny.prompt(), transform=Steering(other()))
     with pytest.raises(InputError, match="each bring a transform"):
-        engine([steered, Rapid(other(), mode="steered")]).generate(tiny.prompt())
+        engine([steered, Rapid(other(), eta=10.0)]).generate(tiny.prompt())
