@@ -53,14 +53,15 @@ class OpenStore:
     path: Path
     manifest: Manifest
 
-    def file(self, name: str) -> Path:
-        """Return the path of a file.
-
-        Raises:
-            StoreError: The manifest does not list the file.
-        """
+    def record(self, name: str) -> FileRecord:
+        """Return the record of a file; raise StoreError if the manifest does not list it."""
         if name not in self.manifest.files:
             raise StoreError(f"{self.path} holds no file {name!r}; build the store again.")
+        return self.manifest.files[name]
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file; raise StoreError if the manifest does not list it."""
+        self.record(name)
         return self.path / name
 
 
@@ -184,7 +185,7 @@ def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, Fil
             link_or_copy(source, target)
         except FileNotFoundError as error:
             raise StoreError(f"{source} is missing; build the store again.") from error
-        records[name] = store.manifest.files[name]
+        records[name] = store.record(name)
     return records
 
 

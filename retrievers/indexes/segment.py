@@ -135,7 +135,7 @@ class Segment:
             StoreError: A file is missing or does not have the size that follows from the others.
         """
         paths = (folder / name for name in FILES)
-        arrays = Arrays(*map(_map, paths, _types(vocab_size)))
+        arrays = Arrays(*map(mapped, paths, _types(vocab_size)))
         sizes = tuple(map(len, arrays))
         starts, buckets = (each if len(each) else [0] for each in (arrays.starts, arrays.buckets))
         # One separator comes first and one behind every document.
@@ -213,7 +213,7 @@ class Segment:
         return np.array(tail, dtype=np.int64)
 
 
-def _map(path: Path, dtype: str) -> NDArray[Any]:
+def mapped(path: Path, dtype: str) -> NDArray[Any]:
     """Return the array in a file, read-only; raise StoreError if it ends within a number."""
     try:
         size = path.stat().st_size

@@ -22,6 +22,7 @@ from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.retrievers.indexes.segment import mapped
 from ragspec.retrievers.indexes.suffix_array import check_ids
 from ragspec.retrievers.knn.neighbours import NearestKeys
 from ragspec.retrievers.search.nearest import Numbers
@@ -48,10 +49,10 @@ class Datastore:
         self._store = store
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocab_size"])
         count, documents = int(facts["keys"]), int(facts["documents"])
-        self.keys: NDArray[np.float16] = _mapped(store.file(KEYS), "<f2", (count, self.width))
-        values = _mapped(store.file(VALUES), "<i4", (count,))
-        self.values: Numbers = np.asarray(values, np.int64)
-        self.starts: Numbers = np.asarray(_mapped(store.file(STARTS), "<i8", (documents + 1,)))
+        keys = mapped(store.file(KEYS), "<f2").reshape(count, self.width)
+        self.keys: NDArray[np.float16] = keys
+        self.values: Numbers = mapped(store.file(VALUES), "<i4").reshape(count).astype(np.int64)
+        self.starts: Numbers = mapped(store.file(STARTS), "<i8").reshape(documents + 1)
         if not 0 <= self.values.min(initial=0) <= self.values.max(initial=0) < self.vocab_size:
             raise ValueError(f"its tokens are not in 0 to {self.vocab_size - 1}")
 
@@ -259,11 +260,3 @@ def _beginning(tokenizer: Any) -> Sequence[int]:
         return ()
     ids = tokenizer("")["input_ids"]
     return ids[:1] if ids[:1] == [tokenizer.bos_token_id] else ()
-
-
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a file of plain numbers into memory; raise ValueError if it has another size."""
-    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if path.stat().st_size != expected:
-        raise ValueError(f"{path.name} has {path.stat().st_size} bytes, expected {expected}")
-    return np.memmap(path, dtype, "r", shape=shape) if expected else np.zeros(shape, dtype)
