@@ -4,9 +4,9 @@ A limit is what is reached; it falls where a room shrinks. The goal beside it is
 The library rose four times: by 850 lines, as the faults that hostile looks had found were mended
 and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables and manual pages
 are read, answers say how far documents support them, and 8-bit models open from a cached graph; by
-151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 262, as Medusa, Hydra,
-DFlash, DSpark and P-EAGLE are read and trained as heads, and wrong options are named before torch loads,
-with 790 lines less elsewhere.
+151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 262, as heads of Medusa,
+Hydra, DFlash, DSpark and P-EAGLE are read and trained, and wrong options are named before torch
+loads, with 790 lines less elsewhere.
 """
 
 from __future__ import annotations
