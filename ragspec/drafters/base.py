@@ -193,5 +193,6 @@ def expect_drafter(drafter: object) -> None:
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
         raise InputError(
-            f"got {what} as a drafter; expected a name, a Drafter, or a list of these."
+            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
+            "store.drafter(), or a list of these."
         )

@@ -4,7 +4,7 @@ A limit is what is reached; it falls where a room shrinks. The goal beside it is
 The library rose four times: by 850 lines, as the faults that hostile looks had found were mended
 and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables and manual pages
 are read, answers say how far documents support them, and 8-bit models open from a cached graph; by
-151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 262, as heads of Medusa,
+151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 263, as heads of Medusa,
 Hydra, DFlash, DSpark and P-EAGLE are read and trained, and wrong options are named before torch
 loads, with 790 lines less elsewhere.
 """
@@ -78,8 +78,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(53_378, 40_000),
-    lines_of_tests: Limit(49_684, 42_000),
+    lambda: lines(LIBRARY): Limit(53_379, 40_000),
+    lines_of_tests: Limit(49_682, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),

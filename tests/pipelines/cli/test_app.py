@@ -273,9 +273,7 @@ def test_a_full_disk_is_named_and_leaves_no_trace(
     written = path.read_bytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        from ragspec.reports import trace
-
-        patch.setattr(trace, "_put", full_disk)
+        patch.setattr(Path, "write_text", full_disk)
         assert main([*run, str(path)]) == 2
     assert written and not path.exists()
     assert "No space left" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_model_that_verifies_trees_is_reported_so() -> None:
     verdict = probe(CausalTarget(build("llama", torch.float32)))
     assert verdict.mode == "tree"
-    assert verdict.error < 1e-5 < verdict.tolerance < 0.01
+    assert verdict.error < 1e-4 < verdict.tolerance < 0.01
 
 
 def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
