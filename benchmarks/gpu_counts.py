@@ -38,7 +38,7 @@ def count_step(step: Callable[[], Any], device: torch.device) -> dict[str, float
         Event.of(event)
         for event in raw
         # The marks of the host are also long events of the device.
-        if event.device_type() == kind.CUDA and "annotation" not in str(event.activity_type())
+        if event.device_type() == kind.CUDA and not event.is_user_annotation()
     ]
     totals = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
     return {name: value / STEPS for name, value in totals.items()}

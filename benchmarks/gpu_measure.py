@@ -121,7 +121,7 @@ class Probe:
         for mode in modes:
             row = {**cell.fields, "mode": mode}
             if mode in figures and self.engine(mode, cell).target.static != mode:
-                reasons[mode] = "memory ended while a step was captured"
+                reasons[mode] = "a step could not be captured, see the warning"
                 self._forget([mode])
             yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **figures[mode]}
 

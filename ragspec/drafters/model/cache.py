@@ -1,9 +1,10 @@
 """The KV cache of a draft model: one text and a draft that grows level by level.
 
-A draft tree needs one forward per level, or one step of fixed shape for all levels. The nodes of
-earlier levels stay in the speculative slots. A new node attends to the text, to its ancestors and
-to itself. Accepted nodes stay in the cache. They are identified by their tokens, because the
-verified tree may lack some of these nodes or have nodes of other drafters.
+A draft tree needs one forward per level, or one step of fixed shape for all levels. A forward is
+itself such a step if the model has them. The nodes of earlier levels stay in the speculative slots.
+A new node attends to the text, to its ancestors and to itself. Accepted nodes stay in the cache.
+They are identified by their tokens, because the verified tree may lack some of these nodes or have
+nodes of other drafters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ragspec.drafters.model.forward_step import MOST_DRAFTED, ForwardShape, ForwardStep
 from ragspec.drafters.model.level_step import (
     LevelShape,
     LevelStep,
@@ -40,7 +42,7 @@ class DraftCache:
     """The KV cache of one row in a draft model; call `read` and `extend` inside a `lease`.
 
     Args:
-        model: One with steps of fixed shape also drafts static trees, see `draft`.
+        model: One with steps of fixed shape takes them, and drafts static trees at once (`draft`).
         vocab_size: V of the target. The draft model's vocabulary may be padded to another size.
         capacity: Initial number of slots.
 
@@ -137,10 +139,11 @@ class DraftCache:
 
         Returns:
             The choices after the root and after each read place; None if the model has no steps of
-            fixed shape, or if one would exceed its context length.
+            fixed shape, one would exceed its context length, or a place has more than k children.
         """
         runner, arena, limit = self.model.runner, self._arena, self.model.max_length
-        if arena is None or runner is None:
+        k = min(k, self.vocab_size)
+        if arena is None or runner is None or tree.width > k:
             return None
         self.model.check_mode()
         self._keep(len(tokens) - 1)
@@ -154,7 +157,7 @@ class DraftCache:
             return None
         needed = start + pending + len(places.places)
         self._reserve(needed)
-        slots, k = slots_of(needed, arena.slots), min(k, self.vocab_size)
+        slots = slots_of(needed, arena.slots)
         shape = LevelShape(tree, levels, pending, slots, self.vocab_size, k)
         inputs = np.zeros((1, pending + 2), dtype=np.int64)
         inputs[0, : len(fresh)] = fresh
@@ -211,7 +214,11 @@ class DraftCache:
             positions: Logical positions of all m speculative slots, the n new ones last.
             visible: Slots that each new one attends to, bool [n, m]; None for plain causality.
         """
-        device, n = self.model.device, len(tokens)
+        device, n, before = self.model.device, len(tokens), self._cache.pending
+        if n <= MOST_QUERIES and before + queries_of(n) <= MOST_DRAFTED:
+            logits = self._stepped(tokens, positions, visible)
+            if logits is not None:
+                return fitted(logits[n - keep : n], self.vocab_size)
         self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
@@ -226,6 +233,29 @@ class DraftCache:
         cache = BatchCache([self._cache], [n])  # a graph writes into buffers that have room
         logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
         return logits[0] if self.tokens is not None else fitted(logits[0], self.vocab_size)
+
+    def _stepped(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
+    ) -> Tensor | None:
+        """Run a forward as a step of fixed shape: [n or more, V]; None if there are no such."""
+        arena, runner, n = self._arena, self.model.runner, len(tokens)
+        if arena is None or runner is None:
+            return None
+        self.model.check_mode()
+        size = queries_of(n)
+        self._reserve(self._cache.extent + size)
+        shape = ForwardShape(size, slots_of(self._cache.extent + size, arena.slots))
+        if visible is None:
+            visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
+        inputs = shape.packet(tokens, positions, visible, len(self))
+        make = partial(ForwardStep, self.model, runner, arena, shape)
+        _, (logits,) = runner.take(arena, shape, make, inputs, self._configs)
+        self.forwards += 1
+        self._cache.pending += n
+        return torch.clone(logits)  # the next step overwrites it
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits [n, v] as [n, V], with minus infinity for tokens that have none."""

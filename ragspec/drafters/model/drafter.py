@@ -25,12 +25,10 @@ from ragspec.drafters.base import (
 )
 from ragspec.drafters.method import Method, one
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.drafters.model.growth import CONTENDERS, DraftState, Growth
+from ragspec.drafters.model.growth import DraftState, Growth
 from ragspec.drafters.model.settings import GrowthSettings
-from ragspec.drafters.model.static_tree import StaticGrowth
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.models.checks import MODES as STATIC_MODES
 from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
 from ragspec.rules.base import Step
@@ -59,9 +57,9 @@ class ModelDrafter(Drafter):
             time of a forward, if the budget policy knows the tokens per millisecond; see
             `DraftCostEstimate`.
         tree: A static shape, or the sizes of its levels (`TreeShape.by_rank`); None: best first.
-        static: How a static shape of most probable tokens is drafted. "off" runs one forward per
-            level; other modes run all levels in one call, as in `Engine`. "auto" follows the
-            engine's target if the draft model is on CUDA. Sessions report their mode as `static`.
+        static: Steps of fixed shape, as in `Engine`: each forward, or all levels of a static shape
+            of most probable tokens, is one call. "auto" follows the engine's target if the draft
+            model is on CUDA. Sessions report their mode as `static`.
 
     Raises:
         InputError: There is no model, or a setting is out of range.
@@ -98,11 +96,6 @@ class ModelDrafter(Drafter):
         self.model = draft_target(model)
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
-        if tree is None and static in STATIC_MODES and static not in ("auto", "off"):
-            raise InputError(
-                f"got static={static!r} without a static tree; expected tree= too, such as "
-                "tree=(4, 8, 8, 4, 2). Leave static out to grow the tree best first."
-            )
         self.static = static
         self._opened: dict[str, CausalTarget] = {}
         if static != "auto":
@@ -111,28 +104,20 @@ class ModelDrafter(Drafter):
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache already contains the prompt."""
-        growth = self.settings.open(request, self.name)
-        model, static = self._stepper(growth, request)
+        growth, model = self.settings.open(request, self.name), self._stepper(request)
         cache = DraftCache(model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
                 cache.read(request.prompt)
-        return ModelSession(cache, growth, self.settings, static)
+        return ModelSession(cache, growth, self.settings)
 
-    def _stepper(self, growth: Growth, request: DraftRequest) -> tuple[CausalTarget, str]:
-        """Return the model of a session and its mode: "off", with a reason, or another mode."""
+    def _stepper(self, request: DraftRequest) -> CausalTarget:
+        """Return the model of a session in its static mode."""
         mode = self.static
         if mode == "auto":
             follows = request.static in ("graph", "compile") and is_cuda(self.model.device)
             mode = request.static if follows else "off"
-        if mode == "off" or not isinstance(growth, StaticGrowth):
-            return self.model, "off"
-        if not growth.blind:
-            return self.model, "off: its choices follow noise or processors"
-        if growth.shape.width > (most := min(CONTENDERS, request.vocab_size)):
-            return self.model, f"off: its tree has more than {most} choices at a place"
-        model = self._stepping(mode)
-        return model, model.static
+        return self.model if mode == "off" else self._stepping(mode)
 
     def _stepping(self, mode: str) -> CausalTarget:
         """Return the model in a static mode, opened once; see `open_static`."""
@@ -179,16 +164,18 @@ class DraftCostEstimate:
 class ModelSession(DraftSession):
     """The draft model's KV cache and growth for one row; see `ModelDrafter`."""
 
-    def __init__(
-        self, cache: DraftCache, growth: Growth, settings: GrowthSettings, static: str = "off"
-    ) -> None:
+    def __init__(self, cache: DraftCache, growth: Growth, settings: GrowthSettings) -> None:
         self.cache = cache
-        self.static = static
         self.draft_cost = DraftCostEstimate(settings.min_expected_gain)
         self._growth = growth
         self._depth = settings.depth
         self._drafted = False
         self._open = False  # whether a draft waits for its outcome
+
+    @property
+    def static(self) -> str:
+        """The mode of the draft model's steps of fixed shape: "off", with a reason, or another."""
+        return self.cache.model.static
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes; none if the text exceeds the draft model's limits."""

@@ -37,16 +37,13 @@ class StaticGrowth(CoupledGrowth):
             children.sort()
         self._places: dict[int, int] = {}  # by node
 
-    @property
-    def blind(self) -> bool:
-        """Whether choices depend only on the logits of their place: no noise, no processors."""
-        return self.distribution.sampling.greedy and not self.distribution.processors
-
     def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a tree of the shape below the text of `draft_state`."""
         levels = self.shape.levels_read(draft_state.budget, draft_state.depth)
-        tokens = draft_state.context.tokens
-        choices = draft_state.cache.draft(tokens, self.shape, levels, CONTENDERS)
+        tokens, cache, choices = draft_state.context.tokens, draft_state.cache, None
+        # Choices that depend on noise or processors, not only on logits, are made by the host.
+        if self.distribution.sampling.greedy and not self.distribution.processors:
+            choices = cache.draft(tokens, self.shape, levels, CONTENDERS)
         if choices is None:
             return super().grow(draft_state)
         draft_state = replace(draft_state, depth=levels + 1)

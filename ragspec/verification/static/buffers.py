@@ -45,6 +45,7 @@ class Arena:
     Attributes:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
+        pool: The memory pool of their graphs; None before the first.
         distributions: Those of the first rows, by their number.
         addresses: A hash of the addresses of the weights that the steps read.
     """
@@ -66,6 +67,7 @@ class Arena:
             for place, number in enumerate(numbers):
                 self._where[number] = (stack, place)
         self.steps: dict[Hashable, Any] = {}
+        self.pool: Any = None
         self.addresses = 0
         self.distributions: dict[int, RequestDistributions] = {}
         self.caches = [StackedRow(row) for row in range(rows)]
@@ -94,6 +96,7 @@ class Arena:
     def discard_steps(self) -> None:
         """Discard the steps, because addresses that they read or write have changed."""
         self.steps.clear()
+        self.pool = None  # torch frees a pool with its last graph, and takes no more into it
         self.distributions.clear()
 
     def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:

@@ -54,7 +54,6 @@ class StepRunner:
         self._layers, self._backend = tuple(layers), backend
         self._free: list[Arena] = []
         self._lock = threading.Lock()
-        self._pool: Any = None
 
     def first_slots(self, rows: int) -> int:
         """Return the slots of each row that suffice for most texts: growing costs some steps."""
@@ -112,7 +111,7 @@ class StepRunner:
             try:
                 step = arena.steps.get(key)
                 if step is None:
-                    step = arena.steps[key] = self._create(make)
+                    step = arena.steps[key] = self._create(arena, make)
                 step.send(inputs)
                 sent = step
                 return step, step()
@@ -128,7 +127,7 @@ class StepRunner:
                 stacklevel=2,
             )
             arena.steps.clear()
-            step = arena.steps[name, self.mode] = self._create(make)
+            step = arena.steps[name, self.mode] = self._create(arena, make)
             if sent is None:
                 step.send(inputs)
             else:
@@ -136,14 +135,14 @@ class StepRunner:
                 step.packet.copy_(sent.packet)
             return step, step()
 
-    def _create(self, make: Callable[[], FixedStep]) -> FixedStep:
+    def _create(self, arena: Arena, make: Callable[[], FixedStep]) -> FixedStep:
         step = make()
         if self.mode == "compile":
             step.compile(self._backend)
         if self.mode != "eager" and is_cuda(step.packet.device):
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            step.capture(self._pool)
+            if arena.pool is None:
+                arena.pool = torch.cuda.graph_pool_handle()
+            step.capture(arena.pool)
         return step
 
     def _take_back(self, arena: Arena) -> None:

@@ -1,0 +1,108 @@
+"""A forward of a draft model as a step of fixed shape: one launch on an accelerator.
+
+input i64 [1, 2 n + 66]: tokens, pads last; the speculative slots that each attends to, as the
+    bits of one word; the positions of these slots; the number of committed slots, and of
+    speculative slots before the n new ones
+output [n, V]: the logits after each token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ragspec.models.supported import AttentionWindow
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.buffers import Arena
+from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.step import FixedStep
+
+MOST_DRAFTED = 64  # speculative slots, the bits of a word
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardShape:
+    """The shape of one forward: n tokens, pads included, and S slots of the cache."""
+
+    tokens: int
+    slots: int
+
+    @property
+    def width(self) -> int:
+        """The columns of the inputs."""
+        return 2 * self.tokens + MOST_DRAFTED + 2
+
+    def packet(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        visible: NDArray[np.bool_],
+        committed: int,
+    ) -> NDArray[np.int64]:
+        """Return the inputs for fewer tokens than the shape has, or as many.
+
+        Args:
+            positions: Positions of all m speculative slots, the new ones last.
+            visible: Slots that each token attends to, bool [n, m].
+        """
+        n, m = visible.shape
+        before = m - n
+        inputs = np.zeros((1, self.width), dtype=np.int64)
+        words, places = inputs[0, self.tokens : 2 * self.tokens], inputs[0, 2 * self.tokens :]
+        inputs[0, :n] = tokens
+        words[:] = np.int64(1) << np.arange(before, before + self.tokens)  # a pad: itself
+        words[:n] = np.bitwise_or.reduce(np.where(visible, np.int64(1) << np.arange(m), 0), axis=1)
+        places[:m] = positions
+        places[MOST_DRAFTED:] = committed, before
+        return inputs
+
+
+class ForwardStep(FixedStep):
+    """Reads tokens into the first row of an arena; see the module."""
+
+    def __init__(
+        self, target: CausalTarget, runner: StepRunner, arena: Arena, shape: ForwardShape
+    ) -> None:
+        from ragspec.verification.model_cache import step_cache  # imports transformers
+
+        device, n = arena.device, shape.tokens
+        super().__init__(1, shape.width, device, f"forward_{n}_of_{shape.slots}")
+        self._model, self._masks, self._tokens = target.model, runner.masks, n
+        self._steps = torch.arange(n, device=device)
+        self._slots = torch.arange(shape.slots, device=device)
+        self._zero = torch.zeros((), dtype=target.model.dtype, device=device)
+        self._never = self._zero - torch.inf
+        self._columns = torch.zeros(1, n, dtype=torch.int64, device=device)
+        self._cache = step_cache(arena, 1, shape.slots, self._columns)
+
+    def run(self) -> tuple[Tensor]:
+        """Return the logits for the packet; the tokens stay in the cache."""
+        n = self._tokens
+        tokens, words, drafted, counts = torch.split(self.packet, [n, n, MOST_DRAFTED, 2], dim=1)
+        committed, offsets = counts[:, 0], counts[:, 1:] + self._steps
+        torch.add(committed, offsets, out=self._columns)
+        beyond = self._slots - committed  # the speculative slot, below 0 for a committed one
+        at = beyond.clamp(0, MOST_DRAFTED - 1)
+        related = (words[0, :, None] >> at & 1).bool() & (beyond < MOST_DRAFTED)
+        positions = drafted.gather(1, offsets.clamp_max(MOST_DRAFTED - 1))
+        places = torch.where(beyond < 0, self._slots, drafted[0, at])
+
+        def make_mask(window: AttentionWindow) -> Tensor:
+            allowed = related | (beyond < 0)
+            if not window.plain:
+                allowed = allowed & window.reaches(positions[0, :, None], places)
+            return torch.where(allowed, self._zero, self._never)[None, None]
+
+        logits: Tensor = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._masks.of(make_mask),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        return (logits[0],)
