@@ -50,7 +50,7 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "select": "ragspec.retrievers.methods.sam_decoding:Select",
                 "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
                 "rasd": "ragspec.retrievers.methods.rasd:Rasd",
-                "rapid": "ragspec.retrievers.rapid.drafter:Rapid",
+                "rapid": "ragspec.retrievers.methods.rapid:Rapid",
                 "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
                 "model": "ragspec.drafters.model.drafter:ModelDrafter",
                 "fused": "ragspec.drafters.model.drafter:FUSED",

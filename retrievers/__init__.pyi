@@ -8,15 +8,14 @@ from .methods.context import ContextDrafter as ContextDrafter
 from .methods.hierarchy_drafting import Cascade as Cascade
 from .methods.hierarchy_drafting import HierarchyDrafter as HierarchyDrafter
 from .methods.ngrams import NGramDrafter as NGramDrafter
-from .methods.ngrams import NGramPool as NGramPool
 from .methods.prompt_lookup import LookupDrafter as LookupDrafter
+from .methods.rapid import Rapid as Rapid
 from .methods.rasd import Rasd as Rasd
 from .methods.sam_decoding import MatchDrafter as MatchDrafter
 from .methods.sam_decoding import Select as Select
 from .methods.suffix_decoding import SuffixDrafter as SuffixDrafter
 from .methods.token_recycling import NeighbourDrafter as NeighbourDrafter
-from .neighbours.table import NeighbourTable as NeighbourTable
-from .rapid.drafter import Rapid as Rapid
+from .methods.token_recycling import NeighbourTable as NeighbourTable
 from .search.dense import DenseIndex as DenseIndex
 from .search.dense import Embedder as Embedder
 from .search.dense import load_embedder as load_embedder

@@ -37,7 +37,7 @@ from ragspec.pipelines.bench.variants import (
 from ragspec.reports.generation import accepted_of
 from ragspec.reports.report import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.rapid.drafter import Rapid
+from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.rules.base import Step
 from ragspec.trees.operations import depths

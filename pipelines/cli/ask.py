@@ -284,7 +284,7 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     """
     from ragspec.drafters.build import model_drafter
     from ragspec.models.load import load_model
-    from ragspec.retrievers.rapid.drafter import Rapid
+    from ragspec.retrievers.methods.rapid import Rapid
 
     options, stores = long.text.engine, long.text.stores
     parsed = o.parse_drafter(options.drafter or "auto")

@@ -167,7 +167,7 @@ class KnnText:
         self.calls: list[Generation] = []
         self._steps: list[Step] = []
         self._scored: list[TokenLogprob] = []
-        self._cache: NeighbourCache | None = None
+        self._cache = NeighbourCache(lm.knn.store)
         self._waited = 0.0
         self._replaced = 0  # tokens at the end that the engine has not read yet
         self._began = time.perf_counter()
@@ -228,66 +228,64 @@ class KnnText:
         scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
-    def _write(self, stop_after: int | None, transform: KnnTransform) -> Generation:
-        """Continue the text to the end or for some further tokens."""
+    def _write(
+        self, stop_after: int | None, transform: KnnTransform
+    ) -> tuple[Generation, list[int], float]:
+        """Continue the text to the end or for some tokens; return the call, these, and its time."""
+        began = time.perf_counter()
         pause = {"resume_from": self.tokens, "stop_after": stop_after, "transform": transform}
         options = {**self.options, **pause}
         if isinstance(transform, Guessing):
             options["logprobs"] = None  # they come from the checked distribution
-        generation: Generation = self.engine.generate(self.prompt, self.sampling, **options)
-        return generation
+        call: Generation = self.engine.generate(self.prompt, self.sampling, **options)
+        self.calls.append(call)
+        self._replaced = 0
+        self.report.rounds += 1
+        return call, call.tokens[len(self.tokens) :], self._note("write", began)
 
     def _wait(self) -> bool:
         """Write some tokens, each after a search; return whether the text has ended."""
-        transform = Searching(self.knn, None if self.waits else self._open_cache())
-        began = time.perf_counter()
+        transform = Searching(self.knn, None if self.waits else self._cache)
         # The first token alone: its call reads the prompt, so its time says nothing of the others.
         whole = self.waits and self.final.stream is None
         stop_after = None if whole else WAITED if self.tokens else 1
-        call = self._write(stop_after, transform)
-        took = self._note("write", began)
-        new = call.tokens[len(self.tokens) :]
+        call, new, took = self._write(stop_after, transform)
+        searching = 0.0
         for start, queries, milliseconds in transform.times:
             self._count_search(queries, start, milliseconds)
-            self._waited += milliseconds
-            self.schedule.search.learn(queries, milliseconds)
+            searching += milliseconds
+        self._waited += searching
         if self.tokens and new:
-            searching = sum(milliseconds for *_, milliseconds in transform.times)
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
         if transform.distribution is not None and transform.distribution.lazy:
             self.waits = True
         self._scored += call.logprobs or ()
-        self._take(call, new, call.steps)
+        self.tokens += new
+        self._steps += call.steps
         self.report.gated += 1
-        self.report.rounds += 1
         return call.finish_reason != "paused"
 
     def _guess(self, plan: StridePlan) -> bool:
         """Write some tokens with guesses and check them; return whether the text has ended."""
-        transform = Guessing(self.knn, self._open_cache())
-        began = time.perf_counter()
-        call = self._write(plan.strides, transform)
-        took = self._note("write", began)
-        new = call.tokens[len(self.tokens) :]
+        transform = Guessing(self.knn, self._cache)
+        call, new, took = self._write(plan.strides, transform)
         if not new:  # the text ended with the token that replaced a wrong one
-            self._take(call, (), ())
             return True
         self.schedule.strides.append(took / len(new))
         right, truth = self._check(transform, new)
         ended = call.finish_reason != "paused" and truth is None
-        accepted = new if truth is None else [*new[:right], truth]
-        steps = _first(call.steps, right)
+        self.tokens += new[:right]
+        self._steps += _first(call.steps, right)
         if truth is not None:
-            steps.append(Step(DraftTree.empty(), (), (truth,)))
+            self.tokens.append(truth)
+            self._steps.append(Step(DraftTree.empty(), (), (truth,)))
             self.report.wasted += len(new) - right
             if not right:
                 self.report.events[-2] = replace(self.report.events[-2], accepted=False)
-        self._take(call, accepted, steps)
         self._replaced = int(truth is not None)
         self.schedule.learn_guesses(right, truth is not None)
         self.report.hits += right
         self.report.rollbacks += truth is not None
-        self.report.rounds += 1
         return ended
 
     def _check(self, transform: Guessing, new: Sequence[int]) -> tuple[int, int | None]:
@@ -308,33 +306,20 @@ class KnnText:
             true = int(distribution.select(scores, [query.index]))
             if self.top is not None:
                 self._scored.append(logprob_of(scores[0], true, self.top))
-            transform.cache.add(near)
+            self._cache.add(near)
             if true != token:
                 truth = true
                 break
             right += 1
-        took = 1000.0 * (time.perf_counter() - began)
-        self._count_search(len(new), began, took)
-        self.schedule.search.learn(len(new), took)
+        self._count_search(len(new), began, 1000.0 * (time.perf_counter() - began))
         return right, truth
-
-    def _take(self, call: Generation, tokens: Sequence[int], steps: Sequence[Step]) -> None:
-        """Append tokens to the text, with their steps."""
-        self.calls.append(call)
-        self._replaced = 0
-        self.tokens += tokens
-        self._steps += steps
-
-    def _open_cache(self) -> NeighbourCache:
-        if self._cache is None:
-            self._cache = NeighbourCache(self.knn.store)
-        return self._cache
 
     def _count_search(self, queries: int, began: float, milliseconds: float) -> None:
         start = 1000.0 * (began - self._began)
         self.report.events.append(Event("search", start, milliseconds, queries))
         self.report.calls += 1
         self.report.queries += queries
+        self.schedule.search.learn(queries, milliseconds)
 
     def _note(self, what: str, began: float) -> float:
         """Record an event that lasted from `began` until now; return its milliseconds."""

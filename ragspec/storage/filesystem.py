@@ -1,10 +1,9 @@
-"""File system operations of a store: read, flush, link, and lock out other writers."""
+"""File system operations of a store: read, flush, and lock out other writers."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,16 +50,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the file system has no links."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 @contextmanager

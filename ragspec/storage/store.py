@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragspec.errors import InputError, StoreError
-from ragspec.storage.filesystem import LOCK, link_or_copy, read_file, sync, writer_lock
+from ragspec.storage.filesystem import LOCK, read_file, sync, writer_lock
 from ragspec.storage.manifest import (
     MANIFEST,
     Contents,
@@ -182,7 +182,10 @@ def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, Fil
         source, target = store.file(name), folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            link_or_copy(source, target)
+            with suppress(OSError):  # the file system may have no links
+                os.link(source, target)
+            if not target.exists():
+                shutil.copyfile(source, target)
         except FileNotFoundError as error:
             raise StoreError(f"{source} is missing; build the store again.") from error
         records[name] = store.record(name)

@@ -7,7 +7,7 @@ after its parent. Lists are faster than arrays at the sizes of a draft.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite
 
 import numpy as np
@@ -205,64 +205,46 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     Args:
         trees: Each tree with the bit that stands for it.
     """
-    if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
+    if len(trees) == 1 and trees[0][0].kind not in SAMPLED_KINDS:
         tree, bit = trees[0]
         return replace(tree, q=None), [bit] * len(tree)
-    nodes = _Overlay()
-    sources: dict[str, int] = {}
+    at: dict[tuple[int, int], int] = {}  # nodes by parent and token, in their order
+    chances, offers = list[float](), list[int]()  # of acceptance, given the parent; bits of trees
+    source, origin, sources = list[int](), list[list[int]](), dict[str, int]()
     for tree, bit in trees:
-        nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
-    accept_prob: list[float] = []
-    for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
-        accept_prob.append(chance if parent == ROOT else chance * accept_prob[parent])
-    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
-    merged = DraftTree(
-        tokens=np.asarray(nodes.tokens, dtype=np.int64),
-        parents=np.asarray(nodes.parents, dtype=np.int64),
-        accept_prob=np.asarray(accept_prob, dtype=np.float32),
-        source=np.asarray(nodes.source, dtype=np.int64),
-        origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(accept_prob), 2),
-        sources=tuple(sources) or ("none",),
-        kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
-    )
-    return merged, nodes.offers
-
-
-@dataclass(slots=True)
-class _Overlay:
-    """The nodes of a merged tree; `chances` are acceptance probabilities given the parent."""
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    source: list[int] = field(default_factory=list)
-    origin: list[list[int]] = field(default_factory=list)
-    offers: list[int] = field(default_factory=list)
-    at: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, tree: DraftTree, bit: int, names: Sequence[int]) -> None:
-        """Add the nodes of a tree; `names` are the merged indices of its sources."""
-        claimed = tree.accept_prob.tolist()
-        place: list[int] = []
-        for token, parent, claim, source, origin in zip(
+        names = [sources.setdefault(name, len(sources)) for name in tree.sources]
+        claimed, place = tree.accept_prob.tolist(), list[int]()
+        for token, parent, claim, name, text in zip(
             tree.tokens.tolist(), tree.parents.tolist(), claimed,
             tree.source.tolist(), tree.origin.tolist(), strict=True,
         ):  # fmt: skip
             above = ROOT if parent == ROOT else place[parent]
             if parent != ROOT:
                 claim = min(claim / claimed[parent], 1.0) if claimed[parent] > 0.0 else 0.0
-            node = self.at.setdefault((above, token), len(self.tokens))
+            node = at.setdefault((above, token), len(at))
             place.append(node)
-            if node < len(self.tokens):
-                self.chances[node] = max(self.chances[node], claim)
-                self.offers[node] |= bit
+            if node < len(chances):
+                chances[node] = max(chances[node], claim)
+                offers[node] |= bit
                 continue
-            self.tokens.append(token)
-            self.parents.append(above)
-            self.chances.append(claim)
-            self.source.append(names[source])
-            self.origin.append(origin)
-            self.offers.append(bit)
+            chances.append(claim)
+            offers.append(bit)
+            source.append(names[name])
+            origin.append(text)
+    accept_prob: list[float] = []
+    for (parent, _), chance in zip(at, chances, strict=True):
+        accept_prob.append(chance if parent == ROOT else chance * accept_prob[parent])
+    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
+    merged = DraftTree(
+        tokens=np.asarray([token for _, token in at], dtype=np.int64),
+        parents=np.asarray([parent for parent, _ in at], dtype=np.int64),
+        accept_prob=np.asarray(accept_prob, dtype=np.float32),
+        source=np.asarray(source, dtype=np.int64),
+        origin=np.asarray(origin, dtype=np.int64).reshape(len(at), 2),
+        sources=tuple(sources) or ("none",),
+        kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
+    )
+    return merged, offers
 
 
 def check(tree: DraftTree, vocab_size: int | None = None) -> None:

@@ -7,8 +7,8 @@ segments that both have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
@@ -57,15 +57,14 @@ class Catalogue:
     """The parameters of one generation of a corpus.
 
     Attributes:
-        model: Fingerprint of the model that wrote the texts, None if no model did.
+        fingerprints: Of the tokenizer and of the model that wrote the texts, if known.
         serial: Number of the next segment; no name is used twice.
         segments: Oldest text first.
     """
 
     vocab_size: int
     depth: int
-    tokenizer: str | None = None
-    model: str | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     serial: int = 1
     segments: tuple[SegmentRecord, ...] = ()
 
@@ -73,12 +72,6 @@ class Catalogue:
     def tokens(self) -> int:
         """The number of tokens in all segments."""
         return sum(record.tokens for record in self.segments)
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """The known fingerprints of the tokenizer and the model, as the manifest has them."""
-        pairs = {TOKENIZER: self.tokenizer, MODEL: self.model}
-        return {name: value for name, value in pairs.items() if value is not None}
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -97,7 +90,7 @@ def read_catalogue(store: OpenStore) -> Catalogue:
     Raises:
         StoreError: The manifest's parameters are incomplete or malformed.
     """
-    parameters, prints = store.manifest.parameters, store.manifest.fingerprints
+    parameters = store.manifest.parameters
     try:
         segments = tuple(
             SegmentRecord(
@@ -109,9 +102,7 @@ def read_catalogue(store: OpenStore) -> Catalogue:
         sizes = {name: int(parameters[name]) for name in ("vocab_size", "depth", "serial")}
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{store.path} cannot be read ({error}); build it again.") from error
-    return Catalogue(
-        **sizes, tokenizer=prints.get(TOKENIZER), model=prints.get(MODEL), segments=segments
-    )
+    return Catalogue(**sizes, fingerprints=store.manifest.fingerprints, segments=segments)
 
 
 def pointer_bytes(root: Path) -> bytes:

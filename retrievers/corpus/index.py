@@ -37,6 +37,7 @@ from ragspec.retrievers.corpus.catalogue import (
     pointer_bytes,
     tokenized,
 )
+from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, revise
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
@@ -47,7 +48,6 @@ from ragspec.storage.store import checked_scope
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
-    from ragspec.retrievers.corpus.rest import RestDrafter
 
 LEAD = 16  # prompt tokens stored in front of a recorded answer, so that its start matches too
 FLUSH_TOKENS = 1 << 16
@@ -74,7 +74,8 @@ class CorpusIndex:
         self.path = root
         self._view = view
         self._verify: Verify = verify
-        self._model = view.catalogue.model  # fingerprint of the model that writes appended text
+        # Fingerprint of the model that writes appended text.
+        self._model = view.catalogue.fingerprints.get(MODEL)
         self._buffer = AppendBuffer(view.catalogue.vocab_size, view.catalogue.depth)
         self._flush_tokens = self._flush_at = flush_tokens
         self._max_tokens = max_tokens
@@ -117,8 +118,7 @@ class CorpusIndex:
         if size < 1:
             raise InputError("got no tokenizer and no vocab_size; expected one of them.")
         checked_scope(scope)
-        prints = prints_of(model, tokenizer)
-        catalogue = Catalogue(size, depth, prints.get(TOKENIZER), prints.get(MODEL))
+        catalogue = Catalogue(size, depth, prints_of(model, tokenizer))
         documents = checked(tokenized(texts_or_tokens, tokenizer), size)
 
         def fill(revision: Revision) -> None:
@@ -182,8 +182,6 @@ class CorpusIndex:
         Raises:
             InputError: The scope or an option is out of range.
         """
-        from ragspec.retrievers.corpus.rest import RestDrafter
-
         checked_scope(scope)
         segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth).warm_up()
         return RestDrafter(self, scope, **options)
@@ -252,8 +250,6 @@ class CorpusIndex:
 
     def _check_read(self, engine: Engine, scope: str) -> None:
         """Warn if the engine's drafters read this corpus, but not the scope that it records."""
-        from ragspec.retrievers.corpus.rest import RestDrafter
-
         every = () if engine.drafter is None else within(engine.drafter)
         rests = [each for each in every if isinstance(each, RestDrafter)]
         read = {each.scope for each in rests if each.corpus is self}
@@ -272,7 +268,7 @@ class CorpusIndex:
     @property
     def _prints(self) -> dict[str, str | None]:
         """The fingerprints of the tokenizer, and of the model that writes appended text."""
-        return {TOKENIZER: self._view.catalogue.tokenizer, MODEL: self._model}
+        return {**self._view.catalogue.fingerprints, MODEL: self._model}
 
     def flush(self) -> None:
         """Write the appended text to disk now."""
@@ -334,7 +330,7 @@ class CorpusIndex:
                 "depth": catalogue.depth,
                 "segments": catalogue.parameters["segments"],
                 "scopes": dict(scopes),
-                "tokenizer": catalogue.tokenizer,
+                "tokenizer": catalogue.fingerprints.get(TOKENIZER),
                 "model": self._model,
                 "waiting": self._buffer.tokens,
                 "dropped": self._buffer.dropped,
@@ -377,11 +373,12 @@ class CorpusIndex:
         self._check_same(catalogue)
         if self._model is not None:
             check_prints(str(self.path), catalogue.fingerprints, {MODEL: self._model})
-        revision.catalogue = replace(catalogue, model=catalogue.model or self._model)
+            prints = {MODEL: self._model, **catalogue.fingerprints}
+            revision.catalogue = replace(catalogue, fingerprints=prints)
         limit, largest = self._max_tokens, MERGED
         if limit is not None:
             largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
-        for scope, documents in self._buffer.documents().items():
+        for scope, documents in self._buffer.documents.items():
             if limit is not None:  # the newest of a batch, which is evicted as a whole
                 ends = np.cumsum([len(document) for document in reversed(documents)])
                 first = len(documents) - int(np.searchsorted(ends, limit, "right"))
@@ -395,13 +392,16 @@ class CorpusIndex:
         view = open_view(self.path, self._verify, last=self._view)
         self._check_same(view.catalogue)
         self._view = view
-        self._model = view.catalogue.model or self._model
+        self._model = view.catalogue.fingerprints.get(MODEL, self._model)
 
     def _check_same(self, catalogue: Catalogue) -> None:
         """Raise StoreError if another process built the corpus again with other parameters."""
         before = self._view.catalogue
-        parameters = (before.tokenizer, before.vocab_size, before.depth)
-        if (catalogue.tokenizer, catalogue.vocab_size, catalogue.depth) != parameters:
+        now, then = (
+            (each.fingerprints.get(TOKENIZER), each.vocab_size, each.depth)
+            for each in (catalogue, before)
+        )
+        if now != then:
             raise StoreError(
                 f"{self.path} was built again meanwhile, with another tokenizer, vocabulary or "
                 f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "

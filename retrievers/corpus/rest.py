@@ -8,7 +8,7 @@ Deviations:
 - Counts are exact, or sampled at a stride, never taken from the first rows in lexicographic order.
 - No continuation runs into the next document, and shorter suffixes fill the rest of the tree.
 - Several segments answer as one text, each weighted by its number of occurrences.
-- Nodes are ranked by estimated acceptance, corrected by what the target accepted in this text.
+- Nodes are ranked by estimated acceptance, which the budget `auto` corrects (`budget.goodput`).
 
 Nodes have no origin, since a request cannot cite documents of the corpus.
 """
@@ -19,17 +19,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Draft, DraftOptions
 from ragspec.retrievers.indexes.segment import Segment
-from ragspec.rules.base import Step
-from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import children
 
 # Probability that the target goes on with one of the continuations, by length of the match.
 # Measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
@@ -38,9 +34,6 @@ FOLLOWED = (
 )  # fmt: skip
 
 LONGEST, SHORTEST, DEPTH = 16, 1, 16
-_BINS = 16
-_PRIOR, _DECAY = 8.0, 0.97
-_SURE = 0.99
 _OTHERS = 0.5  # share of the longest match's miss probability for segments with a shorter match
 _LEAST = 0.01
 
@@ -131,16 +124,8 @@ class RestDrafter(Drafter):
         return RestSession(self, self.corpus.segments(self.scope))
 
 
-def _chances(draft: Draft) -> list[float]:
-    """Return the acceptance probability of every node given its parent: [N]."""
-    accept_prob, parents = draft.accept_prob.tolist(), draft.parents.tolist()
-    above = [1.0 if parent == ROOT else accept_prob[parent] for parent in parents]
-    pairs = zip(accept_prob, above, strict=True)
-    return [node / parent if parent > 0.0 else 0.0 for node, parent in pairs]
-
-
 class RestSession(DraftSession):
-    """A snapshot of a corpus and the corrections learned in one row; see `RestDrafter`.
+    """A snapshot of a corpus for one row; see `RestDrafter`.
 
     Attributes:
         matched: Length of the match behind the last proposal, 0 without one.
@@ -151,8 +136,6 @@ class RestSession(DraftSession):
         self._options = drafter.options
         self._shortest = drafter.shortest
         self._segments = segments
-        self._held = [Ratio() for _ in range(_BINS + 1)]  # by length of the match
-        self._drafted: Draft | None = None
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -162,44 +145,11 @@ class RestSession(DraftSession):
         if budget > 0 and deepest > 0:
             tail = context.tokens[-self._options.max_match :]
             draft = self._look_up(tail, budget, deepest)
-        self._drafted = draft
         self.matched = 0 if draft is None else draft.length
         if draft is None:
             return DraftTree.empty()
-        accept_prob = self._corrected(draft)
+        accept_prob = draft.accept_prob.astype(np.float32)
         return DraftTree.build(draft.tokens, draft.parents, self._name, accept_prob=accept_prob)
-
-    def observe(self, step: Step) -> None:
-        """Learn how often the target continues with one of the drafted tokens."""
-        draft, self._drafted = self._drafted, None
-        if draft is None:
-            return
-        chances, tokens, below = _chances(draft), draft.tokens.tolist(), children(draft.parents)
-        at = ROOT
-        for level, token in enumerate(step.tokens):
-            offered = below.get(at, ())
-            if not offered:
-                return
-            hit = next((node for node in offered if tokens[node] == token), None)
-            claim = sum(chances[node] for node in offered)
-            self._held[min(draft.length + level, _BINS)].learn(claim, hit is not None, _DECAY)
-            if hit is None:
-                return
-            at = hit
-
-    def _corrected(self, draft: Draft) -> NDArray[np.float32]:
-        """Return the acceptance probability of every node, corrected in this text: f32 [N]."""
-        chances, parents, depths = _chances(draft), draft.parents.tolist(), draft.depths.tolist()
-        total: dict[int, float] = {}
-        for parent, chance in zip(parents, chances, strict=True):
-            total[parent] = total.get(parent, 0.0) + chance
-        accept_prob: list[float] = []
-        for node, parent in enumerate(parents):
-            key = min(draft.length + depths[node], _BINS)
-            scale = min(self._held[key].share(_PRIOR), _SURE / max(total[parent], _SURE * 1e-6))
-            before = 1.0 if parent == ROOT else accept_prob[parent]
-            accept_prob.append(before * chances[node] * scale)
-        return np.asarray(accept_prob, dtype=np.float32)
 
     def _look_up(self, tail: list[int], budget: int, deepest: int) -> Draft | None:
         """Return the nodes of all segments as if they were one text, None without a match."""
@@ -243,16 +193,15 @@ class RestSession(DraftSession):
 def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:
     """Return the best nodes of several trees, merged with their probabilities added by share."""
     at: dict[tuple[int, int], int] = {}  # by parent and token, in the order of the nodes
-    accept_prob, depths = list[float](), list[int]()
+    accept_prob: list[float] = []
     for draft, share in trees:
         place: list[int] = []
-        columns = (draft.tokens, draft.parents, draft.accept_prob, draft.depths)
-        for token, parent, chance, depth in zip(*(c.tolist() for c in columns), strict=True):
+        columns = (draft.tokens, draft.parents, draft.accept_prob)
+        for token, parent, chance in zip(*(c.tolist() for c in columns), strict=True):
             node = at.setdefault((ROOT if parent == ROOT else place[parent], token), len(at))
             place.append(node)
             if node == len(accept_prob):
                 accept_prob.append(0.0)
-                depths.append(depth)
             accept_prob[node] += share * chance
     order = sorted(range(len(at)), key=lambda node: -accept_prob[node])[:budget]
     number, pairs = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}, list(at)
@@ -260,6 +209,5 @@ def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:
         np.array([pairs[node][1] for node in order], np.int64),
         np.array([number[pairs[node][0]] for node in order], np.int64),
         np.array(accept_prob)[order],
-        np.array(depths, np.int64)[order],
         max(draft.length for draft, _ in trees),
     )

@@ -90,7 +90,9 @@ class Revision:
         """
         run: list[SegmentRecord] = []
         size = sum(map(len, documents))
-        for record in reversed(self._of(scope, SegmentSource.APPENDED)):
+        mine = (scope, SegmentSource.APPENDED)
+        records = [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
+        for record in reversed(records):
             if record.tokens >= FACTOR * size or record.tokens + size > largest:
                 break
             run.insert(0, record)
@@ -112,10 +114,6 @@ class Revision:
             if record.name in self._old and self._store is not None:
                 carried |= carry(self._store, files_of(self._store, record), self.folder)
         return Contents(self.catalogue.parameters, self.catalogue.fingerprints, carried)
-
-    def _of(self, scope: str, source: SegmentSource) -> list[SegmentRecord]:
-        mine = (scope, source)
-        return [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
 
 
 def revise(

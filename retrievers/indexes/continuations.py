@@ -36,14 +36,12 @@ class Draft(NamedTuple):
     Attributes:
         tokens, parents: i64 [N]; the parent is -1 for a child of the context's last token.
         accept_prob: f64 [N], not increasing.
-        depths: i64 [N], 0 for the first drafted token.
         length: Length of the longest match, 0 without one.
     """
 
     tokens: Ints
     parents: Ints
     accept_prob: Floats
-    depths: Ints
     length: int
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.retrievers.indexes.continuations import Floats, Ints
+from ragspec.retrievers.indexes.suffix_array import Tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Text = tuple[NDArray[Any], NDArray[np.int32]]
+Text = tuple[Tokens, NDArray[np.int32]]
 
 ROW = (1 << 20) - 1
 
@@ -41,7 +42,7 @@ def place(suffixes: NDArray[np.int32], index: int, size: int) -> int:
 
 
 @compiled
-def agree(tokens: NDArray[Any], position: int, tail: Ints, most: int) -> int:
+def agree(tokens: Tokens, position: int, tail: Ints, most: int) -> int:
     """Return how many tokens up to `position` agree with the end of `tail`; the first one does."""
     same, last = 1, len(tail) - 1
     while same < most and position >= same and int(tokens[position - same]) == tail[last - same]:
@@ -159,7 +160,7 @@ def collect(
 
 @compiled
 def arrange(
-    tokens: NDArray[Any], places: Ints, keys: Ints, low: int, high: int, level: int, separator: int
+    tokens: Tokens, places: Ints, keys: Ints, low: int, high: int, level: int, separator: int
 ) -> None:
     """Sort rows low to high by their token at a level, then by number: keys token << 20 | row."""
     before, ascending, size = np.int64(-1), True, len(tokens)
@@ -187,9 +188,9 @@ def arrange(
 
 @compiled
 def grow(
-    tokens: NDArray[Any], places: Ints, context: Ints, weights: Floats, limits: tuple[int, int, int]
+    tokens: Tokens, places: Ints, context: Ints, weights: Floats, limits: tuple[int, int, int]
 ) -> tuple[Ints, Floats]:
-    """Return the best nodes (token, parent, level) i64 [3, N], and their accept_prob f64 [N].
+    """Return the best nodes (token, parent) i64 [2, N], and their accept_prob f64 [N].
 
     Args:
         limits: Most nodes, most levels, and the separator.
@@ -199,7 +200,7 @@ def grow(
     keys, part = np.arange(n), np.zeros(len(weights), dtype=np.int64)
     # (-accept_prob, level, low, high, parent): likelier first, then shallower, then earlier.
     heap = [(0.0, 0, 0, 0, 0) for _ in range(0)]  # empty, of this type
-    chosen, accept_prob = np.empty((3, budget), dtype=np.int64), np.empty(budget)
+    chosen, accept_prob = np.empty((2, budget), dtype=np.int64), np.empty(budget)
     taken, level, low, high = 0, 0, 0, n  # of the children to make next, those of the root first
     while True:
         at = low if level < depth else high
@@ -217,14 +218,14 @@ def grow(
         if len(heap) == 0 or taken == budget:
             return chosen[:, :taken], accept_prob[:taken]
         cost, level, low, high, parent = heappop(heap)
-        chosen[0, taken], chosen[1, taken], chosen[2, taken] = keys[low] >> 20, parent, level
+        chosen[0, taken], chosen[1, taken] = keys[low] >> 20, parent
         accept_prob[taken] = -cost
         taken, level = taken + 1, level + 1
 
 
 @compiled
 def draft(
-    tokens: NDArray[Any],
+    tokens: Tokens,
     suffixes: NDArray[np.int32],
     buckets: Ints,
     tail: Ints,
@@ -232,7 +233,7 @@ def draft(
     caps: tuple[int, int, int],
     shorter: Ints,
     chances: Floats,
-) -> tuple[Ints, Ints, Floats, Ints, int]:
+) -> tuple[Ints, Ints, Floats, int]:
     """Return the fields of a `Draft`.
 
     Args:
@@ -243,11 +244,11 @@ def draft(
     match = longest((tokens, suffixes), buckets, tail, caps[0])
     if match[0] == 0 or budget < 1 or depth < 1:
         none = np.empty(0, dtype=np.int64)
-        return none, none, np.empty(0), none, match[0]
+        return none, none, np.empty(0), match[0]
     outer = bucket(suffixes, buckets, tail)
     places, context, weights = collect(
         (tokens, suffixes), tail, match, outer, caps, shorter, chances
     )
     limits = (budget, depth, len(buckets) - 1)
     chosen, accept_prob = grow(tokens, places, context, weights, limits)
-    return chosen[0], chosen[1], accept_prob, chosen[2], match[0]
+    return chosen[0], chosen[1], accept_prob, match[0]

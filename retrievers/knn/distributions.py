@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.needs import LAST, Needs
-from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.neighbours import Neighbours
+from ragspec.retrievers.knn.datastore import Datastore, Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
@@ -191,11 +190,11 @@ class Guessing(KnnTransform):
 
     def __init__(self, knn: Knn, cache: NeighbourCache) -> None:
         super().__init__(knn)
-        self.cache = cache
+        self._cache = cache
         self.queries: list[KnnQuery] = []
 
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the log of the guessed distribution after a node."""
         state = self._states[node + 1]
         self.queries.append(KnnQuery(state, logits.clone(), index))
-        return self._knn.logits(logits, self.cache.nearest(state, self._knn.k))
+        return self._knn.logits(logits, self._cache.nearest(state, self._knn.k))

@@ -1,13 +1,15 @@
 """Hierarchy Drafting (arXiv 2502.05609): databases in order of temporal locality, as one tree.
 
 The context (this prompt and output) drafts first, then the model's earlier answers, then a corpus
-of other text. The form "ngram" has the paper's databases (section 3; level 5, guess 7, the corpus
-queried with the last 2, then 1 tokens). The form "trie" is our own: suffixes of any length with
-counts, in place of n-grams after one token. Deviations in both: see `ngrams`; the corpus is not
-padded with random tokens; nodes are counted instead of branches, and shared prefixes once; each
-database keeps a part of the budget for its sure nodes, so none can starve the others; other nodes
-are taken by their acceptance probability, whichever database offers them. In the trie form the
-target's second choices (see `token_recycling`) replace Lookahead's n-grams of the context.
+of other text. The form "ngram" has the paper's databases (section 3; level 5, guess 7, answers
+queried with the last token, the corpus with the last 2, then 1 tokens). The form "trie" is our own:
+suffixes of any length with counts, in place of n-grams after one token. Deviations in both: see
+`ngrams`; the corpus is not padded with random tokens; nodes are counted instead of branches, and
+shared prefixes once; answers are looked up in their store, as REST does, instead of in a list of
+their most frequent n-grams; each database keeps a part of the budget for its sure nodes, so none
+can starve the others; other nodes are taken by their acceptance probability, whichever database
+offers them. In the trie form the target's second choices (see `token_recycling`) replace
+Lookahead's n-grams of the context.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import Any, Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
-from ragspec.drafters.method import Method, Sources
+from ragspec.drafters.method import GLOBAL, Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
+from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, NGramDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, overlay, select, share_out
@@ -32,7 +34,7 @@ RESERVE = 0.2
 SURE = 0.1
 ANSWERS, TEXT = "answers", "statistics"  # names of the sources in reports
 
-Store = CorpusIndex | NGramPool | Drafter
+Store = CorpusIndex | Drafter
 
 
 class Cascade(Combined):
@@ -145,12 +147,12 @@ class HierarchyDrafter(Cascade):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     Args:
-        model_store: The model's earlier answers, as a `CorpusIndex`, a drafter or an `NGramPool`.
-            None leaves the level out.
-        corpus: Other text, as a `CorpusIndex` or a drafter, or None.
+        model_store: The model's earlier answers, as a `CorpusIndex` or a drafter. None leaves the
+            level out.
+        corpus: Other text, likewise.
         form: "trie" or "ngram".
-        level, guess, most: In the n-gram form, tokens of an n-gram, n-grams after a token, and
-            n-grams of the model's database.
+        level, guess: In the n-gram form, tokens of an n-gram, and n-grams of the context after a
+            token.
         lookahead: The context also learns from tokens that the target did not choose.
         options: Those of `Cascade`.
 
@@ -174,45 +176,30 @@ class HierarchyDrafter(Cascade):
         form: Form = "trie",
         level: int = LEVEL,
         guess: int = GUESS,
-        most: int = MOST,
         lookahead: bool = True,
         **options: Any,
     ) -> None:
         if form not in ("trie", "ngram"):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
-        self.form = form
-        answers, stores = model_store, (model_store, corpus)
-        self._stores = [store for store in stores if isinstance(store, CorpusIndex)]
         drafters: list[Drafter] = [ContextDrafter()]
-        settings: dict[str, Any] = {}  # of the look-ups in the corpus
+        answers, text = dict[str, int](), dict[str, int]()  # settings of the look-ups in the stores
         if form == "ngram":
             drafters = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
-            settings = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
-            if isinstance(answers, CorpusIndex):  # of its documents in the global scope
-                documents = (each for segment in answers.segments() for each in segment.documents())
-                texts = (each.tolist() for each in documents)
-                answers = NGramPool.common(texts, level=level, guess=guess, most=most)
-        if answers is not None:
-            drafters.append(_drafter(answers, ANSWERS))
+            answers = {"longest": 1, "depth": level - 1}
+            text = {"longest": PREVIOUS, "depth": level - 1}
+        if model_store is not None:
+            drafters.append(_drafter(model_store, ANSWERS, **answers))
         if corpus is not None:
-            drafters.append(_drafter(corpus, TEXT, **settings))
+            drafters.append(_drafter(corpus, TEXT, **text))
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
         super().__init__(drafters, name="hierarchy", **options)
         self.most_nodes = guess * (level - 1) if form == "ngram" else None
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError if a store was made with another model or tokenizer."""
-        for store in self._stores:  # also of the answers whose n-grams are in a pool
-            store.fits(model, tokenizer)
-        super().fits(model, tokenizer)
 
-
-def _drafter(store: Store, name: str, **options: Any) -> Drafter:
+def _drafter(store: Store, name: str, **options: int) -> Drafter:
     """Return a drafter over a store, under the name of its level; a drafter has its own name."""
-    if isinstance(store, NGramPool):
-        return NGramDrafter(store, name=name)
-    return store.drafter(name=name, **options) if isinstance(store, CorpusIndex) else store
+    return store.drafter(GLOBAL, name=name, **options) if isinstance(store, CorpusIndex) else store
 
 
 def _over(sources: Sources) -> HierarchyDrafter:

@@ -1,17 +1,16 @@
-"""Pools of n-grams by their first token, the freshest first, and a drafter over pools.
+"""A pool of n-grams by their first token, the freshest first, and a drafter over it.
 
-The databases of Hierarchy Drafting (arXiv 2502.05609) in the paper's own form: a token leads to at
-most `guess` (7) n-grams of `level` (5) tokens that begin with it. Deviations: every n-gram of the
-committed text is in the pool before the next draft, also after steps that accepted nothing; lists
-are read from their fresh end; n-grams with a common prefix share its nodes. Lookahead's window
-makes a forward about fifty tokens wider. Instead, verified branches with the target's best next
-tokens are added as n-grams, which costs nothing.
+The context database of Hierarchy Drafting (arXiv 2502.05609) in the paper's own form: a token leads
+to at most `guess` (7) n-grams of `level` (5) tokens that begin with it. Deviations: every n-gram of
+the committed text is in the pool before the next draft, also after steps that accepted nothing;
+lists are read from their fresh end; n-grams with a common prefix share its nodes. Lookahead's
+window makes a forward about fifty tokens wider. Instead, verified branches with the target's best
+next tokens are added as n-grams, which costs nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
@@ -25,7 +24,6 @@ from ragspec.trees.operations import keep_best
 
 LEVEL = 5
 GUESS = 7
-MOST = 100_000
 
 # Probability that one n-gram of a list holds at a depth once the tokens before have held, and the
 # factor from each n-gram of the list to the next. Our own figures, corrected by what is accepted.
@@ -40,57 +38,12 @@ class NGramPool:
     """For each token, at most `guess` n-grams of `level` tokens that begin with it.
 
     A full list drops the n-gram that was added, or added again, the longest ago.
-
-    Raises:
-        InputError: `level` is below 2, or `guess` below 1.
     """
 
-    def __init__(self, level: int = LEVEL, guess: int = GUESS) -> None:
-        if level < 2 or guess < 1:
-            raise InputError(
-                f"got level {level}, guess {guess}; expected n-grams of at least two tokens and "
-                "room for one of them."
-            )
+    def __init__(self, level: int, guess: int) -> None:
         self.level = level
         self.guess = guess
         self._lists: dict[int, dict[tuple[int, ...], None]] = {}
-
-    @classmethod
-    def common(
-        cls,
-        answers: Iterable[Sequence[int]],
-        *,
-        level: int = LEVEL,
-        guess: int = GUESS,
-        most: int = MOST,
-    ) -> NGramPool:
-        """Return the pool of the `most` n-grams that occur in the most answers.
-
-        Of equally common n-grams, the first to occur comes first.
-
-        Args:
-            answers: Token ids [T] each; an n-gram counts once per answer.
-        """
-        pool = cls(level, guess)
-        counts: Counter[tuple[int, ...]] = Counter()
-        for answer in answers:
-            counts.update(list(dict.fromkeys(ngrams_of(answer, level))))
-        lists: dict[int, list[tuple[int, ...]]] = {}
-        for ngram, _ in counts.most_common(most):
-            rest = lists.setdefault(ngram[0], [])
-            if len(rest) < guess:
-                rest.append(ngram)
-        for rest in lists.values():
-            for ngram in reversed(rest):  # the last one added counts as the freshest
-                pool.add(ngram)
-        return pool
-
-    def __len__(self) -> int:
-        """Return the number of n-grams."""
-        return sum(map(len, self._lists.values()))
-
-    def __contains__(self, ngram: Sequence[int]) -> bool:
-        return tuple(ngram[1:]) in self._lists.get(ngram[0], ())
 
     def add(self, ngram: Sequence[int]) -> None:
         """Add an n-gram of `level` tokens, or make it the freshest of its list."""
@@ -120,11 +73,14 @@ def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:
 class NGramDrafter(Drafter):
     """Drafts the n-grams that begin with the last token.
 
+    Every text has its own pool of the prompt, the further texts and the output.
+
     Args:
-        pool: A fixed pool, such as the model's database. None gives every text its own pool of the
-            prompt, the further texts and the output (the context database).
-        lookahead: A text's own pool also takes n-grams from verified branches.
-        level, guess: Sizes of a text's own pool, see `NGramPool`.
+        level, guess: Sizes of the pool, see `NGramPool`.
+        lookahead: The pool also takes n-grams from verified branches.
+
+    Raises:
+        InputError: `level` is below 2, or `guess` below 1.
     """
 
     method = Method(
@@ -135,24 +91,21 @@ class NGramDrafter(Drafter):
         listed=False,
     )
 
-    def __init__(
-        self,
-        pool: NGramPool | None = None,
-        *,
-        level: int = LEVEL,
-        guess: int = GUESS,
-        lookahead: bool = True,
-        name: str = "ngrams",
-    ) -> None:
-        self.name = name
-        self.pool = pool
-        self.level = level if pool is None else pool.level
-        self.guess = guess if pool is None else pool.guess
+    name = "ngrams"
+
+    def __init__(self, *, level: int = LEVEL, guess: int = GUESS, lookahead: bool = True) -> None:
+        if level < 2 or guess < 1:
+            raise InputError(
+                f"got level {level}, guess {guess}; expected n-grams of at least two tokens and "
+                "room for one of them."
+            )
+        self.level = level
+        self.guess = guess
         # The prompt's own n-grams are in its text, so that its best tokens are not needed.
-        self.needs = Needs(top_tokens=int(lookahead and pool is None), texts=True)
+        self.needs = Needs(top_tokens=int(lookahead), texts=True)
 
     def open(self, request: DraftRequest) -> NGramSession:
-        """Return a session over the pool, or over the text's own one."""
+        """Return a session over the text's own pool."""
         return NGramSession(self, request)
 
 
@@ -162,10 +115,8 @@ class NGramSession(DraftSession):
     def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
         self._vocab_size = request.vocab_size
-        self._grows, pool = drafter.pool is None, drafter.pool
-        # Not `or`: an empty pool is false, but still the one to draft from.
-        self._pool = NGramPool(drafter.level, drafter.guess) if pool is None else pool
-        for text in request.texts if self._grows else ():
+        self._pool = NGramPool(drafter.level, drafter.guess)
+        for text in request.texts:
             self._pool.add_text(text.tokens)
         self._followed = 0  # committed tokens in the pool
         self._tail: list[int] = []
@@ -181,7 +132,7 @@ class NGramSession(DraftSession):
     def observe(self, step: Step) -> None:
         """Learn how often the lists hold, and add n-grams of the verified branches."""
         self._judge(step)
-        if self._grows and step.top is not None and self._tail:
+        if step.top is not None and self._tail:
             self._look_ahead(step, step.top[:, 0].tolist())
         if self._tail:
             self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
@@ -189,7 +140,7 @@ class NGramSession(DraftSession):
     def _follow(self, tokens: list[int]) -> None:
         """Add the newly committed tokens to the pool, with the newest one."""
         level = self._drafter.level
-        if self._grows and len(tokens) > self._followed:
+        if len(tokens) > self._followed:
             self._pool.add_text(tokens[max(0, self._followed - level + 1) :])
         self._followed = len(tokens)
         self._tail = tokens[-(level - 1) :]

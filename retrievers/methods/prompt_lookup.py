@@ -8,6 +8,8 @@ length of the match; the end of the text and forbidden tokens are left to the ru
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,41 +64,28 @@ class LookupSession(DraftSession):
         before = [token for text in request.texts for token in (*text.tokens, _BORDER)]
         self._origin = RequestText(request).origin
         self._base = len(before)
-        self._held = self._base
-        self._tokens: NDArray[np.int32] = np.zeros(self._base + 256, dtype=np.int32)
-        self._tokens[: self._base] = before
+        self._tokens = array("i", before)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
-        self._follow(context.tokens)
+        self._tokens.extend(context.tokens[len(self._tokens) - self._base :])
         n = min(budget, context.remaining - 1, self._drafter.tokens)
         start = self._find() if n > 0 else -1
         if start < 0:
             self.matched = 0
             return DraftTree.empty()
-        copied = self._tokens[start : min(start + n, self._held)]
-        border = np.flatnonzero(copied == _BORDER)
-        copied = copied[: border[0]] if len(border) else copied
+        copied = self._tokens[start : start + n].tolist()
+        copied = copied[: copied.index(_BORDER)] if _BORDER in copied else copied
         return DraftTree.chain(
-            copied.astype(np.int64),
+            copied,
             self._drafter.name,
             accept_prob=chain_accept_prob(self.matched, len(copied)),
             origin=[self._origin(start + i) for i in range(len(copied))],
         )
 
-    def _follow(self, tokens: list[int]) -> None:
-        """Append the newly committed tokens to the buffer."""
-        have, end = self._held - self._base, self._base + len(tokens)
-        if end > len(self._tokens):
-            grown = np.zeros(2 * end, dtype=np.int32)
-            grown[: self._held] = self._tokens[: self._held]
-            self._tokens = grown
-        self._tokens[self._base + have : end] = tokens[have:]
-        self._held = end
-
     def _find(self) -> int:
         """Return the position behind the match, to copy from, -1 without a match."""
-        drafter, held = self._drafter, self._tokens[: self._held]
+        drafter, held = self._drafter, np.frombuffer(self._tokens, np.intc)
         ends = np.flatnonzero(held[:-1] == held[-1])
         levels: list[NDArray[np.int64]] = []
         for n in range(1, min(drafter.longest, len(held) - self._base) + 1):

@@ -22,55 +22,35 @@ from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
 from ragspec.trees.draft_tree import DraftTree
 
+MOST, FACTOR = 40, 4  # a match of m tokens is continued by 1 + 4 m tokens, at most 40
+
 
 class MatchDrafter(Drafter):
-    """Copies the tokens behind the latest occurrence of the longest match.
-
-    A match of m tokens gives min(tokens, base + factor * m) nodes, none below `shortest`.
-
-    Raises:
-        InputError: `tokens` or `shortest` is below 1, or another number below 0.
-    """
+    """Copies the tokens behind the latest occurrence of the longest match."""
 
     method = Method("the same text, longest match", "SAM-Decoding", colour=5)
     name = "match"
     needs = Needs(texts=True)
 
-    def __init__(
-        self, tokens: int = 40, base: float = 1.0, factor: float = 4.0, shortest: int = 1
-    ) -> None:
-        if tokens < 1 or base < 0 or factor < 0 or shortest < 1:
-            raise InputError(
-                f"got tokens {tokens}, base {base}, factor {factor}, shortest {shortest}; expected "
-                "at least one token, a match of at least one, and no negative length."
-            )
-        self.tokens = tokens
-        self.base = base
-        self.factor = factor
-        self.shortest = shortest
-
     def open(self, request: DraftRequest) -> MatchSession:
         """Return a session that has indexed the prompt and the texts of `request`."""
-        return MatchSession(self, ContextIndex(request))
+        return MatchSession(ContextIndex(request))
 
 
 class MatchSession(DraftSession):
     """The index of one row, and the length of its last match; see `MatchDrafter`."""
 
-    def __init__(self, drafter: MatchDrafter, index: ContextIndex) -> None:
-        self._drafter = drafter
+    def __init__(self, index: ContextIndex) -> None:
         self._index = index
         self.matched: int = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
-        drafter, index = self._drafter, self._index
+        index, automaton = self._index, self._index.automaton
         index.follow(context.tokens)
-        automaton = index.automaton
         state, self.matched = automaton.match(), index.matched
-        longest = int(drafter.base + drafter.factor * self.matched)
-        n = min(budget, context.remaining - 1, drafter.tokens, longest)
-        if state == ROOT_STATE or self.matched < drafter.shortest or n < 1:
+        n = min(budget, context.remaining - 1, MOST, 1 + FACTOR * self.matched)
+        if state == ROOT_STATE or n < 1:
             return DraftTree.empty()
         start, end = automaton.latest[state] + 1, len(automaton)
         # Text that repeats is likely to repeat again: behind its end the copy itself is copied.
@@ -84,7 +64,7 @@ class MatchSession(DraftSession):
                 break
         return DraftTree.chain(
             tokens,
-            drafter.name,
+            MatchDrafter.name,
             accept_prob=chain_accept_prob(self.matched, len(tokens)),
             origin=[index.origin(start + i % period) for i in range(len(tokens))],
         )

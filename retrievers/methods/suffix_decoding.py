@@ -9,13 +9,11 @@ past outputs. Deviations:
 - Ties favour the longer match, and growth ends at the first suffix whose cap cannot win.
 - Past outputs are any other drafter (a store of them, or several fused), compared by expected
   accepted tokens.
-- Acceptance probabilities correct the shares by the length of the match and by what the target
-  accepted so far.
+- Acceptance probabilities correct the shares by the length of the match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -26,12 +24,9 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
-from ragspec.retrievers.methods.context import ACCEPT_PRIOR, Acceptance
-from ragspec.rules.base import Step
+from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
-
-_LONGEST = len(ACCEPT_PRIOR) - 1
 
 Node = tuple[float, int, int, int, int]
 """(minus the path probability, parent, depth, token, state), as a heap orders them."""
@@ -103,16 +98,13 @@ class SuffixSession(SourcesSession):
         self._drafter = drafter
         self._index = ContextIndex(request)
         self._kind = drafter.kind
-        self._acceptance = Acceptance()  # by length of the match
-        self._drafted: tuple[int, list[Node]] = (0, [])
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the better tree of the text and the past outputs, at most `budget` nodes."""
         self._index.follow(context.tokens)
-        matched, nodes = self._local(budget, context.remaining - 1)
-        self._drafted, self.matched = (matched, nodes), matched
-        tree = self._tree(matched, nodes)
+        self.matched, nodes = self._local(budget, context.remaining - 1)
+        tree = self._tree(self.matched, nodes)
         if self._past is not None:
             past = self._past.propose(context, budget)
             past_matched = self._past.matched
@@ -121,24 +113,6 @@ class SuffixSession(SourcesSession):
             if float(past.accept_prob.sum()) > float(tree.accept_prob.sum()):
                 tree, self.matched = past, past_matched or 0
         return as_kind(tree, self._kind)
-
-    def observe(self, step: Step) -> None:
-        """Learn how often matches of this length hold, whether drafted or not."""
-        self._learn(step.tokens)
-        super().observe(step)
-
-    def _learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that were committed after the last proposal."""
-        (matched, nodes), self._drafted = self._drafted, (0, [])
-        children = {(node[1], node[3]): i for i, node in enumerate(nodes)}
-        offered = {node[1] for node in nodes}
-        at: int | None = ROOT
-        for depth, token in enumerate(tokens):
-            if at is None or at not in offered:
-                break
-            key = min(matched + depth, _LONGEST)
-            at = children.get((at, token))
-            self._acceptance.learn(key, ACCEPT_PRIOR[key], at is not None)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""
@@ -183,19 +157,12 @@ class SuffixSession(SourcesSession):
                     heappush(heap, (share, parent, depth + 1, token, child))
         return nodes
 
-    def _follows(self, matched: int, depth: int) -> list[float]:
-        """Return the probability that a copy behind the match holds for 0, 1, 2 ... tokens."""
-        results = [1.0]
-        for place in range(matched, matched + depth):
-            key = min(place, _LONGEST)
-            results.append(results[-1] * self._acceptance.expect(key, ACCEPT_PRIOR[key]))
-        return results
-
     def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:
         if not nodes:
             return DraftTree.empty()
         automaton, index = self._index.automaton, self._index
-        follows = self._follows(matched, max(node[2] for node in nodes))
+        # Probability that a copy behind the match holds for 0, 1, 2 ... tokens.
+        follows = [1.0, *chain_accept_prob(matched, max(node[2] for node in nodes)).tolist()]
         return DraftTree.build(
             [node[3] for node in nodes],
             [node[1] for node in nodes],

@@ -1,28 +1,121 @@
 """Token Recycling: the target's own second choices as drafts (arXiv 2408.08696).
 
-The draft follows the rows of a `NeighbourTable` from token to token. After every forward the rows
-of all verified tokens, rejected ones too, are replaced by the target's best tokens after them.
-Deviations: the tree is grown by the acceptance rate of each rank instead of a fixed template; keys
-are longer (see `neighbours.table`); the prompt's logits are learned too; if a token occurs twice in
-a tree, the accepted one is learned, else the likelier one; each text has a table of its own, unless
-one is shared as in the paper.
+A `NeighbourTable` is the adjacency matrix of section 3. The draft follows its rows from token to
+token. After every forward the rows of all verified tokens, rejected ones too, are replaced by the
+target's best tokens after them. Deviations:
+- Rows that were never learned are empty, not zero, so token 0 is not drafted without evidence.
+- The one or two tokens before may be part of the key, and the longest known key counts.
+- Each row counts how often its best token was confirmed, which separates reliable rows from others.
+- The tree is grown by a probability for each rank instead of a fixed template.
+- The prompt's logits are learned too.
+- If a token occurs twice in a tree, the accepted one is learned, else the likelier one.
+- Each text has a table of its own, unless one is shared as in the paper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from heapq import heappop, heappush
 from itertools import count
+from threading import Lock
+from typing import NamedTuple
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.method import Method
+from ragspec.errors import InputError
 from ragspec.needs import Needs
-from ragspec.retrievers.neighbours.table import LONGEST, NOTHING, NeighbourTable, Place, RankRates
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
+LONGEST = 3
+MOST_ROWS = 1 << 16
+NOTHING = -1
+SUREST = 4
+
+# Probability of a row's best token, by length of the key and by how often it was confirmed, and the
+# shares of the other ranks in the rest. Measured on small Llama models.
+FIRST = ((0.22, 0.3, 0.4, 0.45, 0.5), (0.3, 0.45, 0.65, 0.7, 0.75), (0.47, 0.73, 0.85, 0.93, 0.96))
+OTHERS = (0.16, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 _FLOOR = 0.002
 _LATE = 16  # steps without a draft that are learned together
+
+Place = tuple[int, int, int]  # the last three tokens, the newest last; NOTHING if there are fewer
+
+
+class NeighbourRow(NamedTuple):
+    """The best tokens after a key, best first.
+
+    Attributes:
+        order: Number of tokens in the key, 1 to 3.
+        sure: Number of times in a row that the best token was confirmed, 0 to 4.
+    """
+
+    tokens: list[int]
+    order: int
+    sure: int
+
+
+class NeighbourTable:
+    """The k best next tokens after the last one to three tokens. Threads may share it.
+
+    Args:
+        k: Neighbours of a key.
+        orders: Tokens of the longest key, 1 (the paper's) to 3.
+        most: Most rows; the least recently learned are dropped first.
+
+    Raises:
+        InputError: A size is below 1, or `orders` is outside 1 to 3.
+    """
+
+    def __init__(self, k: int = 8, *, orders: int = LONGEST, most: int = MOST_ROWS) -> None:
+        if k < 1 or not 1 <= orders <= LONGEST or most < 1:
+            raise InputError(
+                f"got k {k}, orders {orders}, most {most}; expected sizes of at least 1 and orders "
+                f"from 1 to {LONGEST}."
+            )
+        self.k = k
+        self.orders = orders
+        self.most = most
+        self._rows: dict[tuple[int, ...], NeighbourRow] = {}
+        self._lock = Lock()
+
+    def find(self, place: Place) -> NeighbourRow | None:
+        """Return the row of the longest known key at the end of the place, None without one."""
+        for order in range(self.orders, 0, -1):
+            if (row := self._rows.get(place[3 - order :])) is not None:
+                return row
+        return None
+
+    def learn(self, place: Place, best: list[int]) -> None:
+        """Replace the rows of the place by the target's best tokens after it [k]."""
+        with self._lock:
+            for order in range(1, self.orders + 1):
+                key = place[3 - order :]
+                if key[0] == NOTHING:
+                    return
+                before, sure = self._rows.pop(key, None), 0
+                if before is not None and before.tokens[0] == best[0]:
+                    sure = min(before.sure + 1, SUREST)
+                elif before is None and len(self._rows) >= self.most:
+                    del self._rows[next(iter(self._rows))]
+                self._rows[key] = NeighbourRow(best, order, sure)
+
+    def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
+        """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
+        older, before = NOTHING, NOTHING
+        for token, best in zip(tokens, top, strict=True):
+            self.learn((older, before, token), best)
+            older, before = before, token
+
+
+@cache
+def rank_rates(order: int, sure: int, k: int) -> tuple[float, ...]:
+    """Return the probability of each rank of a row, decreasing [k]; see `NeighbourRow`."""
+    first = FIRST[order - 1][sure]
+    shares = (OTHERS[min(rank, len(OTHERS) - 1)] for rank in range(k - 1))
+    return first, *((1.0 - first) * share for share in shares)
 
 
 class NeighbourDrafter(Drafter):
@@ -50,23 +143,20 @@ class NeighbourDrafter(Drafter):
         self.table = table
         self.orders = orders
         self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
-        self._rates = RankRates(self.needs.top_tokens)
 
     def open(self, request: DraftRequest) -> NeighbourSession:
         """Return a session over the shared table, or over the text's own one."""
         if self.table is not None:
-            return NeighbourSession(self.table, self._rates, patience=1)
+            return NeighbourSession(self.table, patience=1)
         k = min(self.needs.top_tokens, request.vocab_size)
-        table = NeighbourTable(k, orders=self.orders)
-        return NeighbourSession(table, RankRates(k), patience=_LATE)
+        return NeighbourSession(NeighbourTable(k, orders=self.orders), patience=_LATE)
 
 
 class NeighbourSession(DraftSession):
     """The learning and drafting of one text; see `NeighbourDrafter`."""
 
-    def __init__(self, table: NeighbourTable, rates: RankRates, patience: int) -> None:
+    def __init__(self, table: NeighbourTable, patience: int) -> None:
         self._table = table
-        self._rates = rates
         self._place: Place | None = None
         # With a table of its own, steps without a draft are learned together, which is faster.
         self._pending: list[Step] = []
@@ -82,9 +172,9 @@ class NeighbourSession(DraftSession):
         return self._grown(budget, deepest)
 
     def expected_acceptance(self, context: DraftContext) -> float:
-        """Return the acceptance rate of the best token of the row after the last tokens."""
+        """Return the probability of the best token of the row after the last tokens."""
         row = self._table.find(_last_place(context.tokens))
-        return 0.0 if row is None else self._rates.of(row, 0)[0]
+        return 0.0 if row is None else rank_rates(row.order, row.sure, self._table.k)[0]
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Learn rows from the prompt."""
@@ -92,7 +182,7 @@ class NeighbourSession(DraftSession):
             self._table.learn_text(prefill.tokens.tolist(), self._rows(prefill.best))
 
     def observe(self, step: Step) -> None:
-        """Learn rows and rates from a step, possibly later."""
+        """Learn rows from a step, possibly later."""
         self._pending.append(Step(step.tree, step.path, step.tokens, best=step.best))
         if len(step.tree) or len(self._pending) >= self._patience:
             self._catch_up()
@@ -118,10 +208,6 @@ class NeighbourSession(DraftSession):
             _, older, before = places[parent - ROOT]
             places.append((older, before, token))
         visited = [0, *(node - ROOT for node in step.path)]
-        for level, (at, token) in enumerate(zip(visited, step.tokens, strict=False)):
-            row = self._table.find(places[at])
-            if row is not None:
-                self._rates.learn(row, level, token)
         if step.best is not None:
             accepted = set(visited)
             # The accepted path is learned last, so it overwrites the other nodes.
@@ -139,14 +225,13 @@ class NeighbourSession(DraftSession):
         parents: list[int] = []
         accept_prob: list[float] = []
         places = [self._place or (NOTHING,) * 3]
-        heap: list[tuple[float, int, int, int, int, float, list[int], list[float]]] = []
+        heap: list[tuple[float, int, int, int, int, float, list[int], tuple[float, ...]]] = []
         number = count()
-        rates = self._rates
         at, level, claim = ROOT, 1, 1.0
         while True:
             best = self._table.find(places[at - ROOT]) if level <= deepest else None
             if best is not None:
-                row, chances = best.tokens, rates.of(best, level - 1)
+                row, chances = best.tokens, rank_rates(best.order, best.sure, self._table.k)
                 entry = (-claim * chances[0], next(number), at, level, 0, claim, row, chances)
                 heappush(heap, entry)
             if not heap or len(tokens) == budget or heap[0][0] > -_FLOOR:

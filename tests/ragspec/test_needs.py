@@ -18,10 +18,10 @@ from ragspec.needs import LAST, Capabilities, Needs, match
 from ragspec.registry import names
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade
+from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
-from ragspec.retrievers.rapid.drafter import Rapid
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget

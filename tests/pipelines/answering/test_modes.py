@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.retrievers import Document, Rapid
-from ragspec.retrievers.rapid.steering import Steering
+from ragspec.retrievers.methods.rapid import Steering
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny

@@ -15,9 +15,8 @@ from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.knn import knn_lm
 from ragspec.pipelines.knn.knn_lm import KnnLM
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.datastore import Datastore, Neighbours
 from ragspec.retrievers.knn.distributions import NeighbourCache
-from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream

@@ -254,6 +254,9 @@ def test_unchanged_files_are_carried_over(
     assert store.file("data.txt").read_text() == "three"
     assert store.file("inner/more.txt").read_text() == "oneone"
     assert (store.file("inner/more.txt").stat().st_ino == inode) is links
+    store.file("inner/more.txt").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        carried_on(tmp_path, "four")
 
 
 def test_damage_to_a_carried_file_is_not_published(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
-from ragspec.retrievers.neighbours.table import NeighbourTable
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing

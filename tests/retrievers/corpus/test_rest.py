@@ -20,7 +20,6 @@ from ragspec.retrievers.indexes.segment import Segment, segment_in_memory
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
-from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check
 from tests.support import tiny
@@ -140,7 +139,7 @@ def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int])
 
 @given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
 @settings(max_examples=200)
-def test_accept_prob_is_a_probability_whatever_was_learned(
+def test_accept_prob_is_a_probability(
     texts: Texts, cut: int, context: list[int], data: st.DataObject
 ) -> None:
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
@@ -154,7 +153,6 @@ def test_accept_prob_is_a_probability_whatever_was_learned(
             above = 1.0 if parent < 0 else float(tree.accept_prob[parent])
             assert accept_prob <= above + 1e-6
         tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
-        result.observe(Step(tree, (), tuple(tokens)))
         context = [*context, *tokens]
 
 
@@ -163,40 +161,6 @@ def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
     accept_prob = spelled(propose(result, [1, 2, 3]))
     assert accept_prob[(50,)] > accept_prob[(60,)] == pytest.approx(accept_prob[(61,)])
     assert result.matched == 3
-
-
-# --- learning -----------------------------------------------------------------------------------
-
-
-def test_accept_prob_follows_what_the_target_accepts() -> None:
-    text = [list(range(90))]
-    first = propose(session(text), [3, 4]).accept_prob[0]
-    trusting, doubting = session(text), session(text)
-    for start in range(5, 40):
-        for result, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
-            result.observe(Step(propose(result, [start, start + 1]), (), tokens))
-    more, less = (propose(each, [3, 4]).accept_prob[0] for each in (trusting, doubting))
-    assert more > first > less
-    doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
-
-
-def test_accept_prob_is_what_happens() -> None:
-    """A target that leaves the corpus with probability 0.4 a token: expected equals accepted."""
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, 60, 20_000).tolist()
-    result = session([text])
-    promised = accepted = 0.0
-    for number in range(600):
-        at = int(rng.integers(4, len(text) - 20))
-        tree = propose(result, text[at - 4 : at], 4)
-        tokens: list[int] = []
-        while len(tokens) < 4 and rng.random() < 0.6:
-            tokens.append(text[at + len(tokens)])
-        if number >= 200:
-            promised += float(tree.accept_prob.sum())
-            accepted += len(tokens)
-        result.observe(Step(tree, (), (*tokens, 80)))
-    assert promised == pytest.approx(accepted, rel=0.2)
 
 
 # --- with a store and an engine -----------------------------------------------------------------

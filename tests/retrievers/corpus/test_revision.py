@@ -13,7 +13,7 @@ from ragspec.retrievers.corpus import buffer as corpus_buffer
 from ragspec.retrievers.corpus.buffer import AppendBuffer
 from ragspec.retrievers.corpus.catalogue import Catalogue, SegmentSource, read_catalogue
 from ragspec.retrievers.corpus.revision import FACTOR, Revision, revise
-from ragspec.retrievers.indexes.segment import build_segment, segment_in_memory
+from ragspec.retrievers.indexes.segment import Segment, build_segment, segment_in_memory
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
 
@@ -195,7 +195,7 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
             log.append(row, action)
             held[action].append(row)
         elif action == "d":
-            batch = {s: [d.tolist() for d in ds] for s, ds in log.documents().items()}
+            batch = {s: [d.tolist() for d in ds] for s, ds in log.documents.items()}
             assert batch == {scope: rows for scope, rows in held.items() if rows}
             log.clear()
             held = {"a": [], "b": []}
@@ -207,6 +207,17 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
         assert log.tokens == sum(len(row) + 1 for rows in held.values() for row in rows)
     assert text(log, "a") == held["a"]
     assert text(log, "b") == held["b"]
+
+
+def test_few_segments_are_built_again() -> None:
+    log, seen, sorted_tokens = make(), set[Segment](), 0
+    for number in range(256):
+        log.append([number % VOCAB] * 4, "a")
+        segments = log.segments("a")
+        sorted_tokens += sum(len(segment) for segment in segments if segment not in seen)
+        seen |= {*segments}
+        assert len(segments) <= 4  # the logarithm of 256 to the base of FACTOR
+    assert sorted_tokens <= 8 * 256 * 4  # one segment for all would sort a token 128 times
 
 
 def test_the_oldest_is_dropped_from_the_largest_scope() -> None:

@@ -181,10 +181,9 @@ def assert_equal_answers(
         assert draft.length == match.length
         assert draft.tokens.tolist() == [path[-1] for path in numbers]
         assert draft.parents.tolist() == [numbers.get(path[:-1], -1) for path in numbers]
-        assert draft.depths.tolist() == [len(path) - 1 for path in numbers]
         assert draft.accept_prob.tolist() == [accept_prob for _, accept_prob in best]
-        columns = draft.tokens, draft.parents, draft.depths, draft.accept_prob
-        assert [each.dtype for each in columns] == [np.int64] * 3 + [np.float64]
+        columns = draft.tokens, draft.parents, draft.accept_prob
+        assert [each.dtype for each in columns] == [np.int64] * 2 + [np.float64]
 
 
 @settings(max_examples=1800)

@@ -16,7 +16,6 @@ from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade, Form, HierarchyDrafter, fill
-from ragspec.retrievers.methods.ngrams import NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -152,18 +151,12 @@ def test_no_token_changes_with_a_store_beside_the_text(
     check_identity(drafter, settings, batch)
 
 
-def pool(*ngrams: tuple[int, ...]) -> NGramPool:
-    instance = NGramPool()
-    for ngram in ngrams:
-        instance.add(ngram)
-    return instance
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_every_level_drafts_under_its_name(form: Form) -> None:
     context = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    answers = FixedDrafter([20, 21, 22, 23], "answers", accept_prob=[0.5, 0.4, 0.3, 0.2])
     corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    result = names(drafted(HierarchyDrafter(pool((1, 20, 21, 22, 23)), corpus, form=form), context))
+    result = names(drafted(HierarchyDrafter(answers, corpus, form=form), context))
     assert result[2] == ("context" if form == "trie" else "ngrams")
     assert result[20] == "answers"
     assert result[30] == "statistics"
@@ -171,8 +164,8 @@ def test_every_level_drafts_under_its_name(form: Form) -> None:
 
 def test_a_full_context_starves_no_other_level() -> None:
     context = [token for i in range(7) for token in (1, *range(40 + 5 * i, 45 + 5 * i))] + [1]
+    answers = FixedDrafter([20, 21, 22, 23], "answers", accept_prob=[0.5, 0.4, 0.3, 0.2])
     corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    answers = pool((1, 20, 21, 22, 23))
     result = names(drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64))
     counts = [list(result.values()).count(name) for name in ("ngrams", "answers", "statistics")]
     assert sum(counts) == 28  # seven n-grams of four more tokens
@@ -186,12 +179,11 @@ def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:
     plain, paper = (HierarchyDrafter(None, corpus, form=form) for form in FORMS)
     rest = paper.drafters[-1]
     assert isinstance(rest, RestDrafter)
-    options = rest.options
-    assert (options.max_match, options.shorter, options.max_depth) == (2, (1,), 4)
+    assert (rest.options.max_match, rest.shortest, rest.options.max_depth) == (2, 1, 4)
     assert rest.name == plain.drafters[1].name == "statistics"
 
 
-def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:
+def test_ngrams_of_answers_are_looked_up_by_the_last_token(folder: Path) -> None:
     with CorpusIndex.open(folder / "m.store") as store:
         text = expected("greedy", 4)[0]
         tree = drafted(HierarchyDrafter(store, form="ngram"), [90, text[0]])

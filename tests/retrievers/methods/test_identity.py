@@ -12,13 +12,12 @@ from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import Cascade
-from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool
+from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
-from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
-from ragspec.retrievers.neighbours.table import NeighbourTable
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourTable
 from tests.support import tiny
 from tests.support.identities import BATCHES, SAMPLINGS, check_identity, target
 
@@ -59,11 +58,11 @@ RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [(NGramPool, {"level": 1}), (NGramPool, {"guess": 0}), (Cascade, {"drafters": []})]
+    [(NGramDrafter, {"level": 1}), (NGramDrafter, {"guess": 0}), (Cascade, {"drafters": []})]
     + [(Cascade, {"drafters": [LOOKUP] * 3, "reserve": 0.5})]
     + [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
     + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
-    + [(MatchDrafter, {"tokens": 0}), (Select, {"sources": []})]
+    + [(Select, {"sources": []})]
     + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]
     + [(Rasd, RASD | each) for each in ({"prune_rank": -1}, {"prune_probability": 2})]
     + [(Rasd, RASD | each) for each in ({"grace": 2.0}, {"patience": 0})],

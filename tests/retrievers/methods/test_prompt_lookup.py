@@ -133,7 +133,7 @@ def test_a_source_that_stalls_is_counted_in_the_report(monkeypatch: pytest.Monke
 GROWING_TEXT_VOCAB = 4
 DRAFTERS: dict[str, Drafter] = {
     "context": ContextDrafter(),
-    "match": MatchDrafter(shortest=1),
+    "match": MatchDrafter(),
     "suffix": SuffixDrafter(),
     "lookup": LookupDrafter(),
     "ngrams": NGramDrafter(level=3, lookahead=False),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
-from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.fixed import BrokenDrafter, FixedDrafter
@@ -100,19 +99,6 @@ def test_a_shorter_suffix_wins_where_it_promises_more() -> None:
     assert isinstance(session, SuffixSession)
     session.propose(at(text), 16)
     assert session.matched in (1, 2)
-
-
-def test_accept_prob_follows_what_the_target_accepts() -> None:
-    prompt = [0, 1, 2, 3, 0, 1]
-    session = SuffixDrafter().open(DraftRequest(tuple(prompt), VOCAB))
-    place, known = at(prompt), []
-    for _ in range(8):
-        tree = session.propose(place, 4)
-        known.append(float(tree.accept_prob[0]))
-        emitted = [3, 0, 1] if tree.tokens[0] != 3 else [2, 0, 1]
-        session.observe(Step(tree, (), tuple(emitted)))
-        place.tokens += emitted
-    assert known[-1] < known[0]
 
 
 def test_the_better_of_text_and_past_drafts() -> None:
