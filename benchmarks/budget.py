@@ -80,9 +80,9 @@ def items_of(engine: Engine, groups: Sequence[str], count: int) -> list[BenchIte
     }
     items = []
     for group in groups or makers:
-        made = makers[group]()
-        step = max(1, len(made) // count)
-        items += [replace(item, category=group) for item in made[::step][:count]]
+        prompts = makers[group]()
+        step = max(1, len(prompts) // count)
+        items += [replace(item, category=group) for item in prompts[::step][:count]]
     return items
 
 

@@ -35,7 +35,7 @@ def pages(folder: Path, language: str) -> Iterator[Document]:
                 raise
 
 
-def found(index: PassageIndex, question: str, page: str) -> bool:
+def is_among_best(index: PassageIndex, question: str, page: str) -> bool:
     """Return whether a page is among the best documents for a question."""
     names = [Path(hit.document.name).name for hit in index.search(question, DEPTH)]
     return f"{page}.gz" in list(dict.fromkeys(names))[:BEST]
@@ -63,7 +63,7 @@ def main() -> None:
     right = 0
     for language, items in asked.items():
         index = PassageIndex.build(pages(inputs.pages, language))
-        hits = [found(index, question, page) for page, question in items]
+        hits = [is_among_best(index, question, page) for page, question in items]
         right += sum(hits)
         count = f"{len(index.documents)} pages, {sum(hits)} of {len(hits)}"
         print(language, count, [item for item, hit in zip(items, hits, strict=True) if not hit])
