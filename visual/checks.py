@@ -48,6 +48,8 @@ LIMITS: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "least_gain": (0, inf, "a number of codes, 0 or more"),
         "r": (0, inf, "a distance of 0 or more, such as 0.02"),
         "floor": (0, 1, "a deviation from 0 to below 1, such as 0.1"),
+        "guidance_scale": (0, inf, "a finite number of 0 or more (1 turns guidance off)"),
+        "temperature": (0, inf, "a finite number of 0 or more"),
         "prefill": (0, 1, "a share of the latents from 0 to below 1, such as 0.05"),
         **dict.fromkeys(WHOLE, (1, inf, "a whole number of at least 1")),
     }
@@ -80,6 +82,19 @@ def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, Any]) 
     if kind in KINDS and rule in (EXACT, *NAMES["rule"], *LATENT_RULES):
         beside = {*DENOISING.get(str(kind), ()), "min_expected_gain"}
         check_settings(rule, settings.keys() - beside, {*RULE_SETTINGS.get(rule, ())})
+
+
+def check_drafters(drafters: Sequence[Any], mode: Any, several: bool = True) -> None:
+    """Raise InputError for drafters that do not fit each other, or the drafts that a rule needs."""
+    number = len(drafters)
+    if number > 1 and not several:
+        raise InputError(f"got {number} drafters of latents; expected one: drafts are chains.")
+    jacobi = any(isinstance(each, str) and each == "jacobi" for each in drafters)
+    if jacobi and mode not in ("coupled", "sampled"):  # from the target's own noise
+        raise InputError(
+            f"got drafter 'jacobi' where {mode} drafts are needed; expected 'model' or 'head'. Use "
+            "one of them, another rule, or no tv_budget."
+        )
 
 
 def relaxed() -> dict[str, str]:

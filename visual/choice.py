@@ -15,9 +15,10 @@ from typing import Any, cast
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import InputError, RuleError
+from ragspec.errors import RuleError
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.visual.checks import check_drafters
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import HEAD, JACOBI, MODEL, NAMES, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
@@ -98,10 +99,7 @@ def choose_drafter(
         InputError: The object cannot draft, or the family does not support several drafters.
     """
     if isinstance(drafter, list | tuple):
-        if len(drafter) > 1 and not family.several_drafters:
-            raise InputError(
-                f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
-            )
+        check_drafters(drafter, settings.draft_mode, family.several_drafters)
         if len(drafter) > 1:
             return _together([choose_drafter(each, family, settings, named) for each in drafter])
         drafter = drafter[0] if drafter else None
@@ -110,7 +108,7 @@ def choose_drafter(
     if drafter is None or (isinstance(drafter, str) and drafter == NONE):
         return DraftSource(None, lambda target, conditions: None)
     if isinstance(drafter, str) and drafter == JACOBI:
-        family.check_jacobi(settings)
+        check_drafters([drafter], settings.draft_mode)
         return DraftSource(
             JACOBI, lambda target, conditions: family.jacobi_drafter(target, settings)
         )

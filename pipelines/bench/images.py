@@ -22,7 +22,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import split
 from ragspec.registry import unknown
-from ragspec.visual.checks import DENOISING, KINDS, LATENT_RULES, check_rule, relaxed
+from ragspec.visual.checks import DENOISING, KINDS, LATENT_RULES, check_rule, check_setting, relaxed
 from ragspec.visual.loading import find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
@@ -70,10 +70,8 @@ class ImageBenchOptions:
     ] = ""
     images: Annotated[int, Option(min=1, help="Pictures to draw in each variant.")] = 16
     budget: Annotated[str, Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
-    guidance: Annotated[
-        float | None, Option(min=0.0, help="Scale of classifier-free guidance.")
-    ] = 2.0
-    temperature: Annotated[float, Option(min=0.0, help="Temperature of sampling.")] = 1.0
+    guidance: Annotated[float | None, Option(help="Scale of classifier-free guidance.")] = 2.0
+    temperature: Annotated[float, Option(help="Temperature of sampling.")] = 1.0
     seed: Annotated[int, Option(help="Random seed of the first picture.")] = 0
     steps: Annotated[
         int | None, Option(min=1, help="Denoising steps of a latent; default: the model's.")
@@ -81,6 +79,9 @@ class ImageBenchOptions:
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
+        if self.guidance is not None:
+            check_setting("guidance_scale", self.guidance)
+        check_setting("temperature", self.temperature)
         check_dtype(self.place.dtype)
         folder = find_folder(self.model)
         kind = read_kind(folder.target)

@@ -13,7 +13,8 @@ from ragspec.models.checks import CONFIG, check_dtype, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.registry import names, unknown
-from ragspec.visual.checks import DENOISING, KINDS, WHOLE, check_rule, class_number
+from ragspec.visual import checks as visual
+from ragspec.visual.checks import DENOISING, KINDS, WHOLE
 from ragspec.visual.loading import class_labels, find_draft, find_folder, read_kind
 
 PLACE = ("device", "dtype")
@@ -73,8 +74,7 @@ class DrawOptions:
         int | None, Option("--seed", help="Random seed. Chosen at random and printed if omitted.")
     ] = None
     guidance: Annotated[
-        float | None,
-        Option(min=0.0, help="Guidance scale, 1 for none. Default: the family's, mostly 2."),
+        float | None, Option(help="Guidance scale, 1 for none. Default: the family's, mostly 2.")
     ] = None
     temperature: Annotated[
         float, Option("--temperature", "-t", min=0, max=100, help="Temperature; 0: the best code.")
@@ -102,6 +102,8 @@ class DrawOptions:
             )
         if self.budget is not None:
             checks.check_budget(self.budget)
+        if self.guidance is not None:
+            visual.check_setting("guidance_scale", self.guidance)
         if self.family is not None and self.family not in names("family"):
             raise UnknownNameError(unknown("family", self.family, names("family")))
         self._check_model()
@@ -113,7 +115,9 @@ class DrawOptions:
         if kind not in KINDS:  # of another package's family
             return
         if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
-            check_rule(kind, self.rule, self.settings)
+            visual.check_rule(kind, self.rule, self.settings)
+        mode = "deterministic" if "tv_budget" in self.settings else "coupled"
+        visual.check_drafters(self.drafters, mode, kind not in DENOISING)
         for name in self.drafters:
             if name not in ("auto", "jacobi"):
                 find_draft(name, folder)
@@ -130,7 +134,7 @@ class DrawOptions:
                 "classes. Give a number or a name, or use --model emoji."
             )
         for label in self.labels if classes else ():
-            class_number(label, classes or (), len(classes or ()))
+            visual.class_number(label, classes or (), len(classes or ()))
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -326,14 +326,6 @@ class Family:
             min_expected_gain=settings.min_expected_gain,
         )
 
-    def check_jacobi(self, settings: Any) -> None:
-        """Raise InputError if the rule needs other drafts than those of the target's own noise."""
-        if settings.draft_mode not in ("coupled", "sampled"):
-            raise InputError(
-                f"got drafter 'jacobi' where {settings.draft_mode} drafts are needed; expected "
-                "'model' or 'head'. Use one of them, another rule, or no tv_budget."
-            )
-
     def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
         """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.visual.checks import bounded, is_number
+from ragspec.visual.checks import bounded, check_setting
 from ragspec.visual.latents.sampler import Sampler, path_noise
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
@@ -98,8 +97,7 @@ class MaskedSampler:
         temperature: float = 1.0,
     ) -> None:
         for name, value in (("guidance_scale", scale), ("temperature", temperature)):
-            if not is_number(value) or not 0.0 <= value < float("inf"):
-                raise InputError(f"got {name} {value!r}; expected a number, 0 or more.")
+            check_setting(name, value)
         self.model, self.schedule = model, schedule
         self.left = masked_counts(model.places, iterations)
         self.scale, self.temperature = float(scale), float(temperature)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.tree_attention import TreeView, View, hide_padding, packed_view, tree_view
+from ragspec.visual.checks import check_setting
 from ragspec.visual.models.raster import Raster
 
 
@@ -290,11 +290,7 @@ def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[in
 def _check(
     model: Any, conditions: ConditionTable, scale: Any, interval: tuple[int, int] | None
 ) -> None:
-    if not (isinstance(scale, Real) and 0.0 <= float(scale) < inf):
-        raise InputError(
-            f"guidance_scale is {scale!r}; expected a finite number of 0 or more (1 turns guidance "
-            "off)."
-        )
+    check_setting("guidance_scale", scale)
     if interval is not None and not _is_interval(interval):
         raise InputError(
             f"guidance_interval is {interval!r}; expected whole numbers (first, last), "

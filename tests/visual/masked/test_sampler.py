@@ -145,5 +145,5 @@ def test_sampling_can_be_ended(model: MaskedModel) -> None:
 
 @pytest.mark.parametrize("inputs", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
 def test_bad_settings_are_refused(model: MaskedModel, inputs: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected a number, 0 or more"):
+    with pytest.raises(InputError, match="expected a finite number of 0 or more"):
         MaskedSampler(model, LearnedSchedule(4), 2, **inputs)
