@@ -13,7 +13,13 @@ from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder, load_embedder
-from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
+from ragspec.retrievers.search.documents import (
+    Collection,
+    Document,
+    ProgressCallback,
+    Skipped,
+    load_documents,
+)
 from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -58,7 +64,7 @@ class DocQA(Answerer):
     @classmethod
     def from_documents(
         cls,
-        paths: Paths,
+        documents: Paths | Collection,
         *,
         engine: Engine | None = None,
         words: int = WORDS,
@@ -68,21 +74,19 @@ class DocQA(Answerer):
         on_progress: ProgressCallback = lambda what, done, total: None,
         **settings: Unpack[PromptSettings],
     ) -> DocQA:
-        """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
-        values = [paths] if isinstance(paths, str | os.PathLike) else paths
-        if not isinstance(values, Iterable):
-            raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
-        absolute = [os.path.abspath(path) for path in values]
+        """Index files and folders, or what `load_documents` read; see `PassageIndex.build`."""
         if embedder is not None:  # before the documents, whose reading may take long
             embedder = load_embedder(embedder)
-        loaded = load_documents(absolute, on_progress=on_progress)
+        loaded = documents
+        if not isinstance(loaded, Collection):
+            loaded = load_documents(loaded, on_progress=on_progress)
         index = PassageIndex.build(
             loaded.documents,
             words=words,
             embedder=embedder,
             dense=dense,
             sparse=sparse,
-            paths=absolute,
+            paths=loaded.paths,
             on_progress=on_progress,
         )
         return cls(index, engine=engine, skipped=loaded.skipped, **settings)

@@ -17,7 +17,7 @@ from ragspec.errors import DocumentError, InputError
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, split, takes_records
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.pipelines.console.texts import Row, read_rows
 
@@ -48,7 +48,7 @@ class AnswersBenchOptions:
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)
         checks.check_output(self.html, checks.PAGE)
-        checks.check_need("store", split(self.engine.drafter or "auto"), None)
+        self.engine.check_needs()
         if not self.documents.docs:
             raise InputError("Expected --docs PATH, got none: the documents of the questions.")
 
@@ -91,12 +91,12 @@ class AnswerRow:
 def answers(options: AnswersBenchOptions) -> None:
     """Measure answers over documents: search, right ones, support, refusals and seconds."""
     items = read_questions(options.questions)
-
-    from ragspec.pipelines.answering.docqa import DocQA
-
     terminal = Terminal()
     qa = options.documents.open(terminal)
     assert qa is not None
+
+    from ragspec.pipelines.answering.docqa import DocQA
+
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
     answerer = DocQA(qa.retriever, engine=engine, **options.documents.settings)

@@ -39,17 +39,12 @@ class Commands(TyperGroup):
         """Run the selected command."""
         try:
             return super().invoke(ctx)
-        except RagspecError as error:
-            if ctx.params.get("debug"):
+        except (RagspecError, ModuleNotFoundError) as error:
+            known = for_extra(error) if isinstance(error, ModuleNotFoundError) else error
+            if ctx.params.get("debug") or not isinstance(known, RagspecError):
                 raise
-            Terminal().error(str(error))
-            raise typer.Exit(error.exit_code) from error
-        except ModuleNotFoundError as error:
-            missing = for_extra(error)
-            if ctx.params.get("debug") or not isinstance(missing, RagspecError):
-                raise
-            Terminal().error(str(missing))
-            raise typer.Exit(missing.exit_code) from error
+            Terminal().error(str(known))
+            raise typer.Exit(known.exit_code) from error
         except KeyboardInterrupt:
             Terminal().note("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.answering.template import EXTRACT, find_template
 from ragspec.pipelines.cli.show import (
     OnRead,
     OnText,
@@ -24,6 +25,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.storage.store import is_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,15 +138,13 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     """
     text, question = options.text, options.question
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
-
-    from ragspec.pipelines.answering.answerer import NEW_TOKENS
-    from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.pipelines.answering.template import EXTRACT
-
-    o.silence_transformers()
     terminal = Terminal(quiet=text.output.json)
     qa = options.documents.open(terminal)
     assert qa is not None
+
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
+    from ragspec.pipelines.answering.docqa import DocQA
+
     if options.documents.prompt == EXTRACT:
         extract = DocQA(qa.retriever, prompt=EXTRACT).ask(question, refuse=not options.no_refusal)
         if extract.refused:
@@ -174,12 +174,18 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
 # --- One long document ---
 
 
+class LongTextOptions(o.TextOptions):
+    """Text options with which the target itself may read for "rapid"."""
+
+    supplied = (RAPID,)
+
+
 @dataclass(frozen=True, slots=True)
 class LongOptions:
     """A question over one long document."""
 
     question: Annotated[str, typer.Argument(help="Question about the document.")]
-    text: o.TextOptions
+    text: LongTextOptions
     doc: Annotated[
         Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
     ] = None
@@ -201,8 +207,6 @@ class LongOptions:
     system: o.SystemSetting = None
 
     def __post_init__(self) -> None:
-        from ragspec.pipelines.answering.template import find_template
-
         checks.check_question(self.question)
         self.tokens()
         if self.steer is not None and not 0.0 <= self.steer < math.inf:
@@ -226,11 +230,7 @@ class LongOptions:
     @property
     def saved(self) -> bool:
         """Whether --save-cache holds a saved document."""
-        from ragspec.storage.store import is_store
-
-        return (
-            self.save_cache is not None and self.save_cache.is_dir() and is_store(self.save_cache)
-        )
+        return self.save_cache is not None and is_store(self.save_cache)
 
     def tokens(self) -> tuple[int, int] | None:
         """Return the numbers of --token-range, None for all; raise InputError for other text."""

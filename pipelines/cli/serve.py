@@ -11,13 +11,14 @@ from typer import Option
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.checks import check_need, check_store
-from ragspec.pipelines.console.records import Setting, split, takes_records
+from ragspec.pipelines.console.checks import check_store
+from ragspec.pipelines.console.records import Setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
+    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.serving import Serving
 
 
@@ -39,26 +40,27 @@ class ServeOptions:
             check_store(path, "corpus")
         for image in self.images or ():
             find_folder(image)
-        check_need("store", split(self.engine.drafter or "auto"), None)
+        self.engine.check_needs()
 
 
 @takes_records
 def serve(options: ServeOptions) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/images/generations, /metrics."""
-    from ragspec.pipelines.server.run import serve as listen
-
     terminal = Terminal()
-
-    def on_progress(line: str) -> None:
-        terminal.note(line, "")
+    with options.settings.listen() as listening:
+        host, port = listening.getsockname()[:2]
+        terminal.note(f"listening on http://{host}:{port}, ready when /health says so", "")
         if not options.settings.keys:
             terminal.note("no API key is required: anyone on this machine may send requests")
+        documents = options.documents.open(terminal)
 
-    listen(lambda: load(options, terminal), options.settings, on_progress)
+        from ragspec.pipelines.server.run import serve as run
+
+        run(lambda: load(options, documents, terminal), options.settings, listening)
 
 
-def load(options: ServeOptions, terminal: Terminal) -> Serving:
-    """Load the models, documents and stores."""
+def load(options: ServeOptions, documents: DocQA | None, terminal: Terminal) -> Serving:
+    """Load the models and stores."""
     from ragspec import visual
     from ragspec.pipelines.server.serving import Serving
 
@@ -69,7 +71,7 @@ def load(options: ServeOptions, terminal: Terminal) -> Serving:
         loaded,
         options.name or Path(engine.model).name,
         default=(o.parse_drafter(engine.drafter or "auto"), o.number_or_name(engine.budget)),
-        documents=options.documents.open(terminal),
+        documents=documents,
         images={
             Path(name).name: visual.ImagePipeline.from_pretrained(name)
             for name in options.images or ()

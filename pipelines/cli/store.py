@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError, pluralize
+from ragspec.errors import DocumentError, PromptTooLongError, StoreError, pluralize
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, add_command, split, takes_records
+from ragspec.pipelines.console.records import Setting, add_command, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import (
     TextColumns,
@@ -66,7 +66,7 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         checks.check_new_store(self.out, "corpus")
-        checks.check_need("store", split(self.engine.drafter or "auto"), None)
+        self.engine.check_needs()
         checked_scope(self.tenant)
 
 
@@ -103,15 +103,9 @@ class StoreBuildOptions:
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:
-        from ragspec.storage.store import is_store
-
         checks.check_model(self.model)
         check_sources(self.sources, self.columns)
-        checks.check_new_store(self.out, "corpus")
-        if is_store(self.out) and not self.replace:
-            raise InputError(
-                f"{self.out} is a store already; expected a new place. --replace replaces it."
-            )
+        checks.check_new_store(self.out, "corpus", replace=self.replace)
 
 
 @takes_records

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from typer import Option
 
 from ragspec.errors import InputError, pluralize
-from ragspec.models.checks import check_head_files
+from ragspec.models.checks import check_head_files, check_head_vocabulary, read_vocab_size
+from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.cli.store import ReadOption, at_most, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -81,6 +82,9 @@ class HeadOptions:
                 raise InputError("got vocabulary for pictures; expected texts. Leave it out.")
         else:
             checks.check_model(self.model)
+            size = read_vocab_size(resolve_model(self.model))
+            if self.vocabulary is not None and size is not None:
+                check_head_vocabulary(self.vocabulary, size)
         if self.start is not None:
             check_head_files(self.start)
         _check_positive(self.minutes, "--minutes")

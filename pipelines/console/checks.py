@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import MappingProxyType
 
+from ragspec import registry
 from ragspec.errors import (
     DocumentError,
     InputError,
@@ -15,12 +16,15 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from ragspec.models.checks import check_head_files, check_language_model, check_tokenizer
+from ragspec.models.resolve import resolve_model
+from ragspec.storage.store import check_writable, is_store, read_current
 
 OPTION_OF_NEED = MappingProxyType(
     {"store": "--store or --set history=", "draft model": "--draft-model"}
 )
-# `drafters.method` has these too, and imports torch. `ask-long` needs no draft model for "rapid".
-NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused")})
+# The files of the drafters have these too, and import torch.
+NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused", "rapid")})
 STORED = ("suffix", "rest", "select", "hierarchy", "rasd", "auto")  # which use a store
 UNLISTED = ("head", "jacobi", "ngrams")  # names of drafters that are no methods
 # What the first bytes of a file have if a command of ours wrote it, see `check_output`.
@@ -68,25 +72,25 @@ def check_paths(*paths: Path) -> None:
 
 def check_store(path: Path | None, kind: str) -> None:
     """Raise StoreError if a folder holds no store of a kind, or one whose pointer is damaged."""
-    from ragspec.storage.store import read_current
-
     if path is not None:
         read_current(path, kind)
 
 
-def check_new_store(path: Path, kind: str) -> None:
-    """Raise StoreError if a folder holds other files, or a store of another kind."""
-    from ragspec.storage.store import check_writable
-
+def check_new_store(path: Path, kind: str, *, replace: bool = True) -> None:
+    """Raise StoreError if a folder holds other files or another kind, InputError to keep one."""
     if path.exists():
         check_writable(path, kind)
+    if not replace and is_store(path):
+        index = kind == "passages"
+        more = f"; `ragspec index add {path} PATHS` adds to it" if index else ""
+        raise InputError(
+            f"{path} is {'an index' if index else 'a store'} already; expected a new place. "
+            f"--replace puts the new one in its place{more}."
+        )
 
 
 def check_model(name: str) -> None:
     """Raise ModelError if no place has a language model and its tokenizer, whole."""
-    from ragspec.models.checks import check_language_model, check_tokenizer
-    from ragspec.models.resolve import resolve_model
-
     source = resolve_model(name)
     check_language_model(source)
     check_tokenizer(source)
@@ -94,8 +98,6 @@ def check_model(name: str) -> None:
 
 def check_chat_model(name: str) -> None:
     """Raise UnsupportedModelError if a folder's tokenizer has no chat template."""
-    from ragspec.models.resolve import resolve_model
-
     source = resolve_model(name)
     config = source.folder / "tokenizer_config.json"
     if source.file is not None or not config.is_file():
@@ -118,11 +120,7 @@ def check_budget(budget: str) -> None:
 
 def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> None:
     """Raise an error if a drafter is neither a name, one of `more`, nor the folder of a head."""
-    from ragspec.models.checks import check_head_files
-    from ragspec.registry import names as known
-    from ragspec.registry import unknown
-
-    choices = {*known("drafter"), *more} - {*UNLISTED}
+    choices = {*registry.names("drafter"), *more} - {*UNLISTED}
     names = list(names)
     if "none" in names[1:] or names[:1] == ["none"] != names:
         raise InputError(f"got drafters {','.join(names)}; expected none by itself. Leave it out.")
@@ -136,7 +134,7 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
             )
         else:
-            raise UnknownNameError(unknown("drafter", name, choices))
+            raise UnknownNameError(registry.unknown("drafter", name, choices))
 
 
 def check_need(need: str, drafters: Iterable[str], there: object) -> None:
@@ -154,11 +152,9 @@ def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) ->
     Args:
         stored: Names of drafters that use stores. Those of other packages are unknown here.
     """
-    from ragspec.registry import NAMES
-
     if not drafters or "none" in drafters:
         raise InputError("got a store and --drafter none; expected one: leave the other out.")
-    foreign = not set(drafters) <= NAMES["drafter"].keys() and stored is STORED
+    foreign = not set(drafters) <= registry.NAMES["drafter"].keys() and stored is STORED
     if not foreign and not set(stored) & set(drafters):
         raise InputError(
             f"got a store, but {', '.join(drafters)} does not draft from stores; expected one of "

@@ -5,9 +5,10 @@ See `records.takes_records`. A check that needs no model runs when a record is m
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -20,15 +21,16 @@ from ragspec.models.checks import (
     check_runtime,
 )
 from ragspec.models.resolve import resolve_model
+from ragspec.pipelines.answering.template import find_template
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import Setting, split
 from ragspec.pipelines.console.terminal import Terminal, progress
-from ragspec.storage.store import checked_scope
+from ragspec.sampling.settings import Sampling
+from ragspec.storage.store import checked_scope, is_store
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
-    from ragspec.sampling.settings import Sampling
 
 OF_MODEL = "model"  # the temperature of the model's generation config
 HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
@@ -102,12 +104,17 @@ class EngineOptions(PlaceOptions):
         if not drafters:
             raise InputError(f"got drafter {self.drafter!r}; expected names, or none.")
         checks.check_drafters(drafters)
-        checks.check_need("draft model", drafters, self.draft_model)
         if self.adapter is not None:
             check_adapter(self.adapter)
         checks.check_model(self.model)
         if self.draft_model is not None:
             check_language_model(resolve_model(self.draft_model))
+
+    def check_needs(self, store: object = None, supplied: Collection[str] = ()) -> None:
+        """Raise InputError if a drafter that is not supplied needs a draft model or a store."""
+        drafters = [name for name in split(self.drafter or "auto") if name not in supplied]
+        checks.check_need("draft model", drafters, self.draft_model)
+        checks.check_need("store", drafters, store)
 
     def load_engine(self, stores: StoreOptions | None = None) -> Engine:
         """Load the models and open the stores; raise an error for one that does not fit."""
@@ -205,8 +212,6 @@ class SamplingOptions:
 
     def settings(self) -> Sampling | None:
         """Return the sampling settings, None for the model's; raise InputError for invalid ones."""
-        from ragspec.sampling.settings import Sampling
-
         if self.temperature == OF_MODEL:
             if (self.top_p, self.top_k) != (1.0, 0):
                 raise InputError(
@@ -223,8 +228,6 @@ class SamplingOptions:
 
     def settings_for(self, engine: Engine) -> Sampling:
         """Return the settings of the options, or of the model's generation config."""
-        from ragspec.sampling.settings import Sampling
-
         config = engine.target.generation_config
         return self.settings() or Sampling.from_generation_config(config, seed=self.seed, n=1)
 
@@ -279,25 +282,19 @@ class SearchOptions:
     @property
     def index(self) -> Path | None:
         """The index among the documents, None if there is none."""
-        from ragspec.storage.store import is_store
-
         return next((path for path in self.docs or () if is_store(path)), None)
 
     def open(self, terminal: Terminal) -> DocQA | None:
         """Return the pipeline over the documents, None if none are named."""
         if not self.docs:
             return None
-        with progress(terminal, "reading the documents") as on_progress:
+        if self.index is None:
+            return index_documents(self.docs, self.embedder, terminal)
+        with terminal.working("reading the documents"):
             from ragspec.pipelines.answering.docqa import DocQA
-            from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 
-            if self.index is not None:
-                return DocQA.from_index(self.index, embedder=self.embedder)
-            embedder = self.embedder or DEFAULT_EMBEDDER
-            qa = DocQA.from_documents(self.docs, embedder=embedder, on_progress=on_progress)
-        for skipped in qa.skipped:
-            terminal.note_skipped(skipped.path, skipped.reason)
-        return qa
+            silence_transformers()
+            return DocQA.from_index(self.index, embedder=self.embedder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +313,6 @@ class DocumentOptions(SearchOptions):
     def __post_init__(self) -> None:
         SearchOptions.__post_init__(self)
         if self.prompt is not None:
-            from ragspec.pipelines.answering.template import find_template
-
             find_template(self.prompt, self.system)
 
     @property
@@ -330,6 +325,7 @@ class DocumentOptions(SearchOptions):
 class TextOptions:
     """Everything that a command needs to write one text."""
 
+    supplied: ClassVar[Collection[str]] = ()  # drafters to which the command gives all they need
     engine: EngineOptions
     stores: StoreOptions
     sampling: SamplingOptions
@@ -339,10 +335,10 @@ class TextOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        drafters, stored = split(self.engine.drafter or "auto"), self.stores.store
-        checks.check_need("store", drafters, stored or self.stores.history)
-        if stored or self.stores.history:
-            checks.check_stored(drafters)
+        stored = self.stores.store or self.stores.history
+        self.engine.check_needs(stored, self.supplied)
+        if stored:
+            checks.check_stored(split(self.engine.drafter or "auto"))
 
     def read_prediction(self) -> dict[str, str]:
         """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.
@@ -367,6 +363,27 @@ class TextOptions:
             raise InputError(
                 f"Expected a text file in UTF-8 as prediction, got {text[1:]} ({error})."
             ) from error
+
+
+def index_documents(
+    paths: Sequence[Path], embedder: str | None, terminal: Terminal, dense: str = "exact"
+) -> DocQA:
+    """Read documents, before torch is imported, and index them; note the files left out."""
+    from ragspec.retrievers.search.documents import load_documents
+
+    with progress(terminal, "reading the documents") as on_progress:
+        loaded = load_documents(paths, on_progress=on_progress)
+
+        from ragspec.pipelines.answering.docqa import DocQA
+        from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+
+        if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
+            silence_transformers()
+        options: Any = {"embedder": embedder or DEFAULT_EMBEDDER, "dense": dense}
+        qa = DocQA.from_documents(loaded, on_progress=on_progress, **options)
+    for skipped in qa.skipped:
+        terminal.note_skipped(skipped.path, skipped.reason)
+    return qa
 
 
 def silence_transformers() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from ragspec.errors import InputError
 from ragspec.pipelines.server.access import log
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.connections import BACKLOG, Connection
@@ -23,25 +22,20 @@ from ragspec.pipelines.server.settings import ServerSettings
 MARGIN = 4  # seconds after the drain to send the last answers
 
 
-def serve(
-    load: Callable[[], Serving], settings: ServerSettings, on_progress: Callable[[str], None]
-) -> None:
+def serve(load: Callable[[], Serving], settings: ServerSettings, listening: socket.socket) -> None:
     """Serve until the process is stopped (SIGTERM, Ctrl-C), and let running texts end.
 
     Args:
-        load: Loads the models, documents and stores, while the server listens.
-        on_progress: Called with a line about the address.
+        load: Loads the models and stores, while the server listens.
+        listening: The socket of `settings.listen()`.
 
     Raises:
-        InputError: The address is not available; also the errors of loading.
+        RagspecError: The errors of loading.
     """
     loading: Future[Serving] = Future()
     app = build_app(loading, settings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)
-    listening = _listen(settings)
-    host, port = listening.getsockname()[:2]
-    on_progress(f"listening on http://{host}:{port}, ready when /health says so")
     server = Server(app, settings)
 
     def begin() -> None:
@@ -108,16 +102,3 @@ def _descriptors() -> int:
         return 1024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft > 0 else 1024
-
-
-def _listen(settings: ServerSettings) -> socket.socket:
-    """Return a listening socket; raise InputError if the address is not available."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        address = settings.host, settings.port
-        return socket.create_server(address, family=family, backlog=2048)
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
-            "expected a free address of this machine. Choose another with --port."
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,17 @@ class ServerSettings:
                 f"got host {self.host} and no key; expected a key where others can reach the "
                 "server. Give one with --key or RAGSPEC_API_KEY, or listen on 127.0.0.1."
             )
+
+    def listen(self) -> socket.socket:
+        """Return a listening socket; raise InputError if the address is not available."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family, backlog=2048)
+        except OSError as error:
+            raise InputError(
+                f"cannot listen on {self.host}:{self.port} ({error.strerror or error}); expected a "
+                "free address of this machine. Choose another with --port."
+            ) from error
 
     def accepts(self, host: str) -> bool:
         """Return whether the server goes by this name.

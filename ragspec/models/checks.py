@@ -16,9 +16,11 @@ from ragspec.errors import (
     MissingExtraError,
     ModelError,
     ModelNotFoundError,
+    UnknownNameError,
     UnsupportedModelError,
 )
-from ragspec.models.resolve import ResolvedModel, missing_files, resolve_model
+from ragspec.models.resolve import PUBLISHED, ResolvedModel, missing_files, resolve_model
+from ragspec.registry import unknown
 
 DTYPES = MappingProxyType(
     {name: name for name in ("float64", "float32", "bfloat16", "float16")}
@@ -125,6 +127,13 @@ def check_gguf(what: str | Path) -> None:
         )
 
 
+def check_published(name: str) -> None:
+    """Raise an error if a name is no published model's, or the package to convert it is missing."""
+    if name not in PUBLISHED:
+        raise UnknownNameError(unknown("model to fetch", name, PUBLISHED))
+    check_gguf(name)
+
+
 def check_language_model(source: ResolvedModel) -> None:
     """Raise ModelError if files are damaged, or show that they hold no causal language model."""
     if source.file is not None:
@@ -142,6 +151,21 @@ def check_language_model(source: ResolvedModel) -> None:
         )
     if not any(source.folder.glob("pytorch_model*.bin")):  # transformers reads those safely
         check_weights(source.folder)
+
+
+def check_head_vocabulary(size: int, most: int) -> None:
+    """Raise InputError for a draft head's vocabulary that is empty or larger than the model's."""
+    if not 1 <= size <= most:
+        raise InputError(
+            f"got a head's vocabulary of {size} tokens; expected 1 to {most}, the model's."
+        )
+
+
+def read_vocab_size(source: ResolvedModel) -> int | None:
+    """Return the size of a model's vocabulary by its configuration; None if it has none."""
+    config = read_config(source.folder / CONFIG, "model_type") if source.file is None else {}
+    size: int | None = (config | (config.get("text_config") or {})).get("vocab_size")
+    return size
 
 
 def check_tokenizer(source: ResolvedModel) -> None:

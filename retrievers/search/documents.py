@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ragspec.errors import DocumentError, MissingExtraError, StoreError
+from ragspec.errors import DocumentError, InputError, MissingExtraError, StoreError
 from ragspec.retrievers.formats.encodings import clean
 from ragspec.retrievers.formats.readers import MAX_BYTES, check_format, extract_text
 from ragspec.storage.store import is_store, read_current
@@ -75,10 +75,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Loaded documents in sorted order, and the files that were skipped."""
+    """Loaded documents in sorted order, the files that were skipped, and all paths named."""
 
     documents: tuple[Document, ...]
     skipped: tuple[Skipped, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 def load_documents(
@@ -99,20 +100,23 @@ def load_documents(
     Raises:
         DocumentError: A path is missing, a file is unusable, or a folder has no usable file.
     """
-    values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not values:
+    values = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(values, Iterable):
+        raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
+    absolute = tuple(os.path.abspath(path) for path in values)
+    if not absolute:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
     documents: list[Document] = []
     skipped: list[Skipped] = []
     read: set[str] = set()
-    for path in map(Path, values):
+    for path in map(Path, absolute):
         if path.is_dir():
             loaded = load_folder(path, known, on_progress, read)
             documents += loaded.documents
             skipped += loaded.skipped
         elif _first(path, read):
             documents.append(load_document(path, known=known))
-    return Collection(tuple(with_unique_names(documents)), tuple(skipped))
+    return Collection(tuple(with_unique_names(documents)), tuple(skipped), absolute)
 
 
 def load_folder(

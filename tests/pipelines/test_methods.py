@@ -48,7 +48,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Itera
 
 def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
     assert set(STORED) == {name for name in METHODS if "store" in METHODS[name].uses}
-    needs = {name for name in METHODS if METHODS[name].needs} - {"rapid"}
+    needs = {name for name in METHODS if METHODS[name].needs}
     assert needs == {*NEEDS["store"], *NEEDS["draft model"]}
 
 

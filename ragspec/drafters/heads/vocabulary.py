@@ -8,7 +8,8 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import UnsupportedModelError
+from ragspec.models.checks import check_head_vocabulary
 from ragspec.models.quantized import BlockLinear
 from ragspec.verification.causal import CausalTarget
 
@@ -22,10 +23,7 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
     Raises:
         InputError: `size` is below 1 or above `vocab_size`.
     """
-    if not 1 <= size <= vocab_size:
-        raise InputError(
-            f"got a head's vocabulary of {size} tokens; expected 1 to {vocab_size}, the model's."
-        )
+    check_head_vocabulary(size, vocab_size)
     counts = Counter(token for token in chain.from_iterable(texts) if token < vocab_size)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     fill = (token for token in range(vocab_size) if token not in counts)

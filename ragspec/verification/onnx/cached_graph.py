@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,12 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import TABLES
+from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
 VERSION = 5
-RECORD, GRAPH, WEIGHTS = "graph.json", "graph.onnx", "weights.safetensors"
+GRAPH, WEIGHTS = "graph.onnx", "weights.safetensors"
 BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 
@@ -137,28 +138,6 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     return CachedGraph(
         str(name), folder, cache_directory() / "models" / f"{folder.name}-int8-{key}"
     )
-
-
-def cached_graphs() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders of the kept graphs and their records; that of a damaged one is empty."""
-    for path in sorted((cache_directory() / "models").glob(f"*/{RECORD}")):
-        try:
-            yield path.parent, read_record(path.parent)
-        except (OSError, ValueError):
-            yield path.parent, {}
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record of a kept graph.
-
-    Raises:
-        OSError, ValueError: It cannot be read, or is damaged.
-    """
-    digest, _, text = (folder / RECORD).read_text(encoding="utf-8").partition("\n")
-    if hashlib.sha256(text.encode()).hexdigest() != digest:
-        raise ValueError(f"{RECORD} has changed")
-    record: dict[str, Any] = json.loads(text)
-    return record
 
 
 def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:

@@ -23,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "bad.jinja").write_text("{{ broken")
     (folder / "broken.gguf").write_bytes(bytes(4))
-    (folder / "empty.jsonl").write_text("")
+    for name in ("empty.jsonl", "empty.txt", "bad/a.pdf"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
     for name, config in (("nameless", "{}"), ("bare", '{"model_type": "llama"}')):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(config)  # no weights
@@ -57,6 +59,11 @@ CASES = [
     (f"{ASK} --drafter head", 2, "Known: auto, context, fused, hierarchy, lookup, match, model,"),
     (f"{ASK} --drafter model", 2, "model got no draft model; expected one"),
     (f"{ASK} --drafter rest", 2, "rest got no store; expected one"),
+    ("ask why --docs empty", 7, "empty holds no usable text (it holds no file)"),
+    ("ask why --docs empty.txt", 7, "empty.txt holds no text"),
+    ("ask why --docs bad/a.pdf", 7, "a.pdf is no PDF"),
+    ("bench answers q.jsonl --docs bad", 7, "bad holds no usable text; the first of 1 skipped"),
+    (f"{ASK} --drafter rapid", 2, "rapid got no draft model; expected one"),
     (f"{ASK} -s embedder=nosuch", 5, "no model 'nosuch'"),
     (f"{ASK} -s prediction=@none", 2, "got none ("),
     (f"{ASK} -s prediction=x --drafter none", 2, "Expected a drafter beside a prediction"),
@@ -118,6 +125,9 @@ CASES = [
     ("draw star --model latent-emoji --rule lantern", 2, "unknown latent rule 'lantern'"),
     ("draw star --model latent-emoji -s r=0.1", 2, "rule 'aligned' has no r"),
     ("draw star --model latent-emoji -s steps=0", 2, "got steps=0; expected a whole number"),
+    ("draw star --guidance inf", 2, "got guidance_scale=inf; expected a finite number of 0 or"),
+    ("draw star --drafter jacobi+model --model latent-emoji", 2, "got 2 drafters of latents"),
+    ("draw star --drafter jacobi --rule gsd -s tv_budget=1", 2, "deterministic drafts are needed"),
     ("draw star -s device=bogus", 2, "device 'bogus' is unknown to torch"),
     ("draw star -s dtype=int8", 2, "dtype 'int8' is unknown"),
     ("draw star --model tiles", 2, "Expected --class, got the prompt 'star'"),
@@ -137,6 +147,8 @@ CASES = [
     ("bench image --variants exact@0.3", 2, "Expected 'exact' without a value"),
     ("bench image --model latent-tiles --variants horizon@0", 2, "got s=0"),
     ("bench text --json docs", 2, "docs cannot be written: docs is a folder"),
+    ("bench image --guidance inf", 2, "got guidance_scale=inf"),
+    ("bench image --temperature nan", 2, "got temperature=nan"),
     ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
     ("draw star --family junus", 2, "Did you mean 'janus'"),
@@ -147,6 +159,8 @@ CASES = [
     ("serve --store answers=an.index", 8, "expected 'corpus'"),
     ("serve --images tile", 5, "Did you mean 'tiles'"),
     ("serve --drafter rest", 2, "rest got no store; expected one"),
+    ("serve --drafter rapid", 2, "rapid got no draft model"),
+    ("serve --host 192.0.2.1 --key a", 2, "cannot listen on 192.0.2.1:8000"),
     ("serve -s kv-memory=0", 2, "should be greater than or equal to 1"),
     ("serve --key @none", 2, "Expected a file with an API key on each line, got none"),
     ("serve -s max-model-len=0", 2, "should be greater than or equal to 1"),
@@ -167,6 +181,10 @@ CASES = [
     ("datastore info a.store", 8, "expected 'datastore'"),
     ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1', 'eagle3'"),
     ("train-head --data docs --out h --start docs", 5, "docs holds no draft head"),
+    ("index build empty --out i.idx", 7, "empty holds no usable text"),
+    ("models get smolm2", 2, "Did you mean 'smollm2'"),
+    ("models remove nosuch", 2, "unknown model to remove 'nosuch'"),
+    ("train-head --data docs --out h -s vocabulary=8193", 2, "expected 1 to 8192, the model's"),
     ("index build none --out i.idx", 7, "none is missing"),
     ("store build none.txt --out s.store", 7, "none.txt is missing"),
     ("store from-answers none.jsonl --out s.store", 7, "none.jsonl is missing"),
@@ -193,7 +211,7 @@ CASES = [
     ("bench answers q.jsonl --docs docs --html docs", 2, "docs is a folder"),
     ("bench answers q.jsonl --docs docs --html mine.html", 2, "mine.html holds something else"),
 ]
-NOTES = ("", "starting ... ", "reading the trace ... ")
+NOTES = ("", "starting ... ", "reading the trace ... ", "reading the documents ... ")
 BEGINS = (*(f"{note}error: " for note in NOTES), "Usage: ")
 
 SCRIPT = """

