@@ -18,7 +18,6 @@ from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.serving import Serving
 
 
@@ -52,19 +51,19 @@ def serve(options: ServeOptions) -> None:
         terminal.note(f"listening on http://{host}:{port}, ready when /health says so", "")
         if not options.settings.keys:
             terminal.note("no API key is required: anyone on this machine may send requests")
-        documents = options.documents.open(terminal)
 
         from ragspec.pipelines.server.run import serve as run
 
-        run(lambda: load(options, documents, terminal), options.settings, listening)
+        run(lambda: load(options, terminal), options.settings, listening)
 
 
-def load(options: ServeOptions, documents: DocQA | None, terminal: Terminal) -> Serving:
-    """Load the models and stores."""
+def load(options: ServeOptions, terminal: Terminal) -> Serving:
+    """Load the documents, which may be unreadable, then models and stores."""
+    documents, engine = options.documents.open(terminal), options.engine
+
     from ragspec import visual
     from ragspec.pipelines.server.serving import Serving
 
-    engine = options.engine
     with terminal.working("loading the model"):
         loaded = engine.load_engine()
     serving = Serving(

@@ -26,7 +26,7 @@ def serve(load: Callable[[], Serving], settings: ServerSettings, listening: sock
     """Serve until the process is stopped (SIGTERM, Ctrl-C), and let running texts end.
 
     Args:
-        load: Loads the models and stores, while the server listens.
+        load: Loads the models, documents and stores, while the server listens.
         listening: The socket of `settings.listen()`.
 
     Raises:
