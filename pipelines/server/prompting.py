@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
-from ragspec.engine.prompts import encode_prompts
+from ragspec.engine.prompts import check_length, encode_prompts
 from ragspec.engine.request import Options
-from ragspec.errors import InputError, pluralize
+from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
 from ragspec.pipelines.openai import GenerateRequest, read_settings
-from ragspec.pipelines.server.errors import ApiError
+from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.schema import text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
@@ -187,21 +187,15 @@ def _limit(
     Raises:
         ApiError: They exceed the context.
     """
-    limit = engine.target.max_length
-    least = 1 if new is None or new < 0 else new
-    if limit is not None and len(ids) + least > limit:
-        excess, left = len(ids) + least - limit, limit - len(ids)
-        advice = [f"shorten {names[0]} by {pluralize(excess, 'token')}"] if least < limit else []
-        advice += [f"set {names[1]} to {left} or less"] if left > 0 else []
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {limit} tokens, but the prompt has {len(ids)} "
-            f"and {names[1]} is {least}. To do: {', or '.join(advice)}.",
-            "context_length_exceeded",
-            names[1] if left > 0 else names[0],
-        )
-    rest = (limit or LONGEST) - len(ids)
-    options["max_new_tokens"] = new if new is not None and new > 0 else rest
+    rest = (engine.target.max_length or LONGEST) - len(ids)
+    count = new if new is not None and new > 0 else None
+    try:
+        check_length(len(ids), count or 1, engine.target.max_length, names)
+    except PromptTooLongError as error:
+        failure = as_api_error(error)
+        failure.param = names[1] if rest > 0 else names[0]
+        raise failure from error
+    options["max_new_tokens"] = count or rest
 
 
 def _search(

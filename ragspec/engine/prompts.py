@@ -109,19 +109,28 @@ def end_tokens(config: Any, tokenizer: Any) -> list[int]:
     return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
-def check_length(prompt: int, new: int, limit: int | None) -> None:
-    """Raise PromptTooLongError if prompt and new tokens exceed the model's context."""
+def check_length(
+    prompt: int,
+    new: int,
+    limit: int | None,
+    names: tuple[str, str] = ("the prompt", "max_new_tokens"),
+) -> None:
+    """Raise PromptTooLongError if prompt and new tokens exceed the model's context.
+
+    Args:
+        names: The prompt and the limit of new tokens as the caller named them.
+    """
     if limit is not None and prompt + new > limit:
         advice = []
         if new < limit:  # else no prompt would be short enough
-            advice.append(f"shorten the prompt by {pluralize(prompt + new - limit, 'token')}")
+            advice.append(f"shorten {names[0]} by {pluralize(prompt + new - limit, 'token')}")
         if prompt < limit:
-            advice.append(f"pass max_new_tokens={limit - prompt} or less")
+            advice.append(f"set {names[1]} to {limit - prompt} or less")
         if not advice:
-            advice.append(f"shorten the prompt to less than {limit} tokens and ask for fewer")
+            advice.append(f"shorten {names[0]} to less than {limit} tokens and ask for fewer")
         raise PromptTooLongError(
-            f"the prompt has {pluralize(prompt, 'token')} and max_new_tokens is {new}: "
-            f"{prompt + new} exceed the model's context of {limit}. To do: {', or '.join(advice)}."
+            f"This model's maximum context length is {limit} tokens, but the prompt has {prompt} "
+            f"and {names[1]} is {new}. To do: {', or '.join(advice)}."
         )
 
 

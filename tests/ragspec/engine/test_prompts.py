@@ -144,7 +144,7 @@ def test_the_message_names_the_prompt_and_what_to_do() -> None:
 def test_texts_that_outgrow_the_context() -> None:
     check_length(10, 6, 16)
     check_length(10, 6, None)
-    with pytest.raises(PromptTooLongError, match="by 1 token, or pass max_new_tokens=6 or less"):
+    with pytest.raises(PromptTooLongError, match="by 1 token, or set max_new_tokens to 6 or less"):
         check_length(10, 7, 16)
     with pytest.raises(PromptTooLongError, match=r"by 1 token\."):
         check_length(16, 1, 16)
