@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -108,22 +108,15 @@ class Routes:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
-        with naming_field(body):
-            served, headers = self._check(body, body.samples)
-            read = partial(read_chat, body, served.engine, served.documents)
-            return await self._answer(read, body, request, headers)
+        read = partial(read_chat, body, self.served.engine, self.served.documents)
+        return await self._answer(body, request, 1, partial(run_in_thread, read))
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        with naming_field(body):
-            served, headers = self._check(body, body.samples * len(body.prompts))
-            read = partial(read_completion, body, served.engine)
-            if body.echo:  # the log-probabilities of a prompt take a forward of their own
-                requests = await self._alone(request, read)
-                if requests is None:
-                    return Response(status_code=499)
-                return await self._answer(lambda: requests, body, request, headers)
-            return await self._answer(read, body, request, headers)
+        read = partial(read_completion, body, self.served.engine)
+        # The log-probabilities of a prompt take a forward of their own.
+        run = partial(self._alone, request) if body.echo else run_in_thread
+        return await self._answer(body, request, len(body.prompts), partial(run, read))
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
@@ -154,11 +147,6 @@ class Routes:
 
     # Texts.
 
-    def _check(self, body: TextRequest, texts: int) -> tuple[Serving, dict[str, str]]:
-        """Return what serves a request, and headers of its response; raise if it cannot now."""
-        self.served.expect(body.model, texts)
-        return self.served, ignored_fields(body)
-
     async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T | None:
         """Return the result of long work, None if the client disconnects, which it is passed."""
         left = threading.Event()
@@ -170,24 +158,32 @@ class Routes:
 
     async def _answer(
         self,
-        read: Callable[[], Sequence[EngineRequest]],
         body: TextRequest,
         request: Request,
-        headers: dict[str, str],
+        prompts: int,
+        read: Callable[[], Awaitable[Sequence[EngineRequest] | None]],
     ) -> Response:
-        """Read a request and submit its texts in a thread, and return the response to it."""
+        """Read a request, submit its texts, and return the response to it.
+
+        Args:
+            read: Returns None if the client has disconnected.
+        """
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
 
-        def begin() -> RunningTexts:
-            requests = read()
+        def submit(requests: Sequence[EngineRequest]) -> RunningTexts:
             if requests[0].refusal is not None:
                 return RunningTexts(requests, ())
             engine = served.engine_of(tenant, body.drafter, body.budget, body.store)
             return RunningTexts(requests, served.submit(requests, engine, tenant))
 
-        running = await run_in_thread(begin)
-        reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
-        response = await answer(body, request, running, reply)
+        with naming_field(body):
+            served.expect(body.model, prompts * (body.n or 1))
+            headers = ignored_fields(body)
+            if (requests := await read()) is None:
+                return Response(status_code=499)
+            running = await run_in_thread(partial(submit, requests))
+            reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
+            response = await answer(body, request, running, reply)
         response.headers.update(headers)
         return response
 

@@ -38,7 +38,6 @@ MESSAGES = MappingProxyType(
         405: "Expected a method that /openapi.json lists for this path, got another one.",
     }
 )
-CODES = {408: "timeout", 413: "too_large"}
 # The first that fits decides status and code.
 STATUSES: tuple[tuple[type[Exception], int, str | None], ...] = (
     (PromptTooLongError, 400, "context_length_exceeded"),
@@ -79,9 +78,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        code, status = CODES.get(error.status_code), error.status_code
-        message = MESSAGES.get(status, f"{error.detail}.").replace("CAUSE", str(error.__cause__))
-        return ApiError(status, message, code, headers=error.headers)
+        message = MESSAGES.get(error.status_code, f"{error.detail}.")
+        message = message.replace("CAUSE", str(error.__cause__))
+        return ApiError(error.status_code, message, headers=error.headers)
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
             stopping = "the server is stopping; ask another one."
@@ -97,15 +96,12 @@ def naming_field(body: BaseModel) -> Iterator[None]:
     try:
         yield
     except RagspecError as error:
-        failure = as_api_error(error)
-        fields = type(body).model_fields
-        names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
-        if "messages" in fields:
-            newer = getattr(body, "max_completion_tokens", None)
-            names |= {"prompt": "messages"}
-            names |= {"max_new_tokens": "max_completion_tokens"} if newer else {}
-        for name in ("min_new_tokens", "max_new_tokens"):
-            failure.detail = failure.detail.replace(name, names[name])
+        failure, fields = as_api_error(error), type(body).model_fields
+        newer = getattr(body, "max_completion_tokens", None)
+        most = "max_completion_tokens" if newer else "max_tokens"
+        failure.detail = failure.detail.replace("min_new_tokens", "min_tokens")
+        failure.detail = failure.detail.replace("max_new_tokens", most)
+        names = {"prompt": "messages"} if "messages" in fields else {}
         words = (names.get(word, word) for word in re.findall(r"\w+", failure.detail))
         failure.param = next((word for word in words if word in fields), None)
         raise failure from error

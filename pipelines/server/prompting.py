@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         DocumentText,
         TextRequest,
     )
+    from ragspec.reports.generation import Generation
 
 
 CHARACTERS = 8  # of a token, as an upper bound
@@ -46,23 +47,16 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt that is part of the answer: its text, and its tokens if they are scored."""
-
-    text: str
-    scored: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request for one text.
 
     Attributes:
         sample: Which of the samples of the prompt it is.
         cited: The prompt with its passages, if it has any.
-        question, search: The question over them, and what its search result.
+        question, search: The question over them, and the result of its search.
         refusal: The answer without the model, None if it is called.
-        echo: The prompt, if it is part of the answer.
+        echo, echoed: The text of the prompt if it is part of the answer, and its tokens if they
+            are scored.
     """
 
     prompt: Sequence[int]
@@ -72,8 +66,9 @@ class EngineRequest:
     cited: Prompt | None = None
     question: str = ""
     search: SearchResult = field(default_factory=SearchResult)
-    refusal: Answer | None = None
-    echo: Echo | None = None
+    refusal: Generation | None = None
+    echo: str = ""
+    echoed: tuple[TokenLogprob, ...] = ()
 
 
 def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> list[EngineRequest]:
@@ -94,8 +89,9 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options = read.sampling, read.options
     if result.refused is not None:
-        refusal = Answer.refusal(question, result)
-        return [EngineRequest((), sampling, options, refusal=refusal)] * body.samples
+        refusal = Answer.refusal(question, result).generation
+        refused = EngineRequest((), sampling, options, search=result, refusal=refusal)
+        return [refused] * (body.n or 1)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(tokenizer):
@@ -115,7 +111,7 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
         EngineRequest(
             prompt.token_ids, sampling, options, sample, prompt if hits else None, question, result
         )
-        for sample in range(body.samples)
+        for sample in range(body.n or 1)
     ]
 
 
@@ -139,21 +135,16 @@ def read_completion(
         ids = encode_prompts(prompt, engine.tokenizer, engine.target.input_size).ids[0]
         options: Options = {**read.options}
         _limit(options, ids, new, engine, ("prompt", "max_tokens"))
-        echo = _echo(ids, body.logprobs, engine) if body.echo and not gone() else None
+        echo, echoed = TextOutput(engine.tokenizer), tuple[TokenLogprob, ...]()
+        if body.echo and not gone():
+            echo.push(ids)
+            if body.logprobs is not None:
+                echoed = tuple(score_tokens(engine.target, ids, body.logprobs))
         requests += [
-            EngineRequest(ids, read.sampling, options, sample, echo=echo)
-            for sample in range(body.samples)
+            EngineRequest(ids, read.sampling, options, sample, echo=echo.text, echoed=echoed)
+            for sample in range(body.n or 1)
         ]
     return requests
-
-
-def _echo(ids: Sequence[int], logprobs: int | None, engine: Engine) -> Echo:
-    """Return a prompt as a part of the answer."""
-    output = TextOutput(engine.tokenizer)
-    output.push(ids)
-    if logprobs is None:
-        return Echo(output.text)
-    return Echo(output.text, tuple(score_tokens(engine.target, ids, logprobs)))
 
 
 def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRequest:

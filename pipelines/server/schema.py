@@ -178,11 +178,6 @@ class TextRequest(Body):
     store: Annotated[str, Field(max_length=200)] | bool | None = True
     user: Annotated[str, Field(max_length=200)] | None = None
 
-    @property
-    def samples(self) -> int:
-        """The number of texts to write."""
-        return 1 if self.n is None else self.n
-
 
 class ChatRequest(TextRequest):
     """A request for the next turn of a conversation."""

@@ -89,13 +89,13 @@ class RunningTexts:
         """Return the texts, once all have ended."""
         futures = [asyncio.wrap_future(handle.future) for handle in self.handles]
         texts = [_expect_whole(each) for each in await asyncio.gather(*futures)]
-        return texts or [each.refusal.generation for each in self.requests if each.refusal]
+        return texts or [each.refusal for each in self.requests if each.refusal]
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the refusal, or the citations and the support of a text."""
         request = self.requests[index]
         if request.refusal is not None:
-            return {"refused": request.refusal.refused, "annotations": [], **self.opening(index)}
+            return {"refused": request.search.refused, "annotations": [], **self.opening(index)}
         if request.cited is None:
             return {}
         sentences = request.search.sentences
@@ -105,8 +105,7 @@ class RunningTexts:
 
     def opening(self, index: int) -> dict[str, list[dict[str, str | int | float]]]:
         """Return the documents' sentences that answer a question, known before the text."""
-        request = self.requests[index]
-        sentences = (request.refusal or request.search).sentences
+        sentences = self.requests[index].search.sentences
         return {"sentences": [each.to_dict() for each in sentences]} if sentences else {}
 
 
@@ -115,8 +114,7 @@ async def answer(
 ) -> Response:
     """Return the response to a request whose texts are running."""
     if body.stream:
-        options = body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(_encode(running, reply, with_usage), release=running.cancel)
     try:
         texts = await until_disconnected(request, running.finished())
@@ -131,10 +129,10 @@ def _whole(running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation
     """Return a whole answer."""
     choices = []
     for index, each in enumerate(texts):
-        text, placed = each, None
-        if (echo := running.requests[index].echo) is not None:
-            scored = None if each.logprobs is None else [*echo.scored, *each.logprobs]
-            text = replace(each, text=echo.text + each.text, prompt_tokens=[], logprobs=scored)
+        text, placed, request = each, None, running.requests[index]
+        if request.echo:
+            scored = None if each.logprobs is None else [*request.echoed, *each.logprobs]
+            text = replace(each, text=request.echo + each.text, prompt_tokens=[], logprobs=scored)
         if text.logprobs is not None:
             placed = place_tokens(reply.tokenizer, text)
         message, finish = running.message(index, each), finish_reason(each)
