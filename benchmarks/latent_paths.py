@@ -85,7 +85,7 @@ def noise_squares(base: ImagePipeline, image: ImageSeries, images: int) -> list[
     squares = torch.zeros(steps + 1, dtype=torch.float64)
     for number in range(images):
         seed = image.seed + number
-        noise = NoiseStream(seed).normal_rows(range(places), lanes)
+        noise = NoiseStream(seed).normal(range(places), lanes)
         squares += noise.reshape(places, -1, width).square().mean((0, 2))
     return [float(each) for each in squares[:steps] / images]
 

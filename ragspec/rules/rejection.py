@@ -153,7 +153,7 @@ def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
 def draw(distribution: Tensor, noise: NoiseStream, index: int) -> int:
     """Return a token drawn from the distribution [V] with the residual noise of the index."""
     tokens = distribution.nonzero().flatten()
-    scores = distribution[tokens].log() + noise.gumbel(index, tokens, NoiseUse.RESIDUAL)
+    scores = distribution[tokens].log() + noise.gumbel([index], tokens, NoiseUse.RESIDUAL)
     return int(tokens[torch.argmax(scores)])
 
 

@@ -212,7 +212,7 @@ class TokenDistribution:
         Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
         """
         survivors, tokens = self._survivors(scores)
-        return survivors + self.noise.gumbel_rows(indices, tokens), tokens
+        return survivors + self.noise.gumbel(indices, tokens), tokens
 
     def _survivors(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.

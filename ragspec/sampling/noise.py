@@ -46,32 +46,28 @@ class NoiseStream:
     seed: int
     sample: int = 0
 
-    def gumbel(self, index: int, tokens: Tensor, stream: NoiseUse = NoiseUse.TARGET) -> Tensor:
-        """Return standard Gumbel noise f64 for token ids of any shape at one generated index.
-
-        Shapes: tokens i64 [...] -> f64 [...], on the device of `tokens`.
-        """
-        return _gumbel(tokens, [self._key(index, stream)])
-
-    def gumbel_rows(
+    def gumbel(
         self, indices: Sequence[int], tokens: Tensor, stream: NoiseUse = NoiseUse.TARGET
     ) -> Tensor:
-        """Return Gumbel noise for R rows that each have an index of their own.
+        """Return standard Gumbel noise f64 of the shape of the token ids, on their device.
 
-        Shapes: indices R integers, tokens i64 [R, K] -> f64 [R, K].
+        Args:
+            indices: A generated index for each row of tokens i64 [R, K], or one for all tokens.
         """
-        return _gumbel(tokens, [self._key(index, stream) for index in indices])
+        noise = self._uniform(indices, tokens, stream)
+        if noise.device.type != "cpu":
+            return noise.log_().neg_().log_().neg_()
+        array = noise.numpy()
+        for _ in range(2):
+            np.log(array, out=array)
+            np.negative(array, out=array)
+        return noise
 
-    def normal_rows(
+    def normal(
         self, indices: Sequence[int], lanes: Tensor, stream: NoiseUse = NoiseUse.LATENT
     ) -> Tensor:
-        """Return standard normal numbers for R rows that each have an index of their own.
-
-        Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]. Lanes number the values, as
-        tokens do for Gumbel noise.
-        """
-        keys = [self._key(index, stream) for index in indices]
-        normal: Tensor = torch.special.ndtri(_uniform(lanes, keys))
+        """Return standard normal numbers f64; lanes number them, as tokens number Gumbel noise."""
+        normal: Tensor = torch.special.ndtri(self._uniform(indices, lanes, stream))
         return normal
 
     def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
@@ -83,6 +79,16 @@ class NoiseStream:
         """Return the keys of generated indices i64 [...], for `exponential_of_keys`."""
         counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
         return _mixed(_mixed(counters) ^ _signed(self._local()))
+
+    def _uniform(self, indices: Sequence[int], tokens: Tensor, stream: NoiseUse) -> Tensor:
+        """Return numbers in (0, 1), f64; see `gumbel`."""
+        keys = [self._key(index, stream) for index in indices]
+        if tokens.device.type == "cpu":
+            return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
+        signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
+        return _uniform_of_keys(
+            signed if len(keys) == 1 else signed[:, None], tokens.to(torch.int64)
+        )
 
     def _key(self, index: int, stream: NoiseUse) -> int:
         return _mix(self._local() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
@@ -99,33 +105,13 @@ def exponential_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     return _uniform_of_keys(keys, tokens).log_().neg_().log_()
 
 
-def _gumbel(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return Gumbel noise f64 for token ids: of any shape for one key, else one row per key."""
-    noise = _uniform(tokens, keys)
-    if noise.device.type != "cpu":
-        return noise.log_().neg_().log_().neg_()
-    array = noise.numpy()
-    for _ in range(2):
-        np.log(array, out=array)
-        np.negative(array, out=array)
-    return noise
-
-
-def _uniform(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return numbers in (0, 1), f64, for token ids and keys of the shapes of `_gumbel`."""
-    if tokens.device.type == "cpu":
-        return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
-    signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
-    return _uniform_of_keys(signed if len(keys) == 1 else signed[:, None], tokens.to(torch.int64))
-
-
 def _uniform_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     word = _mixed(torch.add(keys, tokens, alpha=_signed(_GOLDEN)))
     return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
 def _uniform_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the numbers of `_uniform` in NumPy, computed in place where possible."""
+    """Return the numbers of `_uniform_of_keys` in NumPy, computed in place where possible."""
     key = np.array(keys, dtype=np.uint64)
     word = np.array(tokens, dtype=np.int64, order="C").view(np.uint64)
     word *= np.uint64(_GOLDEN)

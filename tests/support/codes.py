@@ -49,7 +49,7 @@ def likeliest(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list
 
 
 def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
+    scores = q.log() + noise.gumbel([place.index], torch.arange(len(q)))
     best: list[int] = scores.topk(k).indices.tolist()
     return best
 

@@ -82,7 +82,7 @@ class DistributionTarget:
         scores = self.probabilities(node).log()
         if not self.distributions.greedy:
             scores = scores + self.noise.gumbel(
-                self.index(node), torch.arange(self.distributions.vocab)
+                [self.index(node)], torch.arange(self.distributions.vocab)
             )
         return int(torch.argmax(scores))
 
@@ -131,7 +131,7 @@ def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) 
 def draw_distinct(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
     """Draw up to k tokens from q without replacement, as the k best of log q + Gumbel noise."""
     lanes = torch.arange(len(q)) + (place.parent + 1) * len(q)
-    scores = q.log() + noise.gumbel(place.root, lanes, NoiseUse.DRAFT)
+    scores = q.log() + noise.gumbel([place.root], lanes, NoiseUse.DRAFT)
     best: list[int] = torch.topk(scores, min(k, int((q > 0).sum())))[1].tolist()
     return best
 

@@ -136,8 +136,9 @@ class BranchingNoise(NoiseStream):
     branches: Branches = field(default_factory=Branches)
 
     def gumbel(
-        self, index: int, tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
+        self, indices: Sequence[int], tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
     ) -> torch.Tensor:
+        (index,) = indices
         self.branches.serve(index, stream, tokens.tolist())
         zeros = torch.zeros(len(tokens), dtype=torch.float64)
         return cast(torch.Tensor, BranchingGumbel(self.branches, zeros))

@@ -69,7 +69,7 @@ def signal_share(time: float) -> float:
 def path_noise(noise: NoiseStream, indices: Sequence[int], steps: int, width: int) -> Tensor:
     """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
     lanes = torch.arange((steps + 1) * width).expand(len(indices), -1)
-    return noise.normal_rows(indices, lanes).reshape(len(indices), steps + 1, width)
+    return noise.normal(indices, lanes).reshape(len(indices), steps + 1, width)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

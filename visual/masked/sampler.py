@@ -165,4 +165,4 @@ class MaskedSampler:
 
 def order_of(noise: NoiseStream, places: int) -> Tensor:
     """Return the order i64 [N] in which an image's places are generated, from its seed."""
-    return noise.normal_rows([0], torch.arange(places)[None], NoiseUse.ORDER)[0].argsort()
+    return noise.normal([0], torch.arange(places)[None], NoiseUse.ORDER)[0].argsort()

@@ -171,9 +171,7 @@ class CoupledGrowth(Growth):
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
             tokens = torch.arange(like.shape[-1], device=like.device) if ids is None else ids
-            noise_rows = self.distribution.noise.gumbel_rows(
-                missing, tokens.expand(len(missing), -1)
-            )
+            noise_rows = self.distribution.noise.gumbel(missing, tokens.expand(len(missing), -1))
             self._noise.update(zip(missing, noise_rows.to(like.dtype), strict=True))
         if len(set(indices)) == 1:
             return self._noise[indices[0]]

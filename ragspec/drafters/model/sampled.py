@@ -125,7 +125,7 @@ def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int)
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size
-    scores = q.log() + noise.gumbel(root, lanes, NoiseUse.DRAFT)
+    scores = q.log() + noise.gumbel([root], lanes, NoiseUse.DRAFT)
     best, tokens = torch.topk(scores, min(k, size))
     drafted: list[int] = tokens[best > float("-inf")].tolist()
     return drafted

@@ -169,7 +169,7 @@ def test_drafts_not_sampled_as_declared_change_the_distribution(
 
 def target_choice(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
     """One draw with the noise from which the target draws its own token."""
-    return [int(torch.argmax(q.log() + noise.gumbel(place.index, torch.arange(len(q)))))]
+    return [int(torch.argmax(q.log() + noise.gumbel([place.index], torch.arange(len(q)))))]
 
 
 def test_draft_and_residual_must_not_share_a_stream() -> None:

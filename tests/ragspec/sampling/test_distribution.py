@@ -174,7 +174,7 @@ def test_filters_do_not_change_which_survivor_is_sampled(sampling: Sampling) -> 
     distribution = TokenDistribution(sampling, noise)
     whole = scores
     if not sampling.greedy:
-        noises = noise.gumbel_rows(indices, torch.arange(1500).expand(8, -1))
+        noises = noise.gumbel(indices, torch.arange(1500).expand(8, -1))
         whole = distribution.probabilities(scores).log() + noises
     expected, places = whole.topk(4)
     tokens, best = distribution.best(scores, indices, 4)

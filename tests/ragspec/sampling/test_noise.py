@@ -71,7 +71,7 @@ def test_neighbouring_seeds_are_unrelated_at_one_index() -> None:
 
 
 def test_gumbel_is_gumbel() -> None:
-    values = NoiseStream(2).gumbel(0, torch.arange(20_000)).numpy()
+    values = NoiseStream(2).gumbel([0], torch.arange(20_000)).numpy()
     counts, _ = np.histogram(np.exp(-np.exp(-values)), bins=64, range=(0, 1))
     assert abs(excess(counts, np.full(64, 20_000 / 64))) < 6
     assert values.mean() == pytest.approx(np.euler_gamma, abs=0.04)
@@ -80,7 +80,7 @@ def test_gumbel_is_gumbel() -> None:
 def test_best_of_log_p_plus_gumbel_follows_p() -> None:
     p = np.array([0.45, 0.3, 0.15, 0.07, 0.03])
     noise, tokens = NoiseStream(4), torch.arange(5)
-    scores = torch.stack([noise.gumbel(index, tokens) for index in range(COUNT)])
+    scores = torch.stack([noise.gumbel([index], tokens) for index in range(COUNT)])
     sample = (scores + torch.from_numpy(p).log()).argmax(-1).numpy()
     assert excess(np.bincount(sample, minlength=5), COUNT * p) < 6
     assert_unrelated(*((scores[:, token].neg().exp().neg().exp()).numpy() for token in (0, 1)))
@@ -99,7 +99,7 @@ def test_tensors_and_integers_agree(
     noise = NoiseStream(seed, sample)
     number = noise.uniform(index, stream, lane=token)
     assert 0.0 < number < 1.0
-    gumbel = float(noise.gumbel(index, torch.tensor([token]), stream)[0])
+    gumbel = float(noise.gumbel([index], torch.tensor([token]), stream)[0])
     assert math.isfinite(gumbel)
     assert gumbel == pytest.approx(-math.log(-math.log(number)), rel=1e-9, abs=1e-9)
 
@@ -118,26 +118,26 @@ def test_words_are_splitmix64() -> None:
 def test_noise_depends_on_nothing_else() -> None:
     noise = NoiseStream(11, 3)
     tokens = torch.tensor([[4, 9], [2, 4]])
-    whole = noise.gumbel(6, tokens)
+    whole = noise.gumbel([6], tokens)
     assert whole.dtype == torch.float64
     assert whole.shape == tokens.shape
-    assert torch.equal(whole[1:], noise.gumbel(6, tokens[1:]))
+    assert torch.equal(whole[1:], noise.gumbel([6], tokens[1:]))
     assert whole[0, 0] == whole[1, 1]
     noise.uniform(6, NoiseUse.TARGET)
-    assert torch.equal(whole, NoiseStream(11, 3).gumbel(6, tokens.to(torch.int32)))
+    assert torch.equal(whole, NoiseStream(11, 3).gumbel([6], tokens.to(torch.int32)))
 
 
 def test_whole_vocabulary_is_finite() -> None:
-    values = NoiseStream(0).gumbel(0, torch.arange(200_000))
+    values = NoiseStream(0).gumbel([0], torch.arange(200_000))
     assert torch.isfinite(values).all()
     assert float(values.max()) < 40.0  # -log(2^-54) bounds what a uniform of 53 bits can give
 
 
 def test_rows_have_the_noise_of_their_indices() -> None:
     noise, tokens = NoiseStream(6, 1), torch.arange(24).view(3, 8)
-    rows = noise.gumbel_rows([9, 0, 9], tokens, NoiseUse.DRAFT)
+    rows = noise.gumbel([9, 0, 9], tokens, NoiseUse.DRAFT)
     for row, index in enumerate([9, 0, 9]):
-        assert torch.equal(rows[row], noise.gumbel(index, tokens[row], NoiseUse.DRAFT))
+        assert torch.equal(rows[row], noise.gumbel([index], tokens[row], NoiseUse.DRAFT))
 
 
 def test_fresh_seeds_differ() -> None:
@@ -150,7 +150,7 @@ def test_fresh_seeds_differ() -> None:
 def test_devices_agree() -> None:
     device = torch.accelerator.current_accelerator()
     tokens = torch.arange(50_000)
-    here, there = (NoiseStream(1).gumbel(3, where) for where in (tokens, tokens.to(device)))
+    here, there = (NoiseStream(1).gumbel([3], where) for where in (tokens, tokens.to(device)))
     assert torch.allclose(here, there.cpu(), rtol=1e-13, atol=1e-13)
 
 
@@ -160,20 +160,20 @@ def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
     indices = [5, 17, 2**40][: 1 if len(shape) != 2 else shape[0]]
     keys = NoiseStream(3).keys(torch.tensor(indices))
     there = -exponential_of_keys(keys[:, None] if len(shape) == 2 else keys, tokens)
-    here = NoiseStream(3).gumbel_rows(indices, tokens)
+    here = NoiseStream(3).gumbel(indices, tokens)
     torch.testing.assert_close(there, here, atol=1e-12, rtol=1e-12)
 
 
 def test_normal_numbers_are_normal_and_unrelated() -> None:
     lanes = torch.arange(COUNT).expand(2, -1)
-    sample = NoiseStream(3).normal_rows([0, 1], lanes)
+    sample = NoiseStream(3).normal([0, 1], lanes)
     for row in sample:
         assert abs(float(row.mean())) < 6 / COUNT**0.5
         assert abs(float(row.square().mean()) - 1.0) < 6 * (2 / COUNT) ** 0.5
         assert abs(float(row.pow(4).mean()) - 3.0) < 6 * (96 / COUNT) ** 0.5
     assert abs(float((sample[0] * sample[1]).mean())) < 6 / COUNT**0.5
-    assert torch.equal(NoiseStream(3).normal_rows([1], lanes[:1, :7])[0], sample[1, :7])
-    other = NoiseStream(3).normal_rows([1], lanes[:1], NoiseUse.RESIDUAL)
+    assert torch.equal(NoiseStream(3).normal([1], lanes[:1, :7])[0], sample[1, :7])
+    other = NoiseStream(3).normal([1], lanes[:1], NoiseUse.RESIDUAL)
     assert abs(float((other[0] * sample[1]).mean())) < 6 / COUNT**0.5
 
 

@@ -185,9 +185,7 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
                 logits = model(torch.tensor([start + result.tokens])).logits[0]
                 rows.append(logits[len(start) - 1 : -1].double() / temperature)
         z, p, q = rows[0], rows[0].softmax(-1), rows[1].softmax(-1)
-        noise = NoiseStream(seed, 0).gumbel_rows(
-            list(range(new)), torch.arange(SMALL).expand(new, -1)
-        )
+        noise = NoiseStream(seed, 0).gumbel(list(range(new)), torch.arange(SMALL).expand(new, -1))
         distribution = naive(p, q, eta, z).log_softmax(-1)
         assert (distribution + noise).argmax(-1).tolist() == result.tokens
         moved += int(((z + noise).argmax(-1) != (distribution + noise).argmax(-1)).sum())

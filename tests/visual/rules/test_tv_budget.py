@@ -185,7 +185,7 @@ def test_a_budget_spent_on_averages_bounds_nothing() -> None:
     distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
 
     def beside(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-        current = int(noise.gumbel(place.index, torch.arange(CODES)).argmax())
+        current = int(noise.gumbel([place.index], torch.arange(CODES)).argmax())
         return [next(c for c in range(CODES) if current in TABLE.rows[c, :3])]
 
     tree = partial(grow, widths=(1,), draw=beside, kind=DraftKind.COUPLED)

@@ -164,7 +164,7 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> Tensor
     width = view.target.table.paths.shape[-1]
     lanes = torch.arange(tries.start * rows * width, tries.stop * rows * width)
     # These lanes are above those of the tries' uniform numbers.
-    fresh = view.noise.normal_rows([index], lanes[None] + (1 << 40), NoiseUse.RESIDUAL)
+    fresh = view.noise.normal([index], lanes[None] + (1 << 40), NoiseUse.RESIDUAL)
     return fresh.reshape(len(tries), rows, width)
 
 
