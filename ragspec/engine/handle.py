@@ -15,7 +15,7 @@ from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import Emission, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
-from ragspec.sampling.placed_tokens import PlacedOutput, PlacedToken
+from ragspec.sampling.placed_tokens import PlacedToken, place
 from ragspec.sampling.text_output import TextOutput
 
 Notify = Callable[[Generation], None]
@@ -255,9 +255,11 @@ class Stream:
             handle.close()
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         self._handle = handle
-        scored = request.logprobs is not None and not request.resume_from
-        output = PlacedOutput if scored else TextOutput
-        self._text = output(tokenizer, request.prompt, request.stop.strings)
+        self._scored = request.logprobs is not None and not request.resume_from
+        self._text = TextOutput(
+            tokenizer, request.prompt, request.stop.strings, placed=self._scored
+        )
+        self._placed = 0  # tokens
         self._text.push(request.resume_from)
         self._written = self._text.piece()  # by an earlier call
         self.ended = False
@@ -287,15 +289,13 @@ class Stream:
             self.close()
             raise
         self._written += piece
-        if isinstance(self._text, PlacedOutput):
-            self.tokens = self._placed(self._text, piece)
+        self.tokens = []
+        if self._scored and (piece or self.ended):
+            reason = self.result.finish_reason if self.ended else None
+            scored = self._handle.sequence.scored
+            self.tokens = place(self._text, scored, self._written, reason, self._placed)
+            self._placed += len(self.tokens)
         return piece
-
-    def _placed(self, output: PlacedOutput, piece: str) -> list[PlacedToken]:
-        if self.ended:
-            result = self.result
-            return output.rest(result.logprobs or [], self._written, result.finish_reason)
-        return output.ended(self._handle.sequence.scored, self._written) if piece else []
 
     def __del__(self) -> None:
         if not self.ended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,50 +25,38 @@ class PlacedToken:
     part: str
 
 
-class PlacedOutput(TextOutput):
-    """A growing text, and the tokens that end in each piece of it.
+def place(
+    output: TextOutput,
+    scored: Sequence[TokenLogprob],
+    text: str,
+    finish_reason: str | None = None,
+    first: int = 0,
+) -> list[PlacedToken]:
+    """Return the tokens from number `first` on that end in the first part of a text.
+
+    Of a whole text they are all, but those of a stop string that begin after the cut.
 
     Args:
-        tokenizer, prompt, stops: See `TextOutput`.
+        output: The text with the places of its tokens.
+        scored: The log-probabilities of all tokens so far.
+        text: The first part: all pieces so far.
+        finish_reason: That of the text if it is whole.
     """
-
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
-        super().__init__(tokenizer, prompt, stops, placed=True)
-        self._returned = 0  # tokens
-
-    def ended(self, scored: Sequence[TokenLogprob], text: str) -> list[PlacedToken]:
-        """Return the tokens that were not returned before and end in the first part of the text.
-
-        Args:
-            scored: The log-probabilities of all tokens so far.
-            text: That part: all pieces so far.
-        """
-        count = bisect_right(self.starts, len(text), 1) - 1
-        return self._between(scored[:count], self.starts[: count + 1], text)
-
-    def rest(
-        self, scored: Sequence[TokenLogprob], text: str, finish_reason: str
-    ) -> list[PlacedToken]:
-        """Return the tokens of a whole text that were not returned before.
-
-        Those of a stop string that begin after the cut are left out.
-        """
-        end = len(text)
-        if finish_reason == "stop" and self.starts[-1] > end:  # a stop string cut the text
-            scored = [each for each, at in zip(scored, self.starts, strict=False) if at < end]
-        return self._between(scored, [*self.starts[: len(scored)], end], text)
-
-    def _between(
-        self, scored: Sequence[TokenLogprob], starts: Sequence[int], text: str
-    ) -> list[PlacedToken]:
-        first, self._returned = self._returned, max(self._returned, len(scored))
-        bounds = pairwise(starts[first:])
-        tokens = zip(scored[first:], bounds, strict=True)
-        return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
+    starts, end = output.starts, len(text)
+    if finish_reason is None:
+        count = bisect_right(starts, end, 1) - 1
+        end = starts[count]
+    elif finish_reason == "stop" and starts[-1] > end:  # a stop string cut the text
+        count = bisect_left(starts, end)
+    else:
+        count = len(scored)
+    bounds = pairwise([*starts[first:count], end])
+    tokens = zip(scored[first:count], bounds, strict=True)
+    return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
 
 
 def place_tokens(tokenizer: Any, generation: Any) -> list[PlacedToken]:
-    """Return the tokens of a `Generation` with log-probabilities, see `PlacedOutput.rest`."""
-    output = PlacedOutput(tokenizer, generation.prompt_tokens)
+    """Return the tokens of a `Generation` with log-probabilities, see `place`."""
+    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
     output.push([each.token for each in generation.logprobs])
-    return output.rest(generation.logprobs, generation.text, generation.finish_reason)
+    return place(output, generation.logprobs, generation.text, generation.finish_reason)
