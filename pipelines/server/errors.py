@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -129,50 +129,42 @@ def _invalid(error: RequestValidationError) -> ApiError:
     A value that may be of several types has an error for each; one of a value of the right type, or
     else inside a value, got further than one that expected another type.
     """
-    errors = list(error.errors())
-    kind = errors[0]["type"]
-    if kind == "json_invalid":
-        reason = errors[0]["ctx"]["error"]
+    errors = [(each, _field(each, error.body)) for each in error.errors()]
+    first, path = errors[0]
+    if first["type"] == "json_invalid":
+        reason = first["ctx"]["error"]
         return ApiError(400, f"Expected JSON as the body, got something else ({reason}).")
-    if isinstance(errors[0].get("input"), bytes):  # a type that a browser sends to any site
+    if isinstance(first.get("input"), bytes):  # a type that a browser sends to any site
         return ApiError(400, "Expected Content-Type: application/json, got another type.")
-    paths = [_field(each["loc"], error.body, each["type"] == "missing") for each in errors]
-    first = [each for each in range(len(errors)) if paths[each][:1] == paths[0][:1]]
-    best = max(first, key=lambda each: (not _expects_type(errors[each]), len(paths[each])))
-    alike = [each for each in first if paths[each] == paths[best]]
-    if _expects_type(errors[best]):
-        expected = " or ".join(dict.fromkeys(_expected(errors[each]) for each in alike))
-    else:
-        expected = _expected(errors[best])
-    param = ".".join(paths[best]) or None
-    text = repr(errors[best].get("input"))
-    got = "nothing" if errors[best]["type"] == "missing" else text[:100] + "..." * (len(text) > 100)
+    errors = [each for each in errors if each[1][:1] == path[:1]]
+    best, path = max(errors, key=lambda each: (not _expects_type(each[0]), len(each[1])))
+    alike = [each for each, where in errors if where == path] if _expects_type(best) else [best]
+    expected = " or ".join(dict.fromkeys(AROUND.sub("", str(each["msg"])) for each in alike))
+    got, param = repr(best.get("input")), ".".join(path) or None
+    got = got[:100] + "..." * (len(got) > 100)
+    if best["type"] == "missing":
+        expected, got = "a value", "nothing"
     message = f"{param or 'the body'}: expected {expected}, got {got}."
-    return ApiError(400, message, errors[best]["type"], param)
+    return ApiError(400, message, best["type"], param)
 
 
 def _expects_type(error: Any) -> bool:
     return str(error["type"]).endswith(("_type", "literal_error", "missing"))
 
 
-def _expected(error: Any) -> str:
-    """Return what pydantic expected, in its words."""
-    if error["type"] == "missing":
-        return "a value"
-    return AROUND.sub("", str(error["msg"]))
-
-
-def _field(path: Sequence[str | int], body: Any, missing: bool) -> list[str]:
+def _field(error: Any, body: Any) -> list[str]:
     """Return the path of an error, of the names and numbers that the body itself has.
 
-    Other parts of the path are members of unions. With `missing` the body lacks the last name.
+    Other parts of pydantic's path are members of unions. The body lacks a last name that is
+    missing.
     """
     names: list[str] = []
-    for number, part in enumerate(path[1:], start=2):
-        held = isinstance(body, Mapping) and part in body
-        held = held or (isinstance(body, list) and isinstance(part, int) and part < len(body))
-        if held:
+    _, *path = error["loc"]
+    for number, part in enumerate(path, start=1):
+        try:
             body = body[part]
-        if held or (missing and number == len(path)):
-            names.append(str(part))
+        except (LookupError, TypeError):  # no such name, or no container
+            if error["type"] != "missing" or number < len(path):
+                continue
+        names.append(str(part))
     return names
