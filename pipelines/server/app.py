@@ -123,7 +123,7 @@ class Routes:
         headers = ignored_fields(body)
         with naming_field(body):
             images = await self._alone(request, partial(draw, body, self.served))
-        return Response(status_code=499) if images is None else JSONResponse(images, 200, headers)
+        return JSONResponse(images, 200, headers)
 
     async def stores(self) -> Response:
         """List the stores to draft from."""
@@ -147,8 +147,8 @@ class Routes:
 
     # Texts.
 
-    async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T | None:
-        """Return the result of long work, None if the client disconnects, which it is passed."""
+    async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
+        """Return the result of long work, which is passed whether the client has disconnected."""
         left = threading.Event()
         future = self.served.submit_alone(lambda: work(left.is_set))
         try:
@@ -161,13 +161,9 @@ class Routes:
         body: TextRequest,
         request: Request,
         prompts: int,
-        read: Callable[[], Awaitable[Sequence[EngineRequest] | None]],
+        read: Callable[[], Awaitable[Sequence[EngineRequest]]],
     ) -> Response:
-        """Read a request, submit its texts, and return the response to it.
-
-        Args:
-            read: Returns None if the client has disconnected.
-        """
+        """Read a request, submit its texts, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
 
         def submit(requests: Sequence[EngineRequest]) -> RunningTexts:
@@ -179,9 +175,7 @@ class Routes:
         with naming_field(body):
             served.expect(body.model, prompts * (body.n or 1))
             headers = ignored_fields(body)
-            if (requests := await read()) is None:
-                return Response(status_code=499)
-            running = await run_in_thread(partial(submit, requests))
+            running = await run_in_thread(partial(submit, await read()))
             reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
             response = await answer(body, request, running, reply)
         response.headers.update(headers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import time
 import weakref
@@ -77,7 +76,7 @@ class Serving:
                 f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
                 "the weights with tokenizer.save_pretrained(folder)."
             )
-        limits = settings or ServerSettings()
+        limits = self.settings = settings or ServerSettings()
         self.engine = engine.with_limits(
             limits.max_batch_size,
             limits.max_queue_size,
@@ -157,9 +156,7 @@ class Serving:
         if model != self.name:
             message = f"got the model {model!r}; expected {self.name!r}, which is served here."
             raise ApiError(404, message, "model_not_found", "model")
-        queue = self.scheduler.max_queue_size
-        most = math.inf if queue is None else self.scheduler.max_batch_size + queue
-        if texts > most:
+        if texts > (most := self.settings.max_batch_size + self.settings.max_queue_size):
             raise InputError(
                 f"got {texts} texts in one request; expected {most} at most, which is all that "
                 "this server holds. Ask in several requests."
@@ -195,8 +192,7 @@ class Serving:
         Raises:
             QueueFullError: Too many requests wait.
         """
-        waiting, most = len(self.running_alone), self.scheduler.max_queue_size
-        if most is not None and waiting > most:
+        if (waiting := len(self.running_alone)) > self.settings.max_queue_size:
             raise QueueFullError(f"requests for pictures that wait: {waiting}; try again later.")
         future = self._executor.submit(work)
         self.running_alone.add(future)

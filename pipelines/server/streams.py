@@ -120,8 +120,6 @@ async def answer(
         texts = await until_disconnected(request, running.finished())
     finally:
         running.cancel()
-    if texts is None:
-        return Response(status_code=499)  # the caller has left
     return JSONResponse(await run_in_thread(lambda: _whole(running, reply, texts)))
 
 
@@ -192,8 +190,8 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
 
 
-async def until_disconnected(request: Request, work: Awaitable[T]) -> T | None:
-    """Return the result of the work, None if the client disconnects first."""
+async def until_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of the work; raise ApiError if the client disconnects first."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -202,7 +200,9 @@ async def until_disconnected(request: Request, work: Awaitable[T]) -> T | None:
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if not working.done():
+            raise ApiError(499, "the client has disconnected.")
+        return working.result()
     finally:
         for task in (working, leaving):
             task.cancel()
