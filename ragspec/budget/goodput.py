@@ -30,11 +30,11 @@ from ragspec.budget.base import BudgetSession
 from ragspec.budget.calibration import Appraisal, Calibration
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
-from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 
+LARGEST = len(BUCKETS) - 1  # bucket of a draft
 MARGIN = 0.03  # share of a plain step's tokens by which a draft must be better
 
 
@@ -45,7 +45,6 @@ class GoodputSession(BudgetSession):
 
     Args:
         forward: The forward that the sequences share.
-        maximum: The largest number of nodes.
 
     Attributes:
         gain: That of drafts at this step's expected acceptance.
@@ -53,17 +52,14 @@ class GoodputSession(BudgetSession):
             others is the price of drafting.
     """
 
-    def __init__(
-        self, experience: Experience, cost: ForwardCost, forward: SharedForward, maximum: int
-    ) -> None:
-        self._largest = bisect_right(BUCKETS, maximum) - 1
-        super().__init__(BUCKETS[self._largest])
+    def __init__(self, experience: Experience, cost: ForwardCost, forward: SharedForward) -> None:
+        super().__init__(BUCKETS[LARGEST])
         self.experience, self.cost, self.forward, self.length = experience, cost, forward, 0
         self.calibration = Calibration(experience.claims)
         self.gain = experience.gain("", None)
         self.extra = self._plain = 0.0
         self._open: list[Appraisal] = []
-        self._bucket = self._largest  # size class of this step's draft; 0: drafting does not pay
+        self._bucket = LARGEST  # size class of this step's draft; 0: drafting does not pay
         # The gain of the source being asked, and how many trees there were before it.
         self._asking: tuple[Gain, int] | None = None
         self._tried: list[tuple[str, Gain, int, int]] = []  # source, gain, trees before and after
@@ -95,7 +91,7 @@ class GoodputSession(BudgetSession):
         self.length, rows = length, self.forward.rows
         plain = self.milliseconds([1] * rows) + self.experience.host * rows
         self.rate, self._plain = rows * self.experience.rate(plain), plain / rows
-        self.gain, self._bucket, self.extra = self.experience.gain("", None), self._largest, 0.0
+        self.gain, self._bucket, self.extra = self.experience.gain("", None), LARGEST, 0.0
         self._tried, self._asking, self._open = [], None, []
         return self.size
 
@@ -105,7 +101,7 @@ class GoodputSession(BudgetSession):
             expected_acceptance = self.calibration.shifted(expected_acceptance)
         self.gain = self.experience.gain("", expected_acceptance)
         drafts = self.gain.allows(self.rate, self._plain)
-        self._bucket = min(self._largest, round(self.gain.size)) if drafts else 0
+        self._bucket = min(LARGEST, round(self.gain.size)) if drafts else 0
         return min(BUCKETS[self._bucket], budget)
 
     def share(self, source: str, budget: int) -> int:
@@ -307,25 +303,12 @@ def _likeliest(offers: Sequence[Offer], nodes: int, widths: Sequence[int]) -> li
 
 
 class AutoBudget:
-    """Chooses whether to draft and how much; all sequences opened here learn together.
-
-    Args:
-        maximum: The largest number of nodes.
-
-    Raises:
-        InputError: The maximum is below 1.
-    """
+    """Chooses whether to draft and how much; all sequences opened here learn together."""
 
     name = "auto"
     needs_cost = True
 
-    def __init__(self, *, maximum: int = BUCKETS[-1]) -> None:
-        if maximum < 1:
-            raise InputError(
-                f"got maximum={maximum}; expected at least one node. Use budget=0 for plain "
-                "decoding."
-            )
-        self.maximum = maximum
+    def __init__(self) -> None:
         self.experience = Experience()
         self._cost: ForwardCost | None = None
 
@@ -334,4 +317,4 @@ class AutoBudget:
     ) -> GoodputSession:
         """Return the budget of one sequence, which learns the cost of forwards."""
         cost = self._cost = cost or self._cost or ForwardCost()
-        return GoodputSession(self.experience, cost, forward or SharedForward(), self.maximum)
+        return GoodputSession(self.experience, cost, forward or SharedForward())

@@ -205,10 +205,10 @@ def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
 
 
 def test_never_more_than_the_maximum_is_requested() -> None:
-    session = AutoBudget(maximum=6).open(linear())
+    session = AutoBudget().open(linear())
     drafter = Drafter(claim=1.0, milliseconds=0.0)
     play(drafter, session, [64] * 40)
-    assert max(drafter.requests) == session.allowance(128) == 5
+    assert max(drafter.requests) == session.allowance(128) == 63
 
 
 def test_works_without_costs_and_without_times() -> None:
