@@ -128,7 +128,7 @@ def _whole(running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation
     choices = []
     for index, each in enumerate(texts):
         text, placed, request = each, None, running.requests[index]
-        if request.echo:
+        if request.echo or request.echoed:
             scored = None if each.logprobs is None else [*request.echoed, *each.logprobs]
             text = replace(each, text=request.echo + each.text, prompt_tokens=[], logprobs=scored)
         if text.logprobs is not None:

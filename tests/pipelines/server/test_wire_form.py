@@ -117,6 +117,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(
     client: httpx.Client, instance: Engine
 ) -> None:
     ids = [tiny.prompt(length, vocab_size=300, seed=length) for length in (90, 5, 1)]
+    ids.append([instance.tokenizer.eos_token_id] * 2)  # without any text
     body = {**TEXT, "prompt": ids, "max_tokens": 1, "logprobs": 2, "echo": True}
     for choice, prompt in zip(post(client, body).json()["choices"], ids, strict=True):
         logits = instance.model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
