@@ -155,7 +155,7 @@ def test_refusals() -> None:
         read(max_tokens=3)
     with pytest.raises(InputError, match="at least 1"):
         read(max_new_tokens=0)
-    with pytest.raises(PromptTooLongError, match="max_new_tokens=90"):
+    with pytest.raises(PromptTooLongError, match="set max_new_tokens to 90 or less"):
         read(max_new_tokens=91)
     with pytest.raises(InputError, match="empty"):
         read(stop=["a", ""])
