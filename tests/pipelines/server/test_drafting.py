@@ -38,7 +38,7 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
     options = ServeOptions(SearchOptions(), chosen, ServerSettings(), name=NAME)
-    result = load(options, None, Terminal())
+    result = load(options, Terminal())
     selection = result.engine.with_drafter(None).generate("A draft", max_new_tokens=12, **LIMITS)
     with served(result.engine, default=result.default) as (client, _):
         message = post(client, REQUESTS).json()

@@ -36,10 +36,13 @@ def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return known
 
 
-def test_a_model_that_verifies_trees_is_reported_so() -> None:
-    verdict = probe(CausalTarget(build("llama", torch.float32)))
+# The error in float32 depends on the order in which a processor adds products up.
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), (torch.float32, 0.02)])
+def test_a_model_that_verifies_trees_is_reported_so(dtype: torch.dtype, share: float) -> None:
+    verdict = probe(CausalTarget(build("llama", dtype)))
     assert verdict.mode == "tree"
-    assert verdict.error < 1e-4 < verdict.tolerance < 0.01
+    assert verdict.error < share * verdict.tolerance
+    assert verdict.tolerance < 1e-3
 
 
 def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
