@@ -27,6 +27,7 @@ from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
 from tests.support.pretend import DEVICES, EVERY_SETTING, present, pretend
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of steps not captured, too
 NEW = 8
 BUDGET = 8
 PROMPTS = identities.PROMPTS[:2]
@@ -163,7 +164,7 @@ def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarg
         far = written(Engine(there, **inputs), request, logprobs=3)
     for mine, other in zip(scored(here), scored(far), strict=True):
         assert other[:2] == mine[:2]
-        # CUDA adds float32 products up in another order; the pretended device does not.
+        # They are float32, and CUDA sums in another order; the pretended device does not.
         rounding = 1e-5 if there.device.type == "cuda" else 1e-6
         assert other[2:] == pytest.approx(mine[2:], rel=rounding)
 
