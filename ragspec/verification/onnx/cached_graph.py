@@ -3,7 +3,8 @@
 A folder has the graph, its weights, which the runtime maps, and a record: what the probe decided,
 the configuration, the cost of forwards, and the SHA-256 of each file and of the record itself.
 Its name has a key of all on which the bits depend: the model's files (by size and time), this
-format, the packages, the processor and the threads. A damaged folder is made anew.
+format, the packages, the processor and the threads. A damaged folder is made anew. A model has few
+graphs: the one that was not used for longest goes.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ VERSION = 5
 GRAPH, WEIGHTS = "graph.onnx", "weights.safetensors"
 BATCH = "batch.onnx"  # the graph of several sequences
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
+MOST = 4  # graphs of one model: of other threads or packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class CachedGraph:
         """Return (target, tokenizer); None if the graph is not there, or was damaged."""
         if not self.folder.is_dir():
             return None
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / RECORD)  # when it was used
         try:
             record = read_record(self.folder)
             for name, digest in record["files"].items():
@@ -108,6 +112,9 @@ class CachedGraph:
                 whole.mkdir()
                 _write(whole, target, tokenizer)
                 os.replace(whole, self.folder)  # fails if another process was faster
+            records = self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*/{RECORD}")
+            for record in sorted(records, key=lambda path: path.stat().st_mtime)[:-MOST]:
+                shutil.rmtree(record.parent)
 
 
 def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> CachedGraph | None:

@@ -128,6 +128,22 @@ def test_graphs_are_listed_and_removed(folder: Path, cache: Path) -> None:
     assert not path.exists()
 
 
+def test_of_more_graphs_than_four_the_longest_unused_goes(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def graph_of(version: int) -> set[str]:
+        before = {path.name for path in cache.glob("*")}
+        monkeypatch.setattr(cached_graph, "VERSION", version)
+        opened(folder)
+        return {path.name for path in cache.glob("*")} - before
+
+    first, second, *others = (graph_of(version) for version in range(4))
+    assert graph_of(0) == set()  # used again
+    others.append(graph_of(4))
+    assert {path.name for path in cache.glob("*")} == first.union(*others)
+    assert second and len(others) == 3
+
+
 def test_a_full_disk_is_no_error(folder: Path, cache: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(cached_graph, "SPARE", 1 << 60)
     assert write(opened(folder)).tokens and not list(cache.glob(f"*/{GRAPH}"))
