@@ -27,6 +27,8 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from ragspec.verification.static.session import StaticSession
 from tests.support import architectures, tiny
+from tests.support.pretend import Pretend, pretend
+from tests.support.pretend_record import Cause
 
 SHAPE = TreeShape.by_rank((3, 4, 3, 1))
 STEPS = 50
@@ -132,6 +134,23 @@ def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
     arena = other.cache._arena
     assert arena is not None
     assert {type(step) for step in arena.steps.values()} == {ForwardStep}
+
+
+def test_a_forward_of_fixed_shape_waits_once_and_launches_little_else() -> None:
+    model, request = MODELS["llama"](), DraftRequest((1, 2, 3, 4, 5), 90)
+    with Pretend() as device:
+        drafter = ModelDrafter(pretend(model), width=1, static="eager", min_expected_gain=0.0)
+        session = drafter.open(request)
+        session.propose(DraftContext([1, 2, 3, 4, 5, 6], 5, 40), 5)
+        with device.recording() as record:
+            assert len(session.propose(DraftContext([1, 2, 3, 4, 5, 6], 5, 40), 5)) == 5
+    assert (record.waits, record.asynchronous) == (5, 5)
+    others = [
+        each
+        for each in record.of(Cause.KERNEL)
+        if not (each.in_module or "forward_step.py" in each.where)  # one launch of a graph
+    ]
+    assert len(others) <= 6 * 5
 
 
 def test_a_shape_is_compiled_into_one_graph_and_never_broken(
