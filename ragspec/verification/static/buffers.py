@@ -45,7 +45,6 @@ class Arena:
     Attributes:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
-        pool: The memory pool of their graphs; None before the first.
         distributions: Those of the first rows, by their number.
         addresses: A hash of the addresses of the weights that the steps read.
     """
@@ -67,7 +66,6 @@ class Arena:
             for place, number in enumerate(numbers):
                 self._where[number] = (stack, place)
         self.steps: dict[Hashable, Any] = {}
-        self.pool: Any = None
         self.addresses = 0
         self.distributions: dict[int, RequestDistributions] = {}
         self.caches = [StackedRow(row) for row in range(rows)]
@@ -77,6 +75,11 @@ class Arena:
     def device(self) -> torch.device:
         """The device of the first buffer."""
         return self.buffers[0].device
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all keys and values."""
+        return sum(buffer.nbytes for buffer in self.buffers)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
@@ -96,7 +99,6 @@ class Arena:
     def discard_steps(self) -> None:
         """Discard the steps, because addresses that they read or write have changed."""
         self.steps.clear()
-        self.pool = None  # torch frees a pool with its last graph, and takes no more into it
         self.distributions.clear()
 
     def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:

@@ -54,6 +54,8 @@ class StepRunner:
         self._layers, self._backend = tuple(layers), backend
         self._free: list[Arena] = []
         self._lock = threading.Lock()
+        self._pool: Any = None  # of the memory of graphs
+        self._captured = weakref.WeakSet[FixedStep]()
 
     def first_slots(self, rows: int) -> int:
         """Return the slots of each row that suffice for most texts: growing costs some steps."""
@@ -63,15 +65,16 @@ class StepRunner:
     def lend_arena(self, borrower: object, rows: int, capacity: int) -> Arena:
         """Return the arena of a borrower, until that is collected by the garbage collector.
 
-        A free arena is reused with its steps if it is large enough; only one is kept.
+        The last free arena that is large enough is reused with its steps. The last free one is
+        kept, and more while all of them are small: draft models have one for each text.
         """
         rows = 1 << (rows - 1).bit_length()
         slots = slots_of(capacity + MOST_QUERIES, MOST_SLOTS)
         with self._lock:
-            arena = self._free.pop() if self._free else None
-        if arena is None or arena.rows < rows or arena.slots < slots:
-            arena = None  # free its memory before the new allocation
-            arena = Arena(self._layers, rows, slots)
+            large = [each for each in self._free if each.rows >= rows and each.slots >= slots]
+            if self._free:  # one that is too small makes room for the new one
+                self._free.remove(large[-1] if large else self._free[0])
+        arena = large[-1] if large else Arena(self._layers, rows, slots)
         for cache in arena.caches:
             cache.truncate(0)
         self.check_addresses(arena)
@@ -111,7 +114,7 @@ class StepRunner:
             try:
                 step = arena.steps.get(key)
                 if step is None:
-                    step = arena.steps[key] = self._create(arena, make)
+                    step = arena.steps[key] = self._create(make)
                 step.send(inputs)
                 sent = step
                 return step, step()
@@ -127,7 +130,7 @@ class StepRunner:
                 stacklevel=2,
             )
             arena.steps.clear()
-            step = arena.steps[name, self.mode] = self._create(arena, make)
+            step = arena.steps[name, self.mode] = self._create(make)
             if sent is None:
                 step.send(inputs)
             else:
@@ -135,19 +138,22 @@ class StepRunner:
                 step.packet.copy_(sent.packet)
             return step, step()
 
-    def _create(self, arena: Arena, make: Callable[[], FixedStep]) -> FixedStep:
+    def _create(self, make: Callable[[], FixedStep]) -> FixedStep:
         step = make()
         if self.mode == "compile":
             step.compile(self._backend)
         if self.mode != "eager" and is_cuda(step.packet.device):
-            if arena.pool is None:
-                arena.pool = torch.cuda.graph_pool_handle()
-            step.capture(arena.pool)
+            if not self._captured:  # torch frees a pool with its last graph, and takes no more in
+                self._pool = torch.cuda.graph_pool_handle()
+            self._captured.add(step)
+            step.capture(self._pool)
         return step
 
     def _take_back(self, arena: Arena) -> None:
         with self._lock:
-            self._free = [arena]
+            self._free.append(arena)
+            while len(self._free) > 1 and sum(each.bytes for each in self._free) > FIRST_BYTES:
+                self._free.pop(0)
 
 
 def _reason(error: Exception) -> str:

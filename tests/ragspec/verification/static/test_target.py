@@ -168,6 +168,23 @@ def test_buffers_that_are_too_small_are_not_lent() -> None:
     assert steps.lend_arena(set(), arena.rows + 1, 40) is not arena
 
 
+def test_small_buffers_of_several_texts_are_lent_again_and_large_ones_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = runner(opened(local_model()))
+
+    def lend() -> set[int]:
+        texts: list[set[int]] = [set() for _ in range(3)]
+        return {id(steps.lend_arena(text, 1, 40)) for text in texts}
+
+    kept = {id(arena) for arena in steps._free}
+    first = lend()
+    assert len(first) == 3 and kept <= first and lend() == first
+    monkeypatch.setattr("ragspec.verification.static.runner.FIRST_BYTES", 1)
+    lend()
+    assert len(steps._free) == 1
+
+
 @pytest.mark.parametrize("when", ["create", "taken", "ran"])
 def test_memory_that_ends_is_reported_and_the_text_goes_on(
     when: str, monkeypatch: pytest.MonkeyPatch
