@@ -15,10 +15,16 @@ from torch import Tensor, nn
 
 from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.model.cache import DraftCache
+from ragspec.drafters.heads.step import HeadStep
+from ragspec.drafters.model.cache import DraftCache, Visible
+from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
 from ragspec.drafters.model.level_step import fitted
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.buffers import Arena
+from ragspec.verification.static.layout import MOST_QUERIES
+from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_attention import View, tree_view
 
 
@@ -37,7 +43,7 @@ class HeadModel(CausalTarget):
     def __init__(
         self, head: DraftHead | HeadGraph, target: CausalTarget, rows: nn.Module | None = None
     ) -> None:
-        self.head, self._rows = head, rows
+        self.head, self.rows = head, rows
         self.target = target
         self.model = head.layers
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
@@ -50,6 +56,10 @@ class HeadModel(CausalTarget):
     def device(self) -> torch.device:
         """The device of the target."""
         return self.target.device
+
+    def check_mode(self) -> None:
+        """Raise ModelError if the target was put into training mode after it was opened."""
+        self.target.check_mode()
 
     def project(self, states: Tensor) -> Tensor:
         """Return what the head reads of its taps."""
@@ -75,8 +85,8 @@ class HeadModel(CausalTarget):
             else:
                 rows = slice(-keep, None) if isinstance(keep, int) else keep
                 read, positions = read[:, rows], positions[:, rows]
-            if self._rows is not None:
-                rows_logits: Tensor = self._rows(read.to(self.target.dtype))
+            if self.rows is not None:
+                rows_logits: Tensor = self.rows(read.to(self.target.dtype))
                 return rows_logits
             return self.target.head_logits(read.to(self.target.dtype), positions + self.first)
 
@@ -128,15 +138,34 @@ class HeadCache(DraftCache):
 
         Earlier calls must have read their parents: a node needs the predicted state there.
         """
-        parents = torch.tensor(above, device=self._guessed.device) + 1
-        self._head.states = self._guessed[:, parents]
+        # Not by an index, for which an accelerator would wait.
+        self._head.states = torch.stack([self._guessed[:, parent + 1] for parent in above], 1)
         logits = super().extend(tokens, above)
         self._guessed = torch.cat([self._guessed, self._head.guessed], 1)
         return logits
 
+    def draft(self, tokens: Sequence[int], tree: TreeShape, levels: int, k: int) -> None:
+        """Return None: a head drafts level by level; see `DraftCache.draft`."""
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Drop the draft, whose states are only predicted."""
         super().commit(())
+
+    def _stepped(
+        self, tokens: Sequence[int], positions: Sequence[int], visible: Visible
+    ) -> list[Tensor]:
+        n, states = len(tokens), self._head.states
+        if (arena := self._arena) is not None:
+            if arena.states is None:
+                arena.states = states.new_zeros(1, MOST_QUERIES, states.shape[2])
+            arena.states[:, :n] = states
+        outputs = super()._stepped(tokens, positions, visible)
+        if outputs:
+            self._head.guessed = outputs[1][:, :n]
+        return outputs
+
+    def _make_step(self, runner: StepRunner, arena: Arena, shape: ForwardShape) -> ForwardStep:
+        return HeadStep(self._head, runner, arena, shape)
 
     def _read_pairs(self, tokens: Sequence[int], more: Sequence[int] = ()) -> Tensor:
         """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""

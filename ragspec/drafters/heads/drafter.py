@@ -19,15 +19,18 @@ from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache
 from ragspec.drafters.heads.files import head_of, read_head
 from ragspec.drafters.heads.graph import HeadGraph, open_graph
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
+from ragspec.drafters.heads.step import open_steps
 from ragspec.drafters.method import Method
-from ragspec.drafters.model.drafter import ModelSession
+from ragspec.drafters.model.drafter import ModelSession, pick_static
 from ragspec.drafters.model.settings import GrowthSettings
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.checks import check_static
 from ragspec.models.quantized import BlockLinear, replace_linears
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.runner import StepRunner
 
 LONGEST = 256  # tokens of a prompt that a head reads; more cost time and add little
 
@@ -43,8 +46,7 @@ class HeadDrafter(Drafter):
         width, mode: As for `ModelDrafter`.
         tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`); None grows the
             tree.
-        min_expected_gain: A grown draft ends when the next forward is expected to add less than
-            this many accepted nodes; None derives it as `ModelDrafter` does.
+        static, min_expected_gain: As for `ModelDrafter`; a compiled mode captures the head, too.
 
     Raises:
         InputError: The settings are invalid.
@@ -66,6 +68,7 @@ class HeadDrafter(Drafter):
         *,
         mode: str = "coupled",
         tree: TreeShape | Sequence[int] | None = None,
+        static: str = "auto",
         min_expected_gain: float | None = None,
         name: str = "head",
     ) -> None:
@@ -78,6 +81,9 @@ class HeadDrafter(Drafter):
         if width is None and tree is None and self.target.chains:
             width = 1  # nothing beside a chain is verified
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
+        check_static(static, self.target.device)
+        self.static = static
+        self._steps: dict[str, StepRunner | None] = {"off": None}
         self.kind = self.settings.kind
         self.head = _ready(head, self.target)
         self._rows = None if isinstance(self.head, HeadGraph) else self.head.rows(self.target)
@@ -98,6 +104,11 @@ class HeadDrafter(Drafter):
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
         model = HeadModel(self.head, self.target, self._rows)
+        mode = pick_static(self.static, request.static, self.target.device)
+        if mode not in self._steps:
+            captured = "graph" if mode == "compile" else mode
+            self._steps[mode] = open_steps(model, HeadCache, captured)
+        model.fixed_steps = self._steps[mode]
         kind = HeadCache if self.head.config.recurrent else SlotCache
         cache = kind(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.model.forward_step import MOST_DRAFTED, ForwardShape, ForwardStep
@@ -33,9 +34,11 @@ from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
+from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_attention import TreeView, lease, model_configs
 
 _FIRST_SIZE = 64
+Visible = NDArray[np.bool_] | None  # slots that each new one attends to, [n, m]
 
 
 class DraftCache:
@@ -71,6 +74,11 @@ class DraftCache:
     def __len__(self) -> int:
         """Return the number of committed tokens in the cache."""
         return self._cache.length
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """The committed keys and values of each layer, [1, heads, n, width]."""
+        return [pair for _, pair in sorted(self._cache.layers(len(self)).items())]
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -202,11 +210,7 @@ class DraftCache:
             self._cache.truncate(length)
 
     def _forward(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
-        keep: int,
+        self, tokens: Sequence[int], positions: Sequence[int], visible: Visible, keep: int
     ) -> Tensor:
         """Run one forward over n new slots; return the logits of the last `keep`: [keep, v].
 
@@ -216,9 +220,9 @@ class DraftCache:
         """
         device, n, before = self.model.device, len(tokens), self._cache.pending
         if n <= MOST_QUERIES and before + queries_of(n) <= MOST_DRAFTED:
-            logits = self._stepped(tokens, positions, visible)
+            logits, *_ = self._stepped(tokens, positions, visible) or (None,)
             if logits is not None:
-                return fitted(logits[n - keep : n], self.vocab_size)
+                return self._fitted(logits[n - keep : n])
         self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
@@ -231,19 +235,18 @@ class DraftCache:
         )
         self.forwards += 1
         cache = BatchCache([self._cache], [n])  # a graph writes into buffers that have room
-        logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
-        return logits[0] if self.tokens is not None else fitted(logits[0], self.vocab_size)
+        return self._fitted(self.model.forward(numbers[:, m : m + n], view, cache, keep)[0])
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        return logits if self.tokens is not None else fitted(logits, self.vocab_size)
 
     def _stepped(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
-    ) -> Tensor | None:
-        """Run a forward as a step of fixed shape: [n or more, V]; None if there are no such."""
+        self, tokens: Sequence[int], positions: Sequence[int], visible: Visible
+    ) -> list[Tensor]:
+        """Run a forward as a step of fixed shape; return its outputs, none if there are no such."""
         arena, runner, n = self._arena, self.model.runner, len(tokens)
         if arena is None or runner is None:
-            return None
+            return []
         self.model.check_mode()
         size = queries_of(n)
         self._reserve(self._cache.extent + size)
@@ -251,11 +254,14 @@ class DraftCache:
         if visible is None:
             visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
         inputs = shape.packet(tokens, positions, visible, len(self))
-        make = partial(ForwardStep, self.model, runner, arena, shape)
-        _, (logits,) = runner.take(arena, shape, make, inputs, self._configs)
+        make = partial(self._make_step, runner, arena, shape)
+        _, outputs = runner.take(arena, shape, make, inputs, self._configs)
         self.forwards += 1
         self._cache.pending += n
-        return torch.clone(logits)  # the next step overwrites it
+        return [torch.clone(each) for each in outputs]  # the next step overwrites them
+
+    def _make_step(self, runner: StepRunner, arena: Arena, shape: ForwardShape) -> ForwardStep:
+        return ForwardStep(self.model, runner, arena, shape)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits [n, v] as [n, V], with minus infinity for tokens that have none."""

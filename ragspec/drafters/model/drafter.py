@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
@@ -104,20 +106,13 @@ class ModelDrafter(Drafter):
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache already contains the prompt."""
-        growth, model = self.settings.open(request, self.name), self._stepper(request)
+        growth = self.settings.open(request, self.name)
+        model = self._stepping(pick_static(self.static, request.static, self.model.device))
         cache = DraftCache(model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
                 cache.read(request.prompt)
         return ModelSession(cache, growth, self.settings)
-
-    def _stepper(self, request: DraftRequest) -> CausalTarget:
-        """Return the model of a session in its static mode."""
-        mode = self.static
-        if mode == "auto":
-            follows = request.static in ("graph", "compile") and is_cuda(self.model.device)
-            mode = request.static if follows else "off"
-        return self.model if mode == "off" else self._stepping(mode)
 
     def _stepping(self, mode: str) -> CausalTarget:
         """Return the model in a static mode, opened once; see `open_static`."""
@@ -205,6 +200,13 @@ class ModelSession(DraftSession):
             self._open = False
             self.cache.commit(step.tokens)
             self._growth.learn(step.tokens)
+
+
+def pick_static(mode: str, followed: str, device: torch.device) -> str:
+    """Return the mode of a draft model's steps: under "auto" on CUDA the target's, see `Engine`."""
+    if mode != "auto":
+        return mode
+    return followed if followed in ("graph", "compile") and is_cuda(device) else "off"
 
 
 def draft_target(model: Any) -> CausalTarget:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,8 +81,8 @@ class ForwardStep(FixedStep):
         self._columns = torch.zeros(1, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, 1, shape.slots, self._columns)
 
-    def run(self) -> tuple[Tensor]:
-        """Return the logits for the packet; the tokens stay in the cache."""
+    def run(self) -> tuple[Tensor, ...]:
+        """Return the outputs for the packet; the tokens stay in the cache."""
         n = self._tokens
         tokens, words, drafted, counts = torch.split(self.packet, [n, n, MOST_DRAFTED, 2], dim=1)
         committed, offsets = counts[:, 0], counts[:, 1:] + self._steps
@@ -98,10 +99,14 @@ class ForwardStep(FixedStep):
                 allowed = allowed & window.reaches(positions[0, :, None], places)
             return torch.where(allowed, self._zero, self._never)[None, None]
 
+        return self._forward(tokens, positions, self._masks.of(make_mask))
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Any) -> tuple[Tensor, ...]:
+        """Return the logits [n, V] after tokens i64 [1, n], and any other outputs."""
         logits: Tensor = self._model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._masks.of(make_mask),
+            attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
         ).logits

@@ -46,6 +46,7 @@ class Arena:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
         distributions: Those of the first rows, by their number.
+        states: Hidden states [1, n, H] that steps of draft heads read; None if there are none.
         addresses: A hash of the addresses of the weights that the steps read.
     """
 
@@ -66,6 +67,7 @@ class Arena:
             for place, number in enumerate(numbers):
                 self._where[number] = (stack, place)
         self.steps: dict[Hashable, Any] = {}
+        self.states: Tensor | None = None
         self.addresses = 0
         self.distributions: dict[int, RequestDistributions] = {}
         self.caches = [StackedRow(row) for row in range(rows)]

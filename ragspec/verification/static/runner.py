@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.device import input_device, is_cuda, out_of_memory
+from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.buffers import Arena, LayerShape
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
@@ -50,7 +50,7 @@ class StepRunner:
     ) -> None:
         self.model, self.mode, self.masks = model, mode, masks
         self.dtype: torch.dtype = model.dtype
-        self.device = input_device(model.get_input_embeddings())
+        self.device = layers[0][0].device
         self._layers, self._backend = tuple(layers), backend
         self._free: list[Arena] = []
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
+from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
@@ -23,8 +24,10 @@ from ragspec.trees.operations import depths
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 from tests.support.fixed import FixedDrafter
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.identities import target as text_model
+from tests.support.pretend import Pretend, pretend
+from tests.support.pretend_record import Cause
 
 FORMS: dict[str, dict[str, Any]] = {
     "coupled": {},
@@ -57,6 +60,48 @@ def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
     check_identity(
         drafter(CausalTarget(text_model()), **FORMS[form]), settings, batch, copies=False
     )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("head", "every"), [("eagle1", 1), ("eagle3", 1), ("eagle1", 2)])
+def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
+    head: str, every: int, form: str
+) -> None:
+    target = CausalTarget(text_model())
+    tokens = range(0, target.vocab_size, every) if every > 1 else None
+    fresh = fresh_head(target, torch.Generator().manual_seed(1), form=head, tokens=tokens)
+    fresh.to(target.dtype).eval()
+
+    def drafted(static: str) -> list[Any]:
+        options = {**FORMS[form], "static": static, "min_expected_gain": 0.0}
+        instance = HeadDrafter(fresh, target, **options)
+        engine = Engine(target, drafter=instance, budget=9)
+        results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=20, ignore_eos=True)
+        steps = instance._steps.get("eager")
+        assert steps is None if static == "off" else steps is not None
+        return [[step.tree.tokens.tolist() for step in result.steps] for result in results]
+
+    assert drafted("eager") == drafted("off")
+
+
+def test_a_step_of_fixed_shape_waits_once_and_launches_little_else() -> None:
+    context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
+    with Pretend() as device:
+        target = CausalTarget(pretend(heads.model()))
+        head = heads.fresh(CausalTarget(heads.model())).to(target.device)
+        instance = HeadDrafter(head, target, width=1, static="eager", min_expected_gain=0.0)
+        session = instance.open(DraftRequest((1, 2, 3, 4, 5), heads.VOCAB))
+        session.cache.notify(torch.zeros(1, 5, 32, dtype=target.dtype).to(target.device))
+        session.propose(context, 5)
+        with device.recording() as record:
+            assert len(session.propose(context, 5)) == 5
+    assert (record.waits, record.asynchronous) == (5, 5)
+    others = [
+        each
+        for each in record.of(Cause.KERNEL)
+        if not (each.in_module or "_step.py" in each.where)  # one launch of a graph
+    ]
+    assert len(others) <= 9 * 5
 
 
 @pytest.mark.parametrize("form", FORMS)
