@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ragspec.drafters.heads.head import RecurrentHead
 from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
@@ -49,6 +49,14 @@ class HeadStep(ForwardStep):
         return logits[0], fed
 
 
+class Weights(nn.ModuleList):
+    """The modules whose weights a head's steps read, at addresses that must not change."""
+
+    def __init__(self, head: RecurrentHead, target: CausalTarget) -> None:
+        super().__init__([head, target.output_head, target.loaded.get_input_embeddings()])
+        self.dtype = head.dtype
+
+
 def open_steps(model: HeadModel, open_cache: type[HeadCache], mode: str) -> StepRunner | None:
     """Return what runs a head's forwards as steps of fixed shape, if the head has them.
 
@@ -74,7 +82,7 @@ def open_steps(model: HeadModel, open_cache: type[HeadCache], mode: str) -> Step
     expected, cache = read()
     layers = [(LayerShape.of(k), LayerShape.of(v)) for k, v in cache.layers]
     windows = layer_windows(head.layers.config)
-    runner = StepRunner(head, "eager", Masks(windows, len(windows) > 1), layers)
+    runner = StepRunner(Weights(head, target), "eager", Masks(windows, len(windows) > 1), layers)
     model.fixed_steps = runner
     try:
         result, _ = read()
