@@ -48,7 +48,9 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def session_of(model: Any, static: str, shape: TreeShape = SHAPE, **options: Any) -> ModelSession:
+def session_of(
+    model: Any, static: str, shape: TreeShape | None = SHAPE, **options: Any
+) -> ModelSession:
     drafter = ModelDrafter(model, mode="deterministic", tree=shape, static=static, **options)
     return drafter.open(DraftRequest((1, 2, 3, 4, 5), int(model.config.vocab_size)))
 
@@ -149,8 +151,9 @@ def test_a_forward_of_fixed_shape_waits_once_and_launches_little_else() -> None:
     assert record.kernels_beside - len(within) <= 6 * 5
 
 
+@pytest.mark.parametrize("shape", [TreeShape.by_rank((2, 2)), None])
 def test_a_shape_is_compiled_into_one_graph_and_never_broken(
-    monkeypatch: pytest.MonkeyPatch,
+    shape: TreeShape | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ragspec.drafters.model.drafter as module
     from ragspec.verification.open import open_static
@@ -160,7 +163,6 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     )
     torch._dynamo.reset()
     counters.clear()
-    shape = TreeShape.by_rank((2, 2))
     model = architectures.build("llama")
     one, other = session_of(model, "off", shape), session_of(model, "compile", shape)
     assert other.static == "compile"
@@ -169,6 +171,7 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     instance = other.cache._arena.steps
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == len(instance) <= 6
+    assert other.static == "compile"
 
 
 def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
