@@ -284,7 +284,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
 
 def test_each_tenant_has_a_drafter(instance: Engine) -> None:
     with served(instance) as (client, serving):
-        body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
+        body = {**LONG, "max_tokens": 40, "drafter": "hierarchy", "budget": 6}
 
         def drafted(user: str | None) -> int:
             result = post(client, body if user is None else {**body, "user": user}).json()
@@ -294,7 +294,7 @@ def test_each_tenant_has_a_drafter(instance: Engine) -> None:
         assert drafted("bob") == first == drafted(None)
         assert second != first  # it has learnt from the first
         engines = {
-            serving.engine_of(tenant_of(None, user), "recycling", 6) for user in ("ann", "bob")
+            serving.engine_of(tenant_of(None, user), "hierarchy", 6) for user in ("ann", "bob")
         }
         assert len({id(each.drafter) for each in engines}) == 2
     assert tenant_of("a", "b") != tenant_of("ab", None) != tenant_of(None, "ab")

@@ -494,7 +494,7 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
         (([1], Sampling(n=2, temperature=1.0)), {}, "n=2"),
         (([1],), {"sample": -1}, "sample is -1"),
         (([1],), {"tenant": 3}, "tenant is 3"),
-        (([1] * 600,), {}, "context of 512"),
+        (([1] * 600,), {}, "context length is 512"),
         (([97],), {}, "97"),
     ],
 )
