@@ -19,8 +19,12 @@ def examine() -> dict[str, Any]:
     from ragspec.storage.filesystem import cache_directory
 
     packages: dict[str, str | None] = {}
-    missing = []
-    for requirement in requires("ragspec") or ():
+    missing, requirements = list[str](), list[str]()
+    try:
+        requirements += requires("ragspec") or ()
+    except PackageNotFoundError:  # it runs from a folder
+        missing.append("ragspec")
+    for requirement in requirements:
         name = re.split(r"[^\w.-]", requirement)[0]
         packages[name] = __version__ if name == "ragspec" else _version(name)
         if packages[name] is None and "extra ==" not in requirement:

@@ -49,6 +49,10 @@ def test_a_package_of_an_extra_may_be_missing(
     absent |= {"torch"}
     assert main(["doctor"]) == 1
     assert "Missing: torch" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "requires", there)  # as where it runs from a folder
+    absent |= {"ragspec"}
+    assert main(["doctor"]) == 1
+    assert "Missing: ragspec" in capsys.readouterr().out
 
 
 PROMPT = tiny.prompt(20, seed=3)
