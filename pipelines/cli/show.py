@@ -169,7 +169,8 @@ def _note_sources(outcome: Result, terminal: Terminal) -> None:
 SUPPORT = {
     "supported": "supported: one sentence speaks of the question and has what the answer says",
     "quoted": "quoted: check that the quotation answers the question",
-    "unsupported": "unsupported: no one sentence has all that this says; check it yourself",
+    "unsupported": "unsupported: no one sentence surely speaks of the question and has all that "
+    "this says; check it yourself",
 }
 AROUND = 80  # characters of the document shown on each side of a sentence
 

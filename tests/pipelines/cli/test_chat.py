@@ -52,7 +52,7 @@ def test_documents_are_searched_and_what_was_not_quoted_is_said(
     out, err = capsys.readouterr()
     assert out.startswith("The documents do not speak of this.\n")
     assert "the model was not called" in err and "photo.png" in err
-    assert "unsupported: no one sentence has all that this says" in err
+    assert "unsupported: no one sentence surely speaks of the question" in err
 
 
 def test_the_first_question_may_be_an_argument(
