@@ -34,21 +34,19 @@ class TreeView:
     """The layout of one forward, from which its mask is computed.
 
     Attributes:
-        lengths: Committed slots of each row, i64 [B].
+        length: Committed slots.
         positions: Logical positions of the queries, i64 [B, n].
         slot_positions: Logical positions of the m speculative slots, the queries last, i64 [B, m].
         related: The speculative slots that each query attends to (itself and its ancestors), bool
             [B, n, m]. None if the rows are chains.
         hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
-        start: Committed slots of the longest row, if the host knows them; -1 asks the device.
     """
 
-    lengths: Tensor
+    length: int
     positions: Tensor
     slot_positions: Tensor
     related: Tensor | None
     hidden: Tensor | None = None
-    start: int = -1
 
 
 class PackedView:
@@ -74,7 +72,7 @@ class PackedView:
         if all(mask is None for mask in masks):
             return None
         # NaN, so that the load-time probe sees a model that uses it as a mask.
-        mark = torch.full((1, 1, 1, 1), float("nan"), device=self.rows[0].lengths.device)
+        mark = torch.full((1, 1, 1, 1), float("nan"), device=self.rows[0].positions.device)
         self._masks[id(mark)] = mark, masks
         return mark
 
@@ -100,14 +98,14 @@ def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
 
     Each masked slot attends to itself only, so that its softmax is defined.
     """
-    hidden = torch.tensor(counts, device=view.lengths.device)
+    hidden = torch.tensor(counts, device=view.positions.device)
     related = view.related
     rows, n = view.positions.shape
     if related is None:
         chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
         related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
-    slots = view.lengths[:, None] + torch.arange(related.shape[2], device=hidden.device)
-    itself = slots[:, -n:, None] == slots[:, None]
+    slots = view.length + torch.arange(related.shape[2], device=hidden.device)
+    itself = slots[-n:, None] == slots
     related = related & (itself | (slots >= hidden[:, None])[:, None])
     return replace(view, related=related, hidden=hidden)
 
@@ -199,11 +197,11 @@ def _row_mask(
     if local_size is not None and local and not required and not bidirectional:
         first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
-        allowed = _model_allows(view, mask_function, kv_length, first)
+        allowed = _model_allows(view, mask_function, first)
     else:
-        allowed = _tree_allowed(view, view.related, kv_length)
+        allowed = _tree_allowed(view, view.related)
         if windowed:
-            allowed &= _model_allows(view, mask_function, kv_length)
+            allowed &= _model_allows(view, mask_function)
     return _additive(allowed, dtype)
 
 
@@ -279,7 +277,7 @@ def _unmasked(
     if plain and not joins(query, value):
         if related is None:
             return behind(query, key, value, form.scaling)
-        whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
+        whole = _additive(_tree_allowed(view, related), query.dtype).to(query.device)
         return attend(query, key, value, form._replace(mask=whole, causal=False))
     mask = None if related is None else _additive(related, query.dtype).to(query.device)
     return by_weights(query, key, value, form._replace(mask=mask, causal=related is None))
@@ -377,43 +375,28 @@ def _slots(view: View) -> int:
     """Return the number of cache slots that the queries of a view read."""
     if isinstance(view, PackedView):
         return sum(map(_slots, view.rows))
-    start = int(view.lengths.max()) if view.start < 0 else view.start
-    return start + view.slot_positions.shape[1]
+    return view.length + view.slot_positions.shape[1]
 
 
-def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
-    """Return the mask of committed slots and ancestors: bool [B, n, slots]."""
-    lengths = view.lengths
-    rows, n, m = related.shape
-    hidden = view.hidden
-    if rows == 1:
-        committed = related.new_ones(1, n, slots - m)
-        if hidden is not None:
-            committed[:, :, : int(hidden[0])] = False
-        return torch.cat([committed, related], dim=-1)
-    columns = torch.arange(slots, device=lengths.device)
-    committed = columns < lengths[:, None]
-    if hidden is not None:
-        committed &= columns >= hidden[:, None]
-    allowed = committed[:, None].expand(rows, n, slots).clone()
-    index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
-    return allowed.scatter_(2, index.expand(rows, n, m), related)
+def _tree_allowed(view: TreeView, related: Tensor) -> Tensor:
+    """Return the mask of committed slots and ancestors: bool [B, n, S]."""
+    committed = related.new_ones(*related.shape[:2], view.length)
+    if view.hidden is not None:
+        columns = torch.arange(view.length, device=related.device)
+        committed &= (columns >= view.hidden[:, None])[:, None]
+    return torch.cat([committed, related], dim=-1)
 
 
-def _model_allows(
-    view: TreeView, mask_function: MaskFunction, slots: int, first: int = 0
-) -> Tensor:
+def _model_allows(view: TreeView, mask_function: MaskFunction, first: int = 0) -> Tensor:
     """Apply the model's own rule to the slots from `first` on: bool [B, n, S]."""
-    rows, m = view.slot_positions.shape
-    device = view.lengths.device
-    logical = torch.arange(slots, device=device).expand(rows, slots).clone()
-    index = view.lengths[:, None] + torch.arange(m, device=device)
-    logical.scatter_(1, index, view.slot_positions)
+    rows, device = len(view.positions), view.positions.device
+    committed = torch.arange(view.length, device=device).expand(rows, -1)
+    logical = torch.cat([committed, view.slot_positions], 1)
     batch = torch.arange(rows, device=device)[:, None, None, None]
     head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
     queries = view.positions[:, None, :, None]
     allowed = mask_function(batch, head, queries, logical[:, None, None, first:])
-    return allowed.expand(rows, 1, view.positions.shape[1], slots - first)[:, 0]
+    return allowed.expand(rows, 1, view.positions.shape[1], _slots(view) - first)[:, 0]
 
 
 def _pays_split(view: TreeView, slots: int) -> bool:
@@ -423,11 +406,8 @@ def _pays_split(view: TreeView, slots: int) -> bool:
     CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
     n, m = view.positions.shape[1], view.slot_positions.shape[1]
-    if n == 1 or n * slots < LARGE_MASK or slots <= m:
-        return False
-    if view.lengths.device.type != "cpu":
-        return False
-    return bool((view.lengths == view.lengths[0]).all())
+    large = n > 1 and n * slots >= LARGE_MASK and slots > m
+    return large and view.positions.device.type == "cpu"
 
 
 def _needs_none(view: TreeView, slots: int) -> bool:

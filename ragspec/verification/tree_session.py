@@ -398,7 +398,7 @@ def _layout(
     Returns:
         Tokens i64 [1, N] and the view of each row's attention.
     """
-    numbers: list[int] = []  # tokens of all rows, then their positions and their lengths
+    numbers: list[int] = []  # tokens of all rows
     positions: list[int] = []
     tables: list[np.ndarray[Any, np.dtype[np.bool_]] | None] = []
     counts = [len(head) + len(tree) for _, head, tree in rows]
@@ -410,21 +410,20 @@ def _layout(
         places = range(1, n + 1) if table is None else table.sum(-1).tolist()
         positions += [length - 1 + place for place in places]
         tables.append(table)
-    lengths = [length for length, _, _ in rows]
-    moved = torch.tensor([*numbers, *positions, *lengths], device=device)
+    moved = torch.tensor([numbers, positions], device=device)
     flat = [table.reshape(-1) for table in tables if table is not None]
     visible = torch.from_numpy(np.concatenate(flat)).to(device) if flat else None
-    total, start, first, views = len(numbers), 0, 0, []
-    for i, (n, length, table) in enumerate(zip(counts, lengths, tables, strict=True)):
-        at = moved[total + start : total + start + n][None]
+    first, views = 0, []
+    parts = zip(rows, torch.split(moved[1:], counts, 1), tables, strict=True)
+    for (length, _, _), at, table in parts:
+        n = at.shape[1]
         related = None
         if table is not None and visible is not None:
             related = visible[first : first + n * n].view(1, n, n)
             first += n * n
         # The positions of a chain are its slots.
-        views.append(TreeView(moved[2 * total + i, None], at, at, related, start=length))
-        start += n
-    return moved[None, :total], views
+        views.append(TreeView(length, at, at, related))
+    return moved[:1], views
 
 
 def _related(start: int, tree: DraftTree) -> np.ndarray[Any, np.dtype[np.bool_]]:

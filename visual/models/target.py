@@ -278,7 +278,6 @@ def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[in
         related = view.related
         view = replace(
             view,
-            lengths=view.lengths.repeat(2),
             positions=view.positions.repeat(2, 1),
             slot_positions=view.slot_positions.repeat(2, 1),
             related=None if related is None else related.repeat(2, 1, 1),

@@ -225,17 +225,17 @@ class DraftCache:
                 return self._fitted(logits[n - keep : n])
         self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
-        numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
+        numbers = torch.from_numpy(np.array([[*positions, *tokens]])).to(device)
         m = len(positions)
         view = TreeView(
-            lengths=numbers[0, -1:],
+            length=len(self),
             positions=numbers[:, m - n : m],
             slot_positions=numbers[:, :m],
             related=None if visible is None else torch.from_numpy(visible)[None].to(device),
         )
         self.forwards += 1
         cache = BatchCache([self._cache], [n])  # a graph writes into buffers that have room
-        return self._fitted(self.model.forward(numbers[:, m : m + n], view, cache, keep)[0])
+        return self._fitted(self.model.forward(numbers[:, m:], view, cache, keep)[0])
 
     def _fitted(self, logits: Tensor) -> Tensor:
         return logits if self.tokens is not None else fitted(logits, self.vocab_size)

@@ -401,7 +401,7 @@ class OnnxTarget(CausalTarget):
         alone, among = ([SequenceCache(TRIED + 2) for _ in texts] for _ in range(2))
         for first, end in ((0, TRIED - 1), (TRIED - 1, TRIED)):
             places, count = torch.arange(first, end)[None], end - first
-            view = TreeView(torch.tensor([first]), places, places, None, start=first)
+            view = TreeView(first, places, places, None)
             some, names = texts[:, first:end], ("logits",)
             inputs = {"ids": some.reshape(1, -1), "rows": torch.arange(some.numel())}
             (together,) = runner.run(among, [view, view], inputs, names)

@@ -287,7 +287,7 @@ def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
 
 def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
     places = torch.arange(20)[None]
-    view = attention_module.TreeView(torch.tensor([0]), places, places, None)
+    view = attention_module.TreeView(0, places, places, None)
 
     def rule(row: Any, head: Any, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         return (slot <= query) & ((slot > query - 8) | (slot == 0))

@@ -213,7 +213,7 @@ def by_slot(*inputs: Any) -> tuple[torch.Tensor, Any]:
     """Number the nodes by their slots instead of by their depths."""
     tokens, views = TRUE_LAYOUT(*inputs)
     at = torch.arange(tokens.shape[1])[None]
-    return tokens, [replace(view, positions=view.lengths + at) for view in views]
+    return tokens, [replace(view, positions=view.length + at) for view in views]
 
 
 TRUE_LAYOUT = session_module._layout

@@ -45,7 +45,7 @@ def model() -> Two:
 @pytest.fixture
 def borrowed() -> Iterator[None]:
     place = torch.tensor([[0]])
-    with tree_view(TreeView(place[0], place, place, related=None)):
+    with tree_view(TreeView(0, place, place, related=None)):
         yield
 
 
@@ -102,7 +102,7 @@ def test_outside_a_view_and_for_little_work_the_module_answers_itself(
     with Packed(pack(model)):
         assert torch.equal(model.one(states), functional.linear(states, *model.one.parameters()))
     place = torch.tensor([[0]])
-    with tree_view(TreeView(place[0], place, place, related=None)), Packed(pack(model)):
+    with tree_view(TreeView(0, place, place, related=None)), Packed(pack(model)):
         model(states[:, :1])
     assert calls == []
 

@@ -86,9 +86,9 @@ def moves_one_too_far(self: SequenceCache, source: torch.Tensor, start: int) -> 
     TRUE_MOVE(self, source - 1, start)
 
 
-def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -> torch.Tensor:
-    rows, n = view.positions.shape
-    return torch.ones(rows, n, slots - first, dtype=torch.bool)
+def sees_everything(view: Any, mask_function: Any, first: int = 0) -> torch.Tensor:
+    slots = view.length + view.slot_positions.shape[1]
+    return torch.ones(*view.positions.shape, slots - first, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -43,49 +43,48 @@ ANCESTORS = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
 DEPTHS = [1, 2, 2, 3, 1]
 
 
-def view(lengths: list[int]) -> TreeView:
+def view(length: int, rows: int = 1) -> TreeView:
     """Return the view of the root and the five nodes above in every row."""
     n = len(PARENTS) + 1
-    related = torch.zeros(len(lengths), n, n, dtype=torch.bool)
+    related = torch.zeros(rows, n, n, dtype=torch.bool)
     related[:, :, 0] = True
     for node, above in enumerate(ANCESTORS):
         related[:, node + 1, [a + 1 for a in above]] = True
-    positions = torch.tensor(lengths)[:, None] + torch.tensor([0, *DEPTHS])
-    return TreeView(torch.tensor(lengths), positions, positions, related)
+    positions = torch.tensor([[length + depth for depth in [0, *DEPTHS]]] * rows)
+    return TreeView(length, positions, positions, related)
 
 
-def allowed_by_hand(lengths: list[int], slots: int, window: int | None) -> torch.Tensor:
-    allowed = torch.zeros(len(lengths), 6, slots, dtype=torch.bool)
-    for row, length in enumerate(lengths):
-        for query in range(6):
-            at = length + ([0, *DEPTHS][query])
-            known = {slot: slot for slot in range(length)} | {length: length}
-            if query:
-                known |= {length + 1 + a: length + DEPTHS[a] for a in ANCESTORS[query - 1]}
-            for slot, position in known.items():
-                if window is None or position > at - window:
-                    allowed[row, query, slot] = True
+def allowed_by_hand(length: int, window: int | None) -> torch.Tensor:
+    allowed = torch.zeros(6, length + 6, dtype=torch.bool)
+    for query in range(6):
+        at = length + ([0, *DEPTHS][query])
+        known = {slot: slot for slot in range(length)} | {length: length}
+        if query:
+            known |= {length + 1 + a: length + DEPTHS[a] for a in ANCESTORS[query - 1]}
+        for slot, position in known.items():
+            if window is None or position > at - window:
+                allowed[query, slot] = True
     return allowed
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("lengths", [[7], [7, 2], [0, 5], [3, 3, 9]])
-def test_the_mask_is_that_created_by_hand(rule: str, lengths: list[int]) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("length", [0, 2, 3, 5, 7, 9])
+def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> None:
     function, local = RULES[rule]
-    slots = max(lengths) + 6
-    with tree_view(view(lengths)):
-        mask = tree_mask(len(lengths), 6, slots, mask_function=function, local_size=local)
+    slots = length + 6
+    with tree_view(view(length, rows)):
+        mask = tree_mask(rows, 6, slots, mask_function=function, local_size=local)
     assert mask is not None
-    assert mask.shape == (len(lengths), 1, 6, slots)
-    assert torch.equal(mask[:, 0] == 0, allowed_by_hand(lengths, slots, local))
+    assert mask.shape == (rows, 1, 6, slots)
+    assert all(torch.equal(row[0] == 0, allowed_by_hand(length, local)) for row in mask)
     assert torch.isneginf(mask[mask != 0]).all()
 
 
 def test_chunks_are_requested_about_logical_positions() -> None:
-    lengths, slots = [6], 12
     rule = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
-    with tree_view(view(lengths)):
-        mask = tree_mask(1, 6, slots, mask_function=rule, local_size=8)
+    with tree_view(view(6)):
+        mask = tree_mask(1, 6, 12, mask_function=rule, local_size=8)
     assert mask is not None
     visible = mask[0, 0] == 0
     assert visible[0].nonzero().flatten().tolist() == list(range(7))  # position 6, chunk 0
@@ -95,7 +94,7 @@ def test_chunks_are_requested_about_logical_positions() -> None:
 
 def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None:
     positions = torch.arange(5)[None]
-    plain = TreeView(torch.tensor([0]), positions, positions, None)
+    plain = TreeView(0, positions, positions, None)
     model = build("gptj")  # adds whatever mask it is given in code of its own
     with tree_view(plain):
         assert tree_mask(1, 5, 5, config=build("llama").config) is None
@@ -108,7 +107,7 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
 
 def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
     positions = torch.arange(5)[None]
-    with tree_view(TreeView(torch.tensor([0]), positions, positions, None)):
+    with tree_view(TreeView(0, positions, positions, None)):
         assert tree_mask(1, 5, 5, allow_is_causal_skip=True) is None
         mask = tree_mask(1, 5, 5, allow_is_causal_skip=False)
     assert mask is not None
@@ -116,7 +115,7 @@ def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
 
 
 def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
-    with tree_view(view([7])):
+    with tree_view(view(7)):
         mask = tree_mask(
             1,
             6,
@@ -138,7 +137,7 @@ def test_a_single_query_need_not_see_every_speculative_slot(
     position = torch.tensor([[5]])
     related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
     slots = torch.tensor([[4, 4, 5]])
-    with tree_view(TreeView(torch.tensor([4]), position, slots, related)):
+    with tree_view(TreeView(4, position, slots, related)):
         mask = tree_mask(1, 1, 7)
     assert mask is not None
     assert (mask[0, 0, 0] == 0).tolist() == [True, True, True, True, True, False, True]
@@ -203,17 +202,17 @@ def test_attention_is_that_of_single_queries(
 # --- committed slots apart from the new ones ------------------------------------------------------
 
 
-def later(start: int, n: int, lengths: list[int]) -> TreeView:
+def later(start: int, n: int, length: int, rows: int = 1) -> TreeView:
     """Return the view of a chain's queries from `start` on, behind the committed slots."""
-    slots = torch.tensor(lengths)[:, None] + torch.arange(start + n)
-    return TreeView(torch.tensor(lengths), slots[:, start:], slots, None)
+    slots = length + torch.arange(start + n).expand(rows, -1)
+    return TreeView(length, slots[:, start:], slots, None)
 
 
 def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the mask [B, 1, n, S] of full attention that is left out."""
     with tree_view(visible):
         mask = tree_mask(
-            len(visible.lengths),
+            len(visible.positions),
             visible.positions.shape[1],
             slots,
             dtype=dtype,
@@ -225,17 +224,17 @@ def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tenso
 
 def below(first: int) -> TreeView:
     """Return the view of the last nodes alone, the others read by a forward before."""
-    whole = view([9, 9])
+    whole = view(9, 2)
     assert whole.related is not None
     return replace(whole, positions=whole.positions[:, first:], related=whole.related[:, first:])
 
 
 VIEWS = {
-    "tree": lambda: view([9, 9]),
+    "tree": lambda: view(9, 2),
     "the end of a tree": lambda: below(3),
-    "the end of a chain": lambda: later(3, 4, [0, 0]),
-    "a chain behind others": lambda: later(0, 5, [6, 6]),
-    "its end": lambda: later(2, 3, [6, 6]),
+    "the end of a chain": lambda: later(3, 4, 0, 2),
+    "a chain behind others": lambda: later(0, 5, 6, 2),
+    "its end": lambda: later(2, 3, 6, 2),
 }
 
 
@@ -251,7 +250,7 @@ def test_parts_add_up_to_what_a_mask_gives(
         monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
     known = VIEWS[kind]()
     random = torch.Generator().manual_seed(groups)
-    n, slots = known.positions.shape[1], int(known.lengths.max()) + known.slot_positions.shape[1]
+    n, slots = known.positions.shape[1], known.length + known.slot_positions.shape[1]
     draw = [
         torch.randn(2, heads, at, 8, generator=random).double()
         for heads, at in ((4, n), (groups, slots), (groups, slots))
@@ -286,7 +285,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(3)
-    known = later(0, 40, [600])
+    known = later(0, 40, 600)
     query = 3 * torch.randn(1, 6, 40, 16, generator=random).to(dtype)
     key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
     with tree_view(known):
@@ -299,17 +298,15 @@ def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
     assert errors[0] < 1.5 * errors[1]
 
 
-def test_small_ragged_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tree_view(view([9])):
+def test_small_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tree_view(view(9)):
         assert tree_mask(1, 6, 15) is not None
         monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
         assert tree_mask(1, 6, 15) is None
         assert tree_mask(1, 6, 15, allow_is_causal_skip=False) is not None
         rule, local = RULES["sliding"]
         assert tree_mask(1, 6, 15, mask_function=rule, local_size=local) is not None
-    with tree_view(view([9, 7])):
-        assert tree_mask(2, 6, 15) is not None
-    with tree_view(view([0])):
+    with tree_view(view(0)):
         assert tree_mask(1, 6, 6) is not None
 
 

@@ -122,7 +122,7 @@ def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
     head = opened(name, tmp_path, model)
     masks, count = head.config.masks, len(head.config.taps)
     places = torch.arange(8 + masks)[None]
-    view = TreeView(torch.tensor([0]), places, places, None)
+    view = TreeView(0, places, places, None)
     embedded = INPUTS["embeddings"][torch.cat([IDS, torch.full((1, masks), 5)], 1)]
     taps = INPUTS["state"] if count == 1 else INPUTS["taps"][..., : count * H]
     with tree_view(view), torch.no_grad():
