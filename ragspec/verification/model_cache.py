@@ -11,39 +11,6 @@ from ragspec.verification.batch_cache import BatchCache
 from ragspec.verification.static.buffers import Arena
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer of a `ModelCache`, as transformers' models ask for it."""
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, cache: BatchCache) -> None:
-        super().__init__()
-        self._cache = cache
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: buffers are created as they are written."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Refuse: a layer does not know its number."""
-        raise NotImplementedError("expected ModelCache.update")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of slots that the queries read, and their offset 0."""
-        return self._cache.extent + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Return the slots in use."""
-        return self._cache.extent
-
-    def get_max_length(self) -> int:
-        """Return -1: the buffers grow."""
-        return -1
-
-
 class ModelCache(Cache):  # type: ignore[misc, unused-ignore]
     """The caches of the sequences of one forward, as one transformers cache."""
 
@@ -55,8 +22,6 @@ class ModelCache(Cache):  # type: ignore[misc, unused-ignore]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the new slots of layer `layer_idx`; see `BatchCache.update`."""
-        while len(self.layers) <= layer_idx:
-            self.layers.append(_Layer(self._cache))
         return self._cache.update(key_states, value_states, layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
