@@ -25,14 +25,14 @@ from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import piece_of
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
-from ragspec.verification.tree_attention import View, model_configs, tree_view
+from ragspec.verification.tree_attention import model_configs, tree_view
 from ragspec.verification.tree_session import TreeSession
 
 TIMINGS = 4  # forwards per measurement; the first is a warm-up
@@ -240,7 +240,7 @@ class CausalTarget:
         logits: Tensor = self.output_head(states)
         return logits
 
-    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Run packed tokens i64 [1, n] and fill their cache slots; return logits [1, k, V].
 
         Args:
@@ -248,14 +248,14 @@ class CausalTarget:
         """
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
-        arguments: dict[str, Any] = {"past_key_values": ModelCache(cache), "use_cache": True}
+        arguments: dict[str, Any] = {"past_key_values": ModelCache(batch), "use_cache": True}
         if self.takes_positions:
-            arguments["position_ids"] = view.positions
+            arguments["position_ids"] = batch.positions
         if self.keeps_logits:
             arguments["logits_to_keep"] = keep
-        with tree_view(view), torch.no_grad():
+        with tree_view(batch), torch.no_grad():
             logits: Tensor = self.model(input_ids=tokens, **arguments).logits
-        cache.advance(tokens.shape[1])
+        batch.advance()
         if self.keeps_logits:
             return logits
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]

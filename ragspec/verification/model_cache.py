@@ -7,30 +7,30 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch
 from ragspec.verification.static.buffers import Arena
 
 
 class ModelCache(Cache):  # type: ignore[misc, unused-ignore]
-    """The caches of the sequences of one forward, as one transformers cache."""
+    """The caches of a batch, as one transformers cache."""
 
-    def __init__(self, cache: BatchCache) -> None:
+    def __init__(self, batch: Batch) -> None:
         super().__init__(layers=[])
-        self._cache = cache
+        self._batch = batch
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the new slots of layer `layer_idx`; see `BatchCache.update`."""
-        return self._cache.update(key_states, value_states, layer_idx)
+        """Write the new slots of layer `layer_idx`; see `Batch.update`."""
+        return self._batch.update(key_states, value_states, layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Return the number of slots that the queries read, and their offset 0."""
-        return self._cache.extent + query_length, 0
+        return self._batch.extent + query_length, 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the slots in use."""
-        return self._cache.extent
+        return self._batch.extent
 
 
 class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]

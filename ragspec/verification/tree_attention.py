@@ -10,17 +10,17 @@ restored, so `generate` and other engines may share the model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.kernels import AttentionForm, attend, behind, by_weights, joins
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
@@ -29,103 +29,22 @@ Configs = list[tuple[Any, bool]]
 MaskFunction = Callable[..., Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class TreeView:
-    """The layout of one forward, from which its mask is computed.
-
-    Attributes:
-        length: Committed slots.
-        positions: Logical positions of the queries, i64 [B, n].
-        slot_positions: Logical positions of the m speculative slots, the queries last, i64 [B, m].
-        related: The speculative slots that each query attends to (itself and its ancestors), bool
-            [B, n, m]. None if the rows are chains.
-        hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
-    """
-
-    length: int
-    positions: Tensor
-    slot_positions: Tensor
-    related: Tensor | None
-    hidden: Tensor | None = None
-
-
-class PackedView:
-    """The layout of a forward over several sequences, whose tokens follow each other.
-
-    Args:
-        rows: The view of each sequence alone.
-        cache: Their caches.
-    """
-
-    def __init__(self, rows: Sequence[TreeView], cache: BatchCache) -> None:
-        self.rows = tuple(rows)
-        self.cache = cache
-        self._masks: dict[int, tuple[Tensor, list[Tensor | None]]] = {}
-
-    @property
-    def positions(self) -> Tensor:
-        """Logical positions of all queries, i64 [1, N]."""
-        return torch.cat([row.positions for row in self.rows], 1)
-
-    def note(self, masks: list[Tensor | None]) -> Tensor | None:
-        """Record the masks of all sequences; return the tensor that stands for them, if any."""
-        if all(mask is None for mask in masks):
-            return None
-        # NaN, so that the load-time probe sees a model that uses it as a mask.
-        mark = torch.full((1, 1, 1, 1), float("nan"), device=self.rows[0].positions.device)
-        self._masks[id(mark)] = mark, masks
-        return mark
-
-    def masks(self, mark: Tensor | None) -> list[Tensor | None]:
-        """Return the mask of each sequence.
-
-        Raises:
-            KeyError: The model has changed the mask.
-        """
-        return [None] * len(self.rows) if mark is None else self._masks[id(mark)][1]
-
-
-View = TreeView | PackedView
-
-
-def packed_view(rows: Sequence[TreeView], cache: BatchCache) -> View:
-    """Return the view of a forward over one or several sequences."""
-    return PackedView(rows, cache) if cache.packed else rows[0]
-
-
-def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
-    """Return the view with the first `counts` slots of each row, a prompt's padding, masked.
-
-    Each masked slot attends to itself only, so that its softmax is defined.
-    """
-    hidden = torch.tensor(counts, device=view.positions.device)
-    related = view.related
-    rows, n = view.positions.shape
-    if related is None:
-        chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
-        related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
-    slots = view.length + torch.arange(related.shape[2], device=hidden.device)
-    itself = slots[-n:, None] == slots
-    related = related & (itself | (slots >= hidden[:, None])[:, None])
-    return replace(view, related=related, hidden=hidden)
-
-
-_view: ContextVar[View | None] = ContextVar("ragspec_tree_view", default=None)
+_batch: ContextVar[Batch | None] = ContextVar("ragspec_batch", default=None)
 
 
 @contextmanager
-def tree_view(view: View) -> Iterator[None]:
-    """Apply the masks of `view` to the forwards inside the block."""
-    token = _view.set(view)
+def tree_view(batch: Batch) -> Iterator[None]:
+    """Apply the views of the batch to the forwards inside the block."""
+    token = _batch.set(batch)
     try:
         yield
     finally:
-        _view.reset(token)
+        _batch.reset(token)
 
 
 def in_view() -> bool:
     """Return whether the calling code runs inside a `tree_view`."""
-    return _view.get() is not None
+    return _batch.get() is not None
 
 
 def tree_mask(
@@ -151,15 +70,14 @@ def tree_mask(
     from transformers.masking_utils import causal_mask_function, eager_mask
 
     mask_function = mask_function or causal_mask_function
-    view = _view.get()
+    batch = _batch.get()
     bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
-    if view is not None and bidirectional:
-        view = view if kv_length == _slots(view) else None
-    if isinstance(view, PackedView):
+    if batch is not None and bidirectional:
+        batch = batch if kv_length == sum(view.slots for view in batch.views) else None
+    if batch is not None:
         every = (mask_function, local_size, dtype, bidirectional, kwargs)
-        return view.note([_row_mask(row, _slots(row), *every) for row in view.rows])
-    if view is not None:
-        return _row_mask(view, kv_length, mask_function, local_size, dtype, bidirectional, kwargs)
+        masks = [_row_mask(view, *every) for view in batch.views]
+        return batch.note(masks) if len(masks) > 1 else masks[0]
     full: Tensor = eager_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -175,7 +93,6 @@ def tree_mask(
 
 def _row_mask(
     view: TreeView,
-    kv_length: int,
     mask_function: MaskFunction,
     local_size: int | None,
     dtype: torch.dtype,
@@ -185,13 +102,13 @@ def _row_mask(
     """Return the mask of one sequence, see `tree_mask`."""
     from transformers.masking_utils import causal_mask_function
 
-    q_length = view.positions.shape[1]
+    q_length, kv_length = view.positions.shape[1], view.slots
     required = _leases.explicit(settings.get("config")) or not settings.get(
         "allow_is_causal_skip", True
     )
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    if not windowed and not required and _needs_none(view, kv_length):
+    if not windowed and not required and _needs_none(view):
         return None
     first = 0
     if local_size is not None and local and not required and not bidirectional:
@@ -233,19 +150,20 @@ def tree_attention(
         sinks=getattr(module, "sinks", None) if sinks is None else sinks,
     )
     # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
-    view = None if torch.compiler.is_compiling() else _view.get()
-    if not isinstance(view, PackedView):
+    batch = None if torch.compiler.is_compiling() else _batch.get()
+    if batch is None or len(batch.views) == 1:
+        view = None if batch is None else batch.views[0]
         out = _attend_row(query, key, value, view, form)
         return out.transpose(1, 2).contiguous(), None
     parts = zip(
-        torch.split(query, view.cache.counts, 2),
-        view.cache.parts(key),
-        view.masks(attention_mask),
-        view.rows,
+        torch.split(query, batch.counts, 2),
+        batch.parts(key),
+        batch.masks(attention_mask),
+        batch.views,
         strict=True,
     )
     rows = [
-        _attend_row(one, *pair, row, form._replace(mask=mask)) for one, pair, mask, row in parts
+        _attend_row(one, *pair, view, form._replace(mask=mask)) for one, pair, mask, view in parts
     ]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
 
@@ -371,13 +289,6 @@ def model_configs(model: nn.Module) -> Configs:
     return list(record.values())
 
 
-def _slots(view: View) -> int:
-    """Return the number of cache slots that the queries of a view read."""
-    if isinstance(view, PackedView):
-        return sum(map(_slots, view.rows))
-    return view.length + view.slot_positions.shape[1]
-
-
 def _tree_allowed(view: TreeView, related: Tensor) -> Tensor:
     """Return the mask of committed slots and ancestors: bool [B, n, S]."""
     committed = related.new_ones(*related.shape[:2], view.length)
@@ -396,25 +307,25 @@ def _model_allows(view: TreeView, mask_function: MaskFunction, first: int = 0) -
     head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
     queries = view.positions[:, None, :, None]
     allowed = mask_function(batch, head, queries, logical[:, None, None, first:])
-    return allowed.expand(rows, 1, view.positions.shape[1], _slots(view) - first)[:, 0]
+    return allowed.expand(rows, 1, view.positions.shape[1], view.slots - first)[:, 0]
 
 
-def _pays_split(view: TreeView, slots: int) -> bool:
+def _pays_split(view: TreeView) -> bool:
     """Return whether `by_weights` is cheaper than a mask over all slots.
 
     A mask is read entry by entry, while `by_weights` adds a fixed number of small operations. On a
     CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
-    n, m = view.positions.shape[1], view.slot_positions.shape[1]
-    large = n > 1 and n * slots >= LARGE_MASK and slots > m
+    n = view.positions.shape[1]
+    large = n > 1 and n * view.slots >= LARGE_MASK and view.length > 0
     return large and view.positions.device.type == "cpu"
 
 
-def _needs_none(view: TreeView, slots: int) -> bool:
+def _needs_none(view: TreeView) -> bool:
     """Return whether full attention needs no mask."""
     if view.hidden is not None:
         return False
-    return view.related is None or _pays_split(view, slots)
+    return view.related is None or _pays_split(view)
 
 
 def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:
@@ -435,7 +346,7 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
 
 def _covers(view: TreeView | None, key: Tensor) -> TreeView | None:
     """Return the view if it needs no mask and `key` has its slots."""
-    if view is None or key.shape[2] != _slots(view):
+    if view is None or key.shape[2] != view.slots:
         return None
     return view if view.related is None or key.shape[2] > view.positions.shape[1] else None
 

@@ -16,19 +16,12 @@ from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
 from ragspec.verification.base import TargetSession
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
 from ragspec.verification.reading import LONG, Taps
 from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
-from ragspec.verification.tree_attention import (
-    Configs,
-    TreeView,
-    View,
-    lease,
-    model_configs,
-    packed_view,
-)
+from ragspec.verification.tree_attention import Configs, lease, model_configs
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
 MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
@@ -69,7 +62,7 @@ class Model(Protocol):
     def check_mode(self) -> None:
         """Raise ModelError if the model was put into training mode."""
 
-    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Run packed tokens and return the logits of some queries."""
 
 
@@ -315,11 +308,9 @@ class TreeSession(TargetSession):
         self.target.check_mode()
         packs = nullcontext() if self._runs_alone else self._through_modules()
         tokens, views = _layout(inputs, self.target.device, self.target.divisible)
-        counts = [view.positions.shape[1] for view in views]
-        cache = BatchCache(rows, counts)
-        view = packed_view(views, cache)
+        batch = Batch(rows, views)
         taps, device = self._taps, self.target.device
-        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        starts = np.cumsum([0, *batch.counts[:-1]]).tolist()
         ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]
         heard = taps is not None and LAST in taps.modules
         narrows = last is not None and heard and self.target.selects_logits
@@ -329,11 +320,11 @@ class TreeSession(TargetSession):
         keep = _places(starts, queries, device)
         with packs:
             if taps is None:
-                logits = self.target.forward(tokens, view, cache, keep)
+                logits = self.target.forward(tokens, batch, keep)
                 return list(torch.split(logits[0], [len(each) for each in queries])), []
             taps.selected = torch.tensor(ends, device=device) if narrows else None
             with taps:
-                logits = self.target.forward(tokens, view, cache, keep)
+                logits = self.target.forward(tokens, batch, keep)
         states = taps.taken()
         among = keep if read is queries else _places(starts, read, device)
         index = slice(-among, None) if isinstance(among, int) else among

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
@@ -89,14 +89,12 @@ class MultimodalTarget(ImageTarget):
         padding = torch.tensor(hidden, device=positions.device)[:, None]
         return (positions - padding).clamp(min=0)
 
-    def run(
-        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
-    ) -> Tensor:
+    def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
         states = self.inner(
             inputs_embeds=embedded,
             position_ids=positions,
-            past_key_values=ModelCache(cache),
+            past_key_values=ModelCache(batch),
             use_cache=True,
         ).last_hidden_state
         return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])

@@ -20,7 +20,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
@@ -124,14 +124,12 @@ class LatentTarget(LatentDraws, ImageTarget):
         embedded: Tensor = self.latent_model.read(latents)
         return embedded
 
-    def run(
-        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
-    ) -> Tensor:
+    def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' states [C * B, k, H]."""
         states: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
-            past_key_values=ModelCache(cache),
+            past_key_values=ModelCache(batch),
             use_cache=True,
             logits_to_keep=keep,
             output_hidden_states=True,

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView, hide_padding
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
-from ragspec.verification.tree_attention import TreeView, View, hide_padding, packed_view, tree_view
+from ragspec.verification.tree_attention import tree_view
 from ragspec.visual.checks import check_setting
 from ragspec.visual.models.raster import Raster
 
@@ -172,25 +172,25 @@ class ImageTarget(CausalTarget):
         logits: Tensor = self.output_head(states)
         return logits
 
-    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return guided logits of the kept queries [1, k, V]; see `CausalTarget.forward`."""
         with torch.no_grad():
-            prefill = any(row.extent < self.condition_length for row in cache.rows)
+            prefill = any(row.extent < self.condition_length for row in batch.rows)
             if prefill:
                 embedded = self.embed(tokens)
-                self._note_padding(tokens, cache)
+                self._note_padding(tokens, batch)
             else:  # codes only, and these are the same in both copies
                 embedded = self.code_embeddings(tokens)
                 embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
-            positions, rows = view.positions, getattr(view, "rows", (view,))
-            pairs = [_padded(row, held.hidden) for row, held in zip(rows, cache.rows, strict=True)]
-            places = [self.placed(row.positions, hidden) for row, hidden in pairs]
+            positions, pairs = batch.positions, zip(batch.views, batch.rows, strict=True)
+            padded = [_padded(view, row.hidden) for view, row in pairs]
+            places = [self.placed(view.positions, hidden) for view, hidden in padded]
             copies = max(len(each) for each in places)
             placed = torch.cat([each.expand(copies, -1) for each in places], 1)
-            views = [row for row, _ in pairs]
-            with tree_view(packed_view(views, cache)):
-                logits = self.run(embedded, placed, cache, keep)
-        cache.advance(tokens.shape[1])
+            batch.views = [view for view, _ in padded]
+            with tree_view(batch):
+                logits = self.run(embedded, placed, batch, keep)
+        batch.advance()
         if prefill and bool(logits.isnan().any()):  # later ones would cost a wait each
             raise ModelError(
                 "the image model returned logits that are NaN; expected numbers. Its weights are "
@@ -208,12 +208,11 @@ class ImageTarget(CausalTarget):
         """
         return positions + self._shift if self._shift else positions
 
-    def _note_padding(self, tokens: Tensor, cache: BatchCache) -> None:
+    def _note_padding(self, tokens: Tensor, batch: Batch) -> None:
         """Make the caches hide the padding of prompts that begin in packed ids i64 [1, n]."""
         if self._hides is None:
             return
-        counts = cache.counts or [tokens.shape[1]]
-        for row, part in zip(cache.rows, torch.split(tokens, counts, 1), strict=True):
+        for row, part in zip(batch.rows, torch.split(tokens, batch.counts, 1), strict=True):
             if row.extent:
                 continue
             which, code = (part - self.vocab_size).clamp(min=0), part < self.vocab_size
@@ -225,9 +224,7 @@ class ImageTarget(CausalTarget):
         embedded: Tensor = self.model.get_input_embeddings()(codes)
         return embedded
 
-    def run(
-        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
-    ) -> Tensor:
+    def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
 
         Args:
@@ -237,7 +234,7 @@ class ImageTarget(CausalTarget):
         logits: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
-            past_key_values=ModelCache(cache),
+            past_key_values=ModelCache(batch),
             use_cache=True,
             logits_to_keep=keep,
         ).logits

@@ -20,12 +20,12 @@ from ragspec.drafters.model.cache import DraftCache, Visible
 from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
 from ragspec.drafters.model.level_step import fitted
 from ragspec.drafters.model.tree_shape import TreeShape
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.tree_attention import View, tree_view
+from ragspec.verification.tree_attention import tree_view
 
 
 class HeadModel(CausalTarget):
@@ -66,19 +66,19 @@ class HeadModel(CausalTarget):
         with torch.no_grad():
             return self.head.project(states).to(self.target.dtype)
 
-    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, v] of the last k predicted states; see `CausalTarget`."""
         n = tokens.shape[1]
-        with tree_view(view), torch.no_grad():
+        with tree_view(batch), torch.no_grad():
             embedded = self.head.embed(self.target, tokens)
             if isinstance(self.head, HeadGraph):
                 last = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-                logits, self.guessed = self.head.run(embedded, self.states, view, cache, last)
-                cache.advance(n)
+                logits, self.guessed = self.head.run(embedded, self.states, batch, last)
+                batch.advance()
                 return logits
-            read, self.guessed = self.head.read(embedded, self.states, view, cache)
-            cache.advance(n)
-            config, positions = self.head.config, view.positions
+            read, self.guessed = self.head.read(embedded, self.states, batch)
+            batch.advance()
+            config, positions = self.head.config, batch.positions
             if not config.recurrent:
                 root = positions[:, -1 - config.masks, None]
                 positions = root + torch.arange(read.shape[1], device=root.device)

@@ -16,12 +16,10 @@ from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget
-from ragspec.verification.tree_attention import TreeView
 
 if TYPE_CHECKING:
-    from ragspec.verification.batch_cache import BatchCache
+    from ragspec.verification.batch import Batch
     from ragspec.verification.onnx.graph import Graph
-    from ragspec.verification.tree_attention import View
 
 _LAYER = "layers.layers.0."
 
@@ -88,13 +86,10 @@ class HeadGraph:
         """Return the embeddings of tokens; see `DraftHead.embed`."""
         return target.embed(tokens)
 
-    def run(
-        self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache, keep: Tensor
-    ) -> list[Tensor]:
+    def run(self, embedded: Tensor, states: Tensor, batch: Batch, keep: Tensor) -> list[Tensor]:
         """Return logits of `tokens` [1, k, v] after k of n tokens, and the states to feed."""
-        assert isinstance(view, TreeView)
         inputs = {"embedded": embedded, "before": states, "rows": keep}
-        return self._runner.run(cache.rows, [view], inputs, self._names)
+        return self._runner.run(batch.rows, batch.views, inputs, self._names)
 
     def _rotary(self, positions: int) -> dict[str, Tensor]:
         """Return rotary tables [positions, width / 2]."""

@@ -24,8 +24,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
-    from ragspec.verification.batch_cache import BatchCache
-    from ragspec.verification.tree_attention import View
+    from ragspec.verification.batch import Batch
 
 _SAMPLED = 64
 STD = 0.02
@@ -122,8 +121,8 @@ class DraftHead(nn.Module):
         """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
         return taps
 
-    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
-        """Return the head's output after n tokens, inside `tree_view(view)`.
+    def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
+        """Return the head's output after n tokens, inside `tree_view(batch)`.
 
         If the head drafts several tokens in one pass, these are the states [R, K, H] of its slots.
 
@@ -207,7 +206,7 @@ class RecurrentHead(DraftHead):
         embedded: Tensor,
         states: Tensor,
         positions: Tensor | None = None,
-        cache: BatchCache | None = None,
+        batch: Batch | None = None,
         mask: Tensor | None = None,
         keys: Any = None,
     ) -> HeadStates:
@@ -217,9 +216,9 @@ class RecurrentHead(DraftHead):
             embedded: Embeddings of the tokens [R, n, E].
             states: States before each of them [R, n, H], projected or fed.
             positions: Increasing positions, i64 [1, n]; None counts from 0.
-            cache: Stores keys and values.
+            batch: Stores keys and values.
             mask: Tokens that each one attends to, bool [1, 1, n, m]; None for all up to itself.
-            keys: A cache of transformers instead of `cache`, such as that of a training.
+            keys: A cache of transformers instead of `batch`, such as that of a training.
         """
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
@@ -234,19 +233,19 @@ class RecurrentHead(DraftHead):
             inputs_embeds=read,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=keys if cache is None else ModelCache(cache),
-            use_cache=cache is not None or keys is not None,
+            past_key_values=keys if batch is None else ModelCache(batch),
+            use_cache=batch is not None or keys is not None,
             **options,
         ).last_hidden_state
         normed: Tensor = self.norm(out)
         return HeadStates(normed, normed if self.config.feeds_norm else out)
 
-    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+    def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the head's output after n tokens, see `DraftHead.read`."""
         if self.mask_taps is not None:
             more = self.project(self.mask_taps).expand(len(states), self.config.masks, -1)
             states = torch.cat([states.to(self.dtype), more], 1)
-        output: HeadStates = self(embedded, states, view.positions, cache)
+        output: HeadStates = self(embedded, states, batch.positions, batch)
         if self.config.recurrent:
             return output
         return HeadStates(output.read[:, -self.config.slots :], output.fed)

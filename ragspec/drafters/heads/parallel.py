@@ -20,9 +20,8 @@ from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead, decoder_of, norm_like
 
 if TYPE_CHECKING:
-    from ragspec.verification.batch_cache import BatchCache
+    from ragspec.verification.batch import Batch
     from ragspec.verification.causal import CausalTarget
-    from ragspec.verification.tree_attention import View
 
 
 class ResidualBlock(nn.Module):
@@ -81,13 +80,13 @@ class MedusaHead(SlotHead):
         )
         self.layers = decoder_of(config) if config.prefix else nn.Module()
 
-    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+    def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the states of all slots, of Hydra only the first one; see `DraftHead.read`."""
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
         states = states.to(self.dtype)
         if self.config.prefix:
-            keys, positions = ModelCache(cache), view.positions
+            keys, positions = ModelCache(batch), batch.positions
             options = {"position_ids": positions, "past_key_values": keys, "use_cache": True}
             states = self.layers(inputs_embeds=states, **options).last_hidden_state
         last = states[:, -1]
@@ -155,14 +154,14 @@ class BlockHead(SlotHead):
         states: Tensor = self.state_norm(self.fc(taps.to(self.dtype)))
         return states
 
-    def read(self, embedded: Tensor, states: Tensor, view: View, cache: BatchCache) -> HeadStates:
+    def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the states of the slots; see `DraftHead.read`.
 
         The last token and the mask tokens make the block. Its positions follow those of the states.
         """
         x, states = embedded[:, states.shape[1] - 1 :].to(self.dtype), states.to(self.dtype)
-        positions = torch.cat([view.positions, view.positions[:, -1:] + 1], 1)
-        out = self._run(x, states, positions, cache)[:, -self.config.slots :]
+        positions = torch.cat([batch.positions, batch.positions[:, -1:] + 1], 1)
+        out = self._run(x, states, positions, batch)[:, -self.config.slots :]
         return HeadStates(out, out)
 
     def slot_states(
@@ -199,22 +198,22 @@ class BlockHead(SlotHead):
         x: Tensor,
         states: Tensor,
         positions: Tensor,
-        cache: BatchCache | None = None,
+        batch: Batch | None = None,
         visible: Tensor | None = None,
     ) -> Tensor:
         """Return the output [R, B, H] after B block tokens, which attend to n states too.
 
         Args:
             positions: Of the states, then of the block, i64 [1, n + B].
-            cache: Has earlier states.
+            batch: Has earlier states.
             visible: What the block attends to, bool [B, n + B]; None for all, up to windows.
         """
         tables = self.layers.rotary_emb(x, positions)
         for number, layer in enumerate(self.layers.layers):
             block = layer.input_layernorm(x)
             queries, keys, values = self._project_block(layer.self_attn, block, states, tables)
-            if cache is not None:
-                keys, values = cache.update(keys, values, number)
+            if batch is not None:
+                keys, values = batch.update(keys, values, number)
                 visible = self._visible(number, x.shape[1], keys.shape[2], x.device)
             scale = layer.self_attn.scaling
             out = functional.scaled_dot_product_attention(

@@ -28,14 +28,14 @@ from ragspec.drafters.model.level_step import (
 )
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.tree_attention import TreeView, lease, model_configs
+from ragspec.verification.tree_attention import lease, model_configs
 
 _FIRST_SIZE = 64
 Visible = NDArray[np.bool_] | None  # slots that each new one attends to, [n, m]
@@ -234,8 +234,8 @@ class DraftCache:
             related=None if visible is None else torch.from_numpy(visible)[None].to(device),
         )
         self.forwards += 1
-        cache = BatchCache([self._cache], [n])  # a graph writes into buffers that have room
-        return self._fitted(self.model.forward(numbers[:, m:], view, cache, keep)[0])
+        batch = Batch([self._cache], [view])  # a graph writes into buffers that have room
+        return self._fitted(self.model.forward(numbers[:, m:], batch, keep)[0])
 
     def _fitted(self, logits: Tensor) -> Tensor:
         return logits if self.tokens is not None else fitted(logits, self.vocab_size)

@@ -20,18 +20,17 @@ from ragspec.models.quantized import BlockLinear, Session, missing_package
 from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
-from ragspec.verification.tree_attention import PackedView, TreeView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ragspec.verification.batch_cache import BatchCache
-    from ragspec.verification.tree_attention import View
+    from ragspec.verification.batch import Batch
     from ragspec.verification.tree_session import TreeSession
 
 FAMILIES = frozenset(
@@ -318,14 +317,14 @@ class OnnxTarget(CausalTarget):
         self._unchanged = self._look() == self._weights
         return super().open(*args, **kwargs)
 
-    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
         every = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
         layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
-        views = view.rows if isinstance(view, PackedView) else (view,)
-        padded = any(each.hidden is not None for each in views)
+        views = batch.views
+        padded = any(view.hidden is not None for view in views)
         if padded or not self.runs_alone(layers):
-            return super().forward(tokens, view, cache, keep)
+            return super().forward(tokens, batch, keep)
         assert not self.chains or all(map(_is_chain, views))
         n = tokens.shape[1]
         rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
@@ -336,12 +335,12 @@ class OnnxTarget(CausalTarget):
         )
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
         read = rows[:0] if selects else rows
-        *tapped, states, logits = self._run(cache.rows, views, tokens, read, names)
+        *tapped, states, logits = self._run(batch.rows, views, tokens, read, names)
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens) * self.form.embedding
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, (each,), {})
-        cache.advance(n)
+        batch.advance()
         if _changes(head, states[:, rows]) or selects:
             with torch.no_grad():
                 logits = self.form.bounded(head(states[:, rows]))

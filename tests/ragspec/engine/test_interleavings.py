@@ -153,9 +153,9 @@ def test_texts_are_those_alone_in_any_interleaving(
     errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("an accident")]
     failing = [False]
 
-    def forward(self: CausalTarget, tokens: Any, view: Any, cache: Any, keep: Any) -> Any:
-        logits = true(self, tokens, view, cache, keep)
-        if failing[0] and len(cache.rows) > 1 and faults.random() < 0.1:
+    def forward(self: CausalTarget, tokens: Any, batch: Any, keep: Any) -> Any:
+        logits = true(self, tokens, batch, keep)
+        if failing[0] and len(batch.rows) > 1 and faults.random() < 0.1:
             raise faults.choice(errors)
         return logits
 

@@ -367,11 +367,11 @@ class Scarce:
         self.true = CausalTarget.forward
 
     def __call__(
-        self, target: CausalTarget, tokens: torch.Tensor, view: Any, cache: Any, *more: Any
+        self, target: CausalTarget, tokens: torch.Tensor, batch: Any, keep: Any
     ) -> torch.Tensor:
         self.count += 1
-        logits = self.true(target, tokens, view, cache, *more)  # what it wrote is half of a step
-        rows = len(cache.rows)
+        logits = self.true(target, tokens, batch, keep)  # what it wrote is half of a step
+        rows = len(batch.rows)
         if rows > self.rows or (self.count % self.every == 0 and rows > 1):
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -17,6 +17,7 @@ from ragspec.engine.engine import Engine
 from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.probe import probe, probe_target
@@ -287,7 +288,7 @@ def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
 
 def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
     places = torch.arange(20)[None]
-    view = attention_module.TreeView(0, places, places, None)
+    view = TreeView(0, places, places, None)
 
     def rule(row: Any, head: Any, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         return (slot <= query) & ((slot > query - 8) | (slot == 0))

@@ -15,8 +15,10 @@ from torch.nn import functional
 from ragspec.engine.engine import Engine
 from ragspec.verification import cpu_weights as packing
 from ragspec.verification import prefix_cache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, forward, pack
-from ragspec.verification.tree_attention import TreeView, lease, tree_view
+from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.tree_attention import lease, tree_view
 from tests.support import tiny
 
 WIDTH, OUTPUTS = 256, 1024
@@ -45,7 +47,8 @@ def model() -> Two:
 @pytest.fixture
 def borrowed() -> Iterator[None]:
     place = torch.tensor([[0]])
-    with tree_view(TreeView(0, place, place, related=None)):
+    batch = Batch([SequenceCache(1)], [TreeView(0, place, place, None)])
+    with tree_view(batch):
         yield
 
 
@@ -102,7 +105,8 @@ def test_outside_a_view_and_for_little_work_the_module_answers_itself(
     with Packed(pack(model)):
         assert torch.equal(model.one(states), functional.linear(states, *model.one.parameters()))
     place = torch.tensor([[0]])
-    with tree_view(TreeView(0, place, place, related=None)), Packed(pack(model)):
+    batch = Batch([SequenceCache(1)], [TreeView(0, place, place, None)])
+    with tree_view(batch), Packed(pack(model)):
         model(states[:, :1])
     assert calls == []
 

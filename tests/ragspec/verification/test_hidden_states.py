@@ -318,9 +318,9 @@ def test_a_prompt_whose_layers_are_read_has_logits_of_its_last_token_alone(
     target, rows = CausalTarget(tiny.model()), list[Any]()
     forward, prompt = target.forward, tiny.prompt(9)
 
-    def watched(tokens: Any, view: Any, cache: Any, keep: Any) -> Any:
+    def watched(tokens: Any, batch: Any, keep: Any) -> Any:
         rows.append(keep)
-        return forward(tokens, view, cache, keep)
+        return forward(tokens, batch, keep)
 
     monkeypatch.setattr(target, "forward", watched)
     with target.open(1, 16) as session:

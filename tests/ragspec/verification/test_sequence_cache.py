@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.sequence_cache import SequenceCache
@@ -22,19 +22,26 @@ def states(marks: list[int], copies: int = 1) -> torch.Tensor:
     return rows[:, None, :, None].repeat(1, HEADS, 1, WIDTH)
 
 
+def of(rows: list[SequenceCache], counts: list[int]) -> Batch:
+    """Return a batch of so many tokens of each sequence."""
+    places = [row.length + torch.arange(n)[None] for row, n in zip(rows, counts, strict=True)]
+    views = [TreeView(row.length, at, at, None) for row, at in zip(rows, places, strict=True)]
+    return Batch(rows, views)
+
+
 def write(rows: list[SequenceCache], marks: list[list[int]]) -> None:
     """Write marks of several sequences in one packed forward."""
-    batch, copies = BatchCache(rows, [len(each) for each in marks]), rows[0].copies
+    batch, copies = of(rows, [len(each) for each in marks]), rows[0].copies
     packed = torch.cat([states(each, copies) for each in marks], 2)
     for layer in range(LAYERS):
         keys, values = batch.update(packed + layer, -packed - layer, layer)
-        parts = batch.parts(keys) if batch.packed else [(keys, values)]
+        parts = batch.parts(keys) if len(rows) > 1 else [(keys, values)]
         for row, each, (seen, _) in zip(rows, marks, parts, strict=True):
             assert seen.shape == (copies, HEADS, row.extent + len(each), WIDTH)
             assert torch.equal(seen[:, :, row.extent :], states(each, copies) + layer)
             if row.length:
                 assert torch.equal(seen[:, :, : row.length], row.layers(row.length)[layer][0])
-    batch.advance(packed.shape[2])
+    batch.advance()
 
 
 def held(cache: SequenceCache) -> list[int]:
@@ -109,7 +116,7 @@ def test_sizes_for_the_mask_count_speculative_slots() -> None:
     write([cache], [[1, 2, 3]])
     cache.commit([0, 2])
     write([cache], [[7, 8]])
-    sizes = ModelCache(BatchCache([cache]))
+    sizes = ModelCache(of([cache], [4]))
     assert sizes.get_seq_length() == 4
     assert sizes.get_mask_sizes(4, 0) == (8, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +22,11 @@ import ragspec.verification.kernels as kernels
 import ragspec.verification.tree_attention as attention_module
 from ragspec.engine.engine import Engine
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import (
     NAME,
-    TreeView,
     lease,
     model_configs,
     tree_attention,
@@ -54,6 +56,11 @@ def view(length: int, rows: int = 1) -> TreeView:
     return TreeView(length, positions, positions, related)
 
 
+def attending(view: TreeView) -> AbstractContextManager[None]:
+    """Return a `tree_view` of one sequence."""
+    return tree_view(Batch([SequenceCache(view.length)], [view]))
+
+
 def allowed_by_hand(length: int, window: int | None) -> torch.Tensor:
     allowed = torch.zeros(6, length + 6, dtype=torch.bool)
     for query in range(6):
@@ -73,7 +80,7 @@ def allowed_by_hand(length: int, window: int | None) -> torch.Tensor:
 def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> None:
     function, local = RULES[rule]
     slots = length + 6
-    with tree_view(view(length, rows)):
+    with attending(view(length, rows)):
         mask = tree_mask(rows, 6, slots, mask_function=function, local_size=local)
     assert mask is not None
     assert mask.shape == (rows, 1, 6, slots)
@@ -83,7 +90,7 @@ def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> 
 
 def test_chunks_are_requested_about_logical_positions() -> None:
     rule = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
-    with tree_view(view(6)):
+    with attending(view(6)):
         mask = tree_mask(1, 6, 12, mask_function=rule, local_size=8)
     assert mask is not None
     visible = mask[0, 0] == 0
@@ -96,7 +103,7 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
     positions = torch.arange(5)[None]
     plain = TreeView(0, positions, positions, None)
     model = build("gptj")  # adds whatever mask it is given in code of its own
-    with tree_view(plain):
+    with attending(plain):
         assert tree_mask(1, 5, 5, config=build("llama").config) is None
         with lease(model):
             mask = tree_mask(1, 5, 5, config=model.config)
@@ -107,7 +114,7 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
 
 def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
     positions = torch.arange(5)[None]
-    with tree_view(TreeView(0, positions, positions, None)):
+    with attending(TreeView(0, positions, positions, None)):
         assert tree_mask(1, 5, 5, allow_is_causal_skip=True) is None
         mask = tree_mask(1, 5, 5, allow_is_causal_skip=False)
     assert mask is not None
@@ -115,7 +122,7 @@ def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
 
 
 def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
-    with tree_view(view(7)):
+    with attending(view(7)):
         mask = tree_mask(
             1,
             6,
@@ -137,7 +144,7 @@ def test_a_single_query_need_not_see_every_speculative_slot(
     position = torch.tensor([[5]])
     related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
     slots = torch.tensor([[4, 4, 5]])
-    with tree_view(TreeView(4, position, slots, related)):
+    with attending(TreeView(4, position, slots, related)):
         mask = tree_mask(1, 1, 7)
     assert mask is not None
     assert (mask[0, 0, 0] == 0).tolist() == [True, True, True, True, True, False, True]
@@ -210,7 +217,7 @@ def later(start: int, n: int, length: int, rows: int = 1) -> TreeView:
 
 def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the mask [B, 1, n, S] of full attention that is left out."""
-    with tree_view(visible):
+    with attending(visible):
         mask = tree_mask(
             len(visible.positions),
             visible.positions.shape[1],
@@ -260,7 +267,7 @@ def test_parts_add_up_to_what_a_mask_gives(
     softcap = 1.5 if direction == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
     joined = count_calls(monkeypatch, "by_weights")
-    with tree_view(known):
+    with attending(known):
         assert tree_mask(2, n, slots) is None
         got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
     assert bool(joined) is (direction in ("joined", "softcap", "sinks"))
@@ -288,7 +295,7 @@ def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
     known = later(0, 40, 600)
     query = 3 * torch.randn(1, 6, 40, 16, generator=random).to(dtype)
     key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
-    with tree_view(known):
+    with attending(known):
         got, _ = tree_attention(nn.Module(), query, key, value, None)
     mask = whole_mask(known, 640, torch.float64)
     exact, _ = tree_attention(nn.Module(), query.double(), key.double(), value.double(), mask)
@@ -299,14 +306,14 @@ def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
 
 
 def test_small_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tree_view(view(9)):
+    with attending(view(9)):
         assert tree_mask(1, 6, 15) is not None
         monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
         assert tree_mask(1, 6, 15) is None
         assert tree_mask(1, 6, 15, allow_is_causal_skip=False) is not None
         rule, local = RULES["sliding"]
         assert tree_mask(1, 6, 15, mask_function=rule, local_size=local) is not None
-    with tree_view(view(0)):
+    with attending(view(0)):
         assert tree_mask(1, 6, 6) is not None
 
 

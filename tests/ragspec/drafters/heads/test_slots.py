@@ -25,10 +25,10 @@ from ragspec.training.loss import Teacher, head_output, rounds
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.trees.draft_tree import ROOT
 from ragspec.trees.operations import depths
-from ragspec.verification.batch_cache import BatchCache
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
-from ragspec.verification.tree_attention import TreeView, tree_view
+from ragspec.verification.tree_attention import tree_view
 from tests.support import heads, published_heads, tiny
 from tests.support.published_heads import IDS, INPUTS, H
 
@@ -122,12 +122,11 @@ def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
     head = opened(name, tmp_path, model)
     masks, count = head.config.masks, len(head.config.taps)
     places = torch.arange(8 + masks)[None]
-    view = TreeView(0, places, places, None)
+    batch = Batch([SequenceCache(32)], [TreeView(0, places, places, None)])
     embedded = INPUTS["embeddings"][torch.cat([IDS, torch.full((1, masks), 5)], 1)]
     taps = INPUTS["state"] if count == 1 else INPUTS["taps"][..., : count * H]
-    with tree_view(view), torch.no_grad():
-        cache = BatchCache([SequenceCache(32)])
-        read, fed = head.read(embedded, head.project(taps), view, cache)
+    with tree_view(batch), torch.no_grad():
+        read, fed = head.read(embedded, head.project(taps), batch)
         rows = head.rows(model)
         if rows is None:
             after = read
