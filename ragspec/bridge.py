@@ -33,7 +33,7 @@ from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.rotary_tables import asks_for_length, continues_rotation
+from ragspec.verification.reading import asks_for_length, continues_rotation
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")

@@ -1,15 +1,169 @@
-"""The interface between the decoding loop and a target model: the session of a generation."""
+"""The interface between the decoding loop and a target: its model, and a generation's session."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
+from ragspec.errors import ModelError
+from ragspec.models.device import input_device, rounds
+from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.batch import Batch
+from ragspec.verification.reading import piece_of, rereads, table_border
 from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.tree_attention import model_configs, tree_view
+
+
+class TargetModel:
+    """A transformers causal model that attends through the functions of `tree_attention`.
+
+    The model object is never changed: see `tree_attention.lease`. Subclasses may compute the logits
+    of a sequence from several rows of the model.
+
+    Attributes:
+        vocab_size: The ids that the model may generate, V.
+        input_size: The ids that it may read: V, plus any tokens for input only.
+        copies: Cache rows per sequence.
+        piece: The chunk size of prompts in tokens, None for no chunks.
+        chains: Whether drafts are cut to their likeliest path.
+        packs: Whether one forward may cover several sequences, which the load-time probe decides.
+        selects_logits: Whether `forward` returns what the output head does, so that the head may
+            compute some of its inputs alone.
+        border: See `table_border`.
+        rereads: Whether a text is read again beyond the border.
+    """
+
+    copies: int = 1
+    piece: int | None = None
+    chains: bool = False
+    packs: bool = True
+    selects_logits: bool = True
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config
+        text = model.config.get_text_config()
+        self.vocab_size: int = int(text.vocab_size)
+        self.input_size: int = self.vocab_size
+        limit = getattr(text, "max_position_embeddings", None)
+        self.max_length: int | None = int(limit) if limit else None
+        self._unwrapped = unwrapped(model)
+        accepted = inspect.signature(self._unwrapped.forward).parameters
+        self.keeps_logits = "logits_to_keep" in accepted
+        self.takes_positions = "position_ids" in accepted
+        self.border = table_border(model)
+        self.rereads = self.border is not None and rereads(model)
+        custom_attention = any(custom for _, custom in model_configs(model))
+        self.packs = self.border is None and not custom_attention
+        self._embedding = model.get_input_embeddings()
+        self.piece = piece_of(self.device) if self.border is None else None
+        self._training: bool = self._unwrapped.training
+
+    @property
+    def loaded(self) -> Any:
+        """The model, or a stand-in until something needs its modules; see `CachedTarget`."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """The device of token ids, also if the model was moved after it was opened."""
+        if hasattr(self._embedding, "_hf_hook"):
+            return input_device(self._embedding)
+        device: torch.device = next(self._embedding.parameters()).device
+        return device
+
+    @property
+    def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:
+        """The classes of modules with weights, and classes and dtypes of the weights."""
+        return frozenset(
+            (type(module), type(weight), weight.dtype)
+            for module in self.loaded.modules()
+            for weight in module.parameters(recurse=False)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's dtype, also if it was cast after it was opened."""
+        dtype: torch.dtype = self.loaded.dtype
+        return dtype
+
+    @property
+    def rounds(self) -> bool:
+        """Whether forwards of several widths round visibly, as the model is at present."""
+        return rounds(self.loaded, self.device)
+
+    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
+        """Return whether a forward needs no module of the model.
+
+        Args:
+            taps: The hidden states that it also tells, see `Needs.hidden_states`.
+        """
+        return False
+
+    def check_mode(self) -> None:
+        """Raise ModelError if the model was put into training mode after it was opened.
+
+        With dropout no two forwards are equal, so that no text could be reproduced.
+        """
+        if self._unwrapped.training and not self._training:
+            raise ModelError(
+                f"{type(self._unwrapped).__name__} was put into training mode after it was "
+                "opened; expected evaluation mode, as it was probed. Call model.eval() before "
+                "generating and model.train() when you go on training."
+            )
+
+    @property
+    def divisible(self) -> bool:
+        """Whether prompts may be read in chunks and their prefixes reused.
+
+        Not for rotary tables that depend on the length of the whole prompt.
+        """
+        return self.border is None
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The module that computes logits of the last hidden states."""
+        head: torch.nn.Module = self.loaded.get_output_embeddings()
+        return head
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings [copies * B, n, H] of tokens i64 [B, n]."""
+        embedded: Tensor = self.loaded.get_input_embeddings()(tokens)
+        return embedded
+
+    def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
+
+        Args:
+            positions: The text positions of the states, i64 [B, n].
+        """
+        logits: Tensor = self.output_head(states)
+        return logits
+
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
+        """Run packed tokens i64 [1, n] and fill their cache slots; return logits [1, k, V].
+
+        Args:
+            keep: The number k of last queries whose logits are returned, or their indices i64 [k].
+        """
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
+        arguments: dict[str, Any] = {"past_key_values": ModelCache(batch), "use_cache": True}
+        if self.takes_positions:
+            arguments["position_ids"] = batch.positions
+        if self.keeps_logits:
+            arguments["logits_to_keep"] = keep
+        with tree_view(batch), torch.no_grad():
+            logits: Tensor = self.model(input_ids=tokens, **arguments).logits
+        batch.advance()
+        if self.keeps_logits:
+            return logits
+        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
 
 class TargetSession:

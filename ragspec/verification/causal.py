@@ -5,34 +5,26 @@ It handles a transformers causal model and token ids. Text, sampling and drafter
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ragspec.budget.forward_cost import ForwardCost
-from ragspec.errors import ModelError
-from ragspec.models.device import input_device, rounds
-from ragspec.models.supported import unwrapped
 from ragspec.needs import LAST, Capabilities, HiddenStates
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.batch import Batch
+from ragspec.verification.base import TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.reading import piece_of
-from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
-from ragspec.verification.tree_attention import model_configs, tree_view
 from ragspec.verification.tree_session import TreeSession
 
 TIMINGS = 4  # forwards per measurement; the first is a warm-up
@@ -41,116 +33,26 @@ SLOW = 0.05  # seconds of a forward from which on it is timed only once
 SCORED = 64  # tokens of a text that one forward scores
 
 
-class CausalTarget:
-    """A transformers causal model that attends through the functions of `tree_attention`.
-
-    The model object is never changed: see `tree_attention.lease`. Subclasses may compute the logits
-    of a sequence from several rows of the model.
+class CausalTarget(TargetModel):
+    """A model, with sessions that verify drafts.
 
     Attributes:
-        vocab_size: The ids that the model may generate, V.
-        input_size: The ids that it may read: V, plus any tokens for input only.
         capabilities: The data that its sessions offer to drafters, rules and transforms.
         open_view: Makes a rule's view of the logits of one row.
-        copies: Cache rows per sequence.
-        piece: The chunk size of prompts in tokens, None for no chunks.
-        chains: Whether drafts are cut to their likeliest path.
-        packs: Whether one forward may cover several sequences, which the load-time probe decides.
         probed: The kinds of weights that were probed, None without a probe; see `probe_again`.
-        selects_logits: Whether `forward` returns what the output head does, so that the head may
-            compute some of its inputs alone.
         known_cost: The cost of forwards as it was measured before, None if it was not.
         head_folder: Folder of the model's draft head, None without one.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
-        border: See `table_border`.
-        rereads: Whether a text is read again beyond the border.
     """
 
     capabilities = Capabilities()
     open_view: Callable[..., RowView] = RowView
-    copies: int = 1
-    piece: int | None = None
-    chains: bool = False
-    packs: bool = True
     probed: frozenset[tuple[type, type, torch.dtype]] | None = None
-    selects_logits: bool = True
     known_cost: ForwardCost | None = None
     head_folder: Path | None = None
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
     detour: str = ""  # why forwards do not run on ONNX Runtime
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config
-        text = model.config.get_text_config()
-        self.vocab_size: int = int(text.vocab_size)
-        self.input_size: int = self.vocab_size
-        limit = getattr(text, "max_position_embeddings", None)
-        self.max_length: int | None = int(limit) if limit else None
-        self._unwrapped = unwrapped(model)
-        accepted = inspect.signature(self._unwrapped.forward).parameters
-        self.keeps_logits = "logits_to_keep" in accepted
-        self.takes_positions = "position_ids" in accepted
-        self.border = table_border(model)
-        self.rereads = self.border is not None and rereads(model)
-        custom_attention = any(custom for _, custom in model_configs(model))
-        self.packs = self.border is None and not custom_attention
-        self._embedding = model.get_input_embeddings()
-        self.piece = piece_of(self.device) if self.border is None else None
-        self._training: bool = self._unwrapped.training
-
-    @property
-    def loaded(self) -> Any:
-        """The model, or a stand-in until something needs its modules; see `CachedTarget`."""
-        return self.model
-
-    @property
-    def device(self) -> torch.device:
-        """The device of token ids, also if the model was moved after it was opened."""
-        if hasattr(self._embedding, "_hf_hook"):
-            return input_device(self._embedding)
-        device: torch.device = next(self._embedding.parameters()).device
-        return device
-
-    @property
-    def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:
-        """The classes of modules with weights, and classes and dtypes of the weights."""
-        return frozenset(
-            (type(module), type(weight), weight.dtype)
-            for module in self.loaded.modules()
-            for weight in module.parameters(recurse=False)
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The model's dtype, also if it was cast after it was opened."""
-        dtype: torch.dtype = self.loaded.dtype
-        return dtype
-
-    @property
-    def rounds(self) -> bool:
-        """Whether forwards of several widths round visibly, as the model is at present."""
-        return rounds(self.loaded, self.device)
-
-    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
-        """Return whether a forward needs no module of the model.
-
-        Args:
-            taps: The hidden states that it also tells, see `Needs.hidden_states`.
-        """
-        return False
-
-    def check_mode(self) -> None:
-        """Raise ModelError if the model was put into training mode after it was opened.
-
-        With dropout no two forwards are equal, so that no text could be reproduced.
-        """
-        if self._unwrapped.training and not self._training:
-            raise ModelError(
-                f"{type(self._unwrapped).__name__} was put into training mode after it was "
-                "opened; expected evaluation mode, as it was probed. Call model.eval() before "
-                "generating and model.train() when you go on training."
-            )
 
     @property
     def generation_config(self) -> Any:
@@ -159,14 +61,6 @@ class CausalTarget:
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that the model cannot continue. Its ids are in range."""
-
-    @property
-    def divisible(self) -> bool:
-        """Whether prompts may be read in chunks and their prefixes reused.
-
-        Not for rotary tables that depend on the length of the whole prompt.
-        """
-        return self.border is None
 
     @property
     def static(self) -> str:
@@ -219,46 +113,6 @@ class CausalTarget:
             slots = runner.first_slots(most)
             capacity = slots if self.max_length is None else min(slots, self.max_length)
         return StaticSession(self, runner, rows, capacity, prefix_cache, most)
-
-    @property
-    def output_head(self) -> torch.nn.Module:
-        """The module that computes logits of the last hidden states."""
-        head: torch.nn.Module = self.loaded.get_output_embeddings()
-        return head
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input embeddings [copies * B, n, H] of tokens i64 [B, n]."""
-        embedded: Tensor = self.loaded.get_input_embeddings()(tokens)
-        return embedded
-
-    def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
-
-        Args:
-            positions: The text positions of the states, i64 [B, n].
-        """
-        logits: Tensor = self.output_head(states)
-        return logits
-
-    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
-        """Run packed tokens i64 [1, n] and fill their cache slots; return logits [1, k, V].
-
-        Args:
-            keep: The number k of last queries whose logits are returned, or their indices i64 [k].
-        """
-        from ragspec.verification.model_cache import ModelCache  # imports transformers
-
-        arguments: dict[str, Any] = {"past_key_values": ModelCache(batch), "use_cache": True}
-        if self.takes_positions:
-            arguments["position_ids"] = batch.positions
-        if self.keeps_logits:
-            arguments["logits_to_keep"] = keep
-        with tree_view(batch), torch.no_grad():
-            logits: Tensor = self.model(input_ids=tokens, **arguments).logits
-        batch.advance()
-        if self.keeps_logits:
-            return logits
-        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
     def time_forward(self, n: int, length: int) -> float:
         """Return the minimum seconds of a forward over n positions after `length` cached ones."""

@@ -25,7 +25,7 @@ from ragspec.verification.onnx.cached_graph import cached_graph
 from ragspec.verification.onnx.target import OnnxTarget, foreign, hindrance
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
-from ragspec.verification.rotary_tables import asks_for_length
+from ragspec.verification.reading import asks_for_length
 from ragspec.verification.static.buffers import LayerShape
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import Masks

@@ -114,7 +114,7 @@ class PathSession(TargetSession):
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the most likely path of a draft, of sampled paths the first.
 
-        The path ends at the rotary border of the row; see `rotary_tables`.
+        The path ends at the rotary border of the row; see `reading`.
         """
         border, held = self.target.border, self.active_rows[row]
         if border is not None and len(text) <= border:

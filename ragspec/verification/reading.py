@@ -1,4 +1,12 @@
-"""The size of the chunks in which prompts are read, and the hidden states of a forward."""
+"""How texts are read: chunks of prompts, rotary tables, and the hidden states of a forward.
+
+Rotary tables may change with the length of the text (longrope): such a model rotates keys by one
+table in texts of up to `original_max_position_embeddings` tokens and by another in longer ones.
+transformers picks one table for a whole forward, by its largest position. So a session takes one
+row per forward and verifies no draft across the border.
+
+Dynamic scaling changes its table beyond `max_position_embeddings`; longer requests are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +24,48 @@ PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
 LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs too much
 
+# Their `generate` reads the whole text again, by the long table, at the first token beyond the
+# border. (That of Phi 4, and of Phi 3 in early releases, continues from the last token: a bug.)
+_READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
+
 
 def piece_of(device: torch.device) -> int:
     """Return the chunk size of a device, in tokens."""
     return PIECE if device.type == "cpu" else LARGE_PIECE
+
+
+def table_border(model: nn.Module) -> int | None:
+    """Return the longest text, in tokens, of the short table; None for a model with one table."""
+    for module in model.modules():
+        if "longrope" in _kinds(module) and hasattr(module, "config"):
+            config: Any = module.config
+            parameters = config.rope_parameters
+            every = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+            borders = [each.get("original_max_position_embeddings") for each in every]
+            return next((int(border) for border in borders if border), None)
+    return None
+
+
+def rereads(model: Any) -> bool:
+    """Return whether the model's own `generate` reads the text again beyond the border."""
+    return model.config.model_type in _READ_AGAIN
+
+
+def asks_for_length(model: nn.Module, words: Sequence[str] = ("longrope", "dynamic")) -> bool:
+    """Return whether a forward reads the length of its text to pick a table, of these kinds."""
+    kinds = {kind for module in model.modules() for kind in _kinds(module)}
+    return any(word in str(kind) for kind in kinds for word in words)
+
+
+def continues_rotation(model: nn.Module) -> bool:
+    """Return whether positions beyond the model's context are rotated like those within it."""
+    rotates = any(kind for module in model.modules() for kind in _kinds(module))
+    return rotates and not asks_for_length(model)
+
+
+def _kinds(module: nn.Module) -> list[Any]:
+    kinds = getattr(module, "rope_type", None)
+    return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
 
 
 class Taps:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
-from ragspec.verification.base import TargetSession
+from ragspec.verification.base import TargetModel, TargetSession
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
@@ -25,45 +25,6 @@ from ragspec.verification.tree_attention import Configs, lease, model_configs
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
 MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
-
-
-class Model(Protocol):
-    """The part of a `CausalTarget` that its sessions need; see there."""
-
-    model: Any
-    vocab_size: int
-    copies: int
-    chains: bool
-    packs: bool
-    selects_logits: bool
-    keeps_logits: bool
-    rereads: bool
-    border: int | None
-
-    @property
-    def loaded(self) -> Any:
-        """The model, or what stands for it until something needs its modules."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of token ids."""
-
-    @property
-    def divisible(self) -> bool:
-        """Whether prompts may be read in chunks and their prefixes reused."""
-
-    def runs_alone(self, taps: Iterable[int] = ()) -> bool:
-        """Return whether a forward needs no module of the model."""
-
-    @property
-    def output_head(self) -> nn.Module:
-        """The module that computes logits of the last hidden states."""
-
-    def check_mode(self) -> None:
-        """Raise ModelError if the model was put into training mode."""
-
-    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
-        """Run packed tokens and return the logits of some queries."""
 
 
 class TreeSession(TargetSession):
@@ -83,7 +44,7 @@ class TreeSession(TargetSession):
     _rows: dict[int, Row]
 
     def __init__(
-        self, target: Model, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
+        self, target: TargetModel, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
     ) -> None:
         self.target = target
         self.hidden: list[HiddenStates] = []

@@ -24,7 +24,7 @@ from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
-from ragspec.verification.rotary_tables import asks_for_length
+from ragspec.verification.reading import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
 if TYPE_CHECKING:

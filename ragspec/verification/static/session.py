@@ -21,6 +21,7 @@ from ragspec.needs import HiddenStates
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
@@ -34,7 +35,7 @@ from ragspec.verification.static.layout import (
 )
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
-from ragspec.verification.tree_session import Model, TreeSession
+from ragspec.verification.tree_session import TreeSession
 
 # The distribution and the text of each row.
 RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
@@ -68,7 +69,7 @@ class StaticSession(TreeSession):
 
     def __init__(
         self,
-        target: Model,
+        target: TargetModel,
         runner: StepRunner,
         rows: int,
         capacity: int,

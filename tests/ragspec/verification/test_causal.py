@@ -24,7 +24,7 @@ from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathSession, PathTarget
-from ragspec.verification.rotary_tables import rereads, table_border
+from ragspec.verification.reading import rereads, table_border
 from ragspec.verification.tree_session import TreeSession
 from tests.support.architectures import VOCAB, build, make
 from tests.support.architectures_sweep import TOWERS
