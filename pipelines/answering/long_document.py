@@ -80,7 +80,7 @@ class LongDocument(Answerer):
         """Keep the document in the engine's prefix cache, with these keys and values if any."""
         cache = self.engine.prefix_cache
         self._pin = cache.pin(self.prefix.token_ids)
-        weakref.finalize(self, self._pin.close).atexit = False
+        weakref.finalize(self, cache.unpin, self._pin).atexit = False
         if layers:
             cache.insert(self.prefix.token_ids, layers)
 
@@ -149,7 +149,7 @@ class LongDocument(Answerer):
 
     def close(self) -> None:
         """Let the prefix cache evict the document; later questions may read it again."""
-        self._pin.close()
+        self.engine.prefix_cache.unpin(self._pin)
 
     def __enter__(self) -> Self:
         return self

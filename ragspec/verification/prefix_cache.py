@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,17 +37,12 @@ class Row:
         self.tenant = tenant
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """Keeps the first tokens of a text in the cache until it is closed."""
+    """The first tokens of texts of a tenant, one of which stays; see `PrefixCache.pin`."""
 
-    def __init__(self, cache: PrefixCache, tokens: Sequence[int], tenant: str) -> None:
-        self.tokens = tuple(tokens)
-        self.tenant = tenant
-        self._cache = cache
-
-    def close(self) -> None:
-        """Let the text be evicted like any other."""
-        self._cache.unpin(self)
+    tokens: list[int]
+    tenant: str
 
 
 class PrefixCache:
@@ -56,15 +52,10 @@ class PrefixCache:
 
     Args:
         max_bytes: Limit of all texts together, pinned ones aside; 0 keeps pinned ones alone.
-
-    Attributes:
-        lookups, hits, cached_tokens: Numbers of lookups, of those that found a prefix, and of the
-            tokens that were not read again.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self.lookups = self.hits = self.cached_tokens = 0
         self._rows: list[Row] = []  # the least recently used first
         self._pins: list[Pin] = []
         self._weights: object = None
@@ -105,13 +96,10 @@ class PrefixCache:
         """
         tokens = list(tokens)
         with self._lock:
-            self.lookups += 1
             row, common = _longest(tokens, tenant, self._rows)
             source, shared = _longest(tokens, tenant, running)
             if not max(common, shared):
                 return None, 0
-            self.hits += 1
-            self.cached_tokens += max(common, shared)
             if row is None or (source is not None and shared >= common):
                 assert source is not None
                 return source.cache.prefix(shared, capacity - shared), shared
@@ -149,14 +137,14 @@ class PrefixCache:
             self._evict()
 
     def pin(self, tokens: Sequence[int], tenant: str = "") -> Pin:
-        """Keep a text beyond the limit until the returned pin is closed."""
-        pin = Pin(self, tokens, tenant)
+        """Keep a text beyond the limit until `unpin` gets the returned pin."""
+        pin = Pin(list(tokens), tenant)
         with self._lock:
             self._pins.append(pin)
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """Let a pinned text be evicted; see `Pin.close`."""
+        """Let a pinned text be evicted like any other."""
         with self._lock:
             self._pins = [each for each in self._pins if each is not pin]
             self._evict()
@@ -197,7 +185,7 @@ class PrefixCache:
         lengths = [
             len(pin.tokens)
             for pin in self._pins
-            if pin.tenant == row.tenant and list(pin.tokens) == row.tokens[: len(pin.tokens)]
+            if pin.tenant == row.tenant and pin.tokens == row.tokens[: len(pin.tokens)]
         ]
         return max(lengths, default=0)
 
@@ -205,7 +193,7 @@ class PrefixCache:
         """Drop the least recently used texts beyond the limit; of pinned texts one stays."""
         held = list[Row]()
         for pin in self._pins:
-            row, common = _longest(list(pin.tokens), pin.tenant, self._rows)
+            row, common = _longest(pin.tokens, pin.tenant, self._rows)
             if row is not None and common == len(pin.tokens):
                 held.append(row)
         limit = self.max_bytes + total_bytes(row.cache for row in held)

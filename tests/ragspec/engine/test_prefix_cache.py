@@ -70,8 +70,6 @@ def test_only_new_tokens_are_read() -> None:
     assert read[0] == 3  # the last token that was written has not been read by the model
     assert again.report.cached_tokens == len(text) - 3
     assert again.report.to_dict()["cached_tokens"] == len(text) - 3
-    cache = request.prefix_cache
-    assert (cache.lookups, cache.hits, cache.cached_tokens) == (2, 1, len(text) - 3)
 
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
@@ -263,7 +261,7 @@ def test_the_least_recently_used_texts_are_evicted_first() -> None:
     for text in (texts[4], texts[1]):
         cache.keep(text, "", filled(20))
     assert cache.export(texts[2]) is not None
-    pin.close()
+    cache.unpin(pin)
     cache.keep(texts[0], "", filled(20))
     assert cache.export(texts[2]) is None
     assert cache.bytes <= cache.max_bytes
@@ -289,5 +287,5 @@ def test_a_pinned_text_stays_while_its_questions_come_and_go() -> None:
     other = engine()
     other.prefix_cache.insert(document, layers)
     assert other.generate([*document, 5], max_new_tokens=5).report.cached_tokens == 60
-    pin.close()
+    request.prefix_cache.unpin(pin)
     assert request.prefix_cache.export(document) is None
