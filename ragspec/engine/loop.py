@@ -178,7 +178,8 @@ class Loop:
         rest = []
         for job in self._jobs:
             first = job.sequences[0]
-            if first.stop.count > 0 and not (first.hidden or job.again or job.forwards):
+            learns = first.needs.hidden_states
+            if first.stop.count > 0 and not (learns or job.again or job.forwards):
                 with suppress(Exception):  # the read raises it again
                     job.join(self.session)
                 if len(job.left) == 1 and first.slot is not None:

@@ -159,7 +159,7 @@ def read(
     pending = [job.left[:count] for job, count in ordered]
     k = max(row.needs.top_tokens if row.needs.prompt_top_tokens else 0 for row in rows)
     top_tokens: list[TopTokens] = []
-    if (k or any(row.hidden for row in rows)) and isinstance(session, TreeSession):
+    if (k or any(row.needs.hidden_states for row in rows)) and isinstance(session, TreeSession):
         logits, top_tokens = session.read_prompts(pending, k)
     else:
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))

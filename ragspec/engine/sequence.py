@@ -57,8 +57,6 @@ class Sequence:
     Attributes:
         rule: The rule that judges this sequence's drafts.
         needs: The needs of the drafter.
-        hidden: The hidden states that the drafter learns from, see `Needs.hidden_states`.
-        reads_hidden: Those that the drafter or the transform needs.
         transform, distribution_name: The transform of the target's distribution and its name.
         transform_taps: The hidden states that it reads, see `Needs.hidden_states`.
         open_view: Makes the rule's view of a forward; some targets, such as those of continuous
@@ -91,8 +89,6 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
-        self.hidden: tuple[int, ...] = ()
-        self.reads_hidden = set[int]()
         self.transform: RowTransform | None = None
         self.transform_taps: tuple[int, ...] = ()
         self.distribution_name: str | None = None
@@ -134,7 +130,6 @@ class Sequence:
         self._open_transform()
         if not (request.prefill or self.done or self.context.remaining <= 1):
             self._open_drafter(forward)
-        self.reads_hidden.update(self.hidden)
 
     def _open_transform(self) -> None:
         """Open the transform of the request, or else the one that the drafter requires."""
@@ -153,7 +148,6 @@ class Sequence:
         )
         self.distribution_name = transform.name
         self.transform_taps = transform.needs.hidden_states
-        self.reads_hidden.update(self.transform_taps)
 
     def _open_drafter(self, forward: SharedForward) -> None:
         """Open the drafter and the budget, if there is a drafter."""
@@ -174,7 +168,6 @@ class Sequence:
             )
         )
         self.needs = drafter.needs
-        self.hidden = drafter.needs.hidden_states
         self.budget = parts.budget.open(parts.cost, forward)
         self.context.adviser = self.budget
 
@@ -182,6 +175,11 @@ class Sequence:
     def done(self) -> bool:
         """Whether the text has ended."""
         return self.stop.reason is not None or self.error is not None
+
+    @property
+    def reads_hidden(self) -> set[int]:
+        """The hidden states that drafter and transform need, see `Needs.hidden_states`."""
+        return {*self.needs.hidden_states, *self.transform_taps}
 
     @property
     def room(self) -> int:
