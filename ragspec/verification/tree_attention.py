@@ -103,9 +103,9 @@ def _row_mask(
     from transformers.masking_utils import causal_mask_function
 
     q_length, kv_length = view.positions.shape[1], view.slots
-    required = _leases.explicit(settings.get("config")) or not settings.get(
-        "allow_is_causal_skip", True
-    )
+    lent = _lent.get(id(settings.get("config")))
+    required = lent is not None and lent.custom_attention
+    required = required or not settings.get("allow_is_causal_skip", True)
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     if not windowed and not required and _needs_none(view):
@@ -203,7 +203,7 @@ def _unmasked(
 
 @dataclass(slots=True)
 class _Lent:
-    """A leased configuration.
+    """A leased configuration; the first lease sets it, the last restores it.
 
     Attributes:
         implementation: Its attention implementation before the lease.
@@ -213,43 +213,12 @@ class _Lent:
     config: Any
     implementation: Any
     custom_attention: bool
-    count: int = 0
+    leases: int = 0
 
 
-class _Leases:
-    """Counts the leases of each configuration; the first lease sets it, the last restores it.
-
-    Leases are counted by configuration, not by model, because models may share one.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lent: dict[int, _Lent] = {}
-
-    def take(self, configs: Configs) -> None:
-        with self._lock:
-            for config, custom in configs:
-                new = _Lent(config, config._attn_implementation_internal, custom)
-                lent = self._lent.setdefault(id(config), new)
-                lent.custom_attention |= custom
-                lent.count += 1
-                config._attn_implementation_internal = NAME
-
-    def give_back(self, configs: Configs) -> None:
-        with self._lock:
-            for config, _ in configs:
-                lent = self._lent[id(config)]
-                lent.count -= 1
-                if not lent.count:
-                    config._attn_implementation_internal = lent.implementation
-                    del self._lent[id(config)]
-
-    def explicit(self, config: Any) -> bool:
-        lent = self._lent.get(id(config))
-        return lent is not None and lent.custom_attention
-
-
-_leases = _Leases()
+# By the id of a configuration, not of a model: models may share one.
+_lent: dict[int, _Lent] = {}
+_lock = threading.Lock()
 
 
 @cache
@@ -270,11 +239,23 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
     """
     _register()
     configs = model_configs(model) if configs is None else configs
-    _leases.take(configs)
+    with _lock:
+        for config, custom in configs:
+            new = _Lent(config, config._attn_implementation_internal, custom)
+            lent = _lent.setdefault(id(config), new)
+            lent.custom_attention |= custom
+            lent.leases += 1
+            config._attn_implementation_internal = NAME
     try:
         yield
     finally:
-        _leases.give_back(configs)
+        with _lock:
+            for config, _ in configs:
+                lent = _lent[id(config)]
+                lent.leases -= 1
+                if not lent.leases:
+                    config._attn_implementation_internal = lent.implementation
+                    del _lent[id(config)]
 
 
 def model_configs(model: nn.Module) -> Configs:
@@ -310,22 +291,19 @@ def _model_allows(view: TreeView, mask_function: MaskFunction, first: int = 0) -
     return allowed.expand(rows, 1, view.positions.shape[1], view.slots - first)[:, 0]
 
 
-def _pays_split(view: TreeView) -> bool:
-    """Return whether `by_weights` is cheaper than a mask over all slots.
+def _needs_none(view: TreeView) -> bool:
+    """Return whether full attention needs no mask: for a chain, and where `by_weights` is cheaper.
 
     A mask is read entry by entry, while `by_weights` adds a fixed number of small operations. On a
     CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
+    if view.hidden is not None:
+        return False
+    if view.related is None:
+        return True
     n = view.positions.shape[1]
     large = n > 1 and n * view.slots >= LARGE_MASK and view.length > 0
     return large and view.positions.device.type == "cpu"
-
-
-def _needs_none(view: TreeView) -> bool:
-    """Return whether full attention needs no mask."""
-    if view.hidden is not None:
-        return False
-    return view.related is None or _pays_split(view)
 
 
 def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:

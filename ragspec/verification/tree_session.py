@@ -20,7 +20,7 @@ from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
 from ragspec.verification.reading import LONG, Taps
-from ragspec.verification.sequence_cache import SequenceCache, commit_slots, total_bytes
+from ragspec.verification.sequence_cache import SequenceCache, commit_slots
 from ragspec.verification.tree_attention import Configs, lease, model_configs
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
@@ -77,11 +77,6 @@ class TreeSession(TargetSession):
     def caches(self) -> dict[int | None, SequenceCache]:
         """The keys and values of the rows, by number."""
         return {number: row.cache for number, row in self._rows.items()}
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the keys and values of all rows."""
-        return total_bytes(self.caches.values())
 
     def keep_hidden(self, taps: Sequence[int] = (LAST,)) -> None:
         """Keep hidden states of all later forwards, beside those kept before.
