@@ -78,18 +78,6 @@ def variation(p: Distribution, q: Distribution) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def chi_square(result: Distribution, expected: Distribution) -> float:
-    """Return the p-value of counts [V] against expected ones; cells below 5 are merged."""
-    small = expected < 5
-    if small.any():
-        result = np.append(result[~small], result[small].sum())
-        expected = np.append(expected[~small], expected[small].sum())
-    selected = expected > 0
-    score = float(((result - expected)[selected] ** 2 / expected[selected]).sum())
-    freedom = torch.tensor((int(selected.sum()) - 1) / 2)
-    return float(torch.special.gammaincc(freedom, torch.tensor(score / 2)))
-
-
 def broken(module: ModuleType, old: str, new: str) -> ModuleType:
     """Return a module made of another's source with one place changed."""
     assert module.__file__ is not None

@@ -4,28 +4,35 @@ A slot holds a token paired with the hidden state at the token before it. For th
 target's states, which arrive for the end of the prompt and then step by step. Below the root a node
 is paired with the state that the head predicted at its parent. So no slot of a draft is kept:
 accepted tokens are read again, with the target's own states.
+
+On an accelerator a forward is a step of fixed shape, and the states before its tokens lie in a
+buffer of the arena. A head whose steps differ from its forwards has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ragspec.drafters.heads.graph import HeadGraph
-from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.heads.step import HeadStep
+from ragspec.drafters.heads.head import DraftHead, RecurrentHead
 from ragspec.drafters.model.cache import DraftCache, Visible
 from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
 from ragspec.drafters.model.level_step import fitted
 from ragspec.drafters.model.tree_shape import TreeShape
+from ragspec.models.supported import layer_windows
 from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.buffers import Arena
+from ragspec.verification.static.buffers import Arena, LayerShape
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
+from ragspec.verification.static.step import Masks
 from ragspec.verification.tree_attention import tree_view
+
+TOLERANCE = 0.02  # of the largest logit: half precision rounds
 
 
 class HeadModel(CausalTarget):
@@ -89,6 +96,30 @@ class HeadModel(CausalTarget):
                 rows_logits: Tensor = self.rows(read.to(self.target.dtype))
                 return rows_logits
             return self.target.head_logits(read.to(self.target.dtype), positions + self.first)
+
+
+class HeadStep(ForwardStep):
+    """Reads tokens, and the states before them, into the first row of an arena."""
+
+    def __init__(
+        self, model: HeadModel, runner: StepRunner, arena: Arena, shape: ForwardShape
+    ) -> None:
+        super().__init__(model, runner, arena, shape)
+        assert arena.states is not None and isinstance(model.head, RecurrentHead)
+        # Not the model, which belongs to one session.
+        self._head, self._target, self._rows = model.head, model.target, model.rows
+        self._states = arena.states[:, : shape.tokens]
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Any) -> tuple[Tensor, ...]:
+        """Return the logits [n, v], and the states [1, n, H] that the head reads next."""
+        embedded = self._head.embed(self._target, tokens)
+        read, fed = self._head(embedded, self._states, positions, mask=mask, keys=self._cache)
+        read = read.to(self._target.dtype)
+        if self._rows is None:
+            logits = self._target.head_logits(read, positions)
+        else:
+            logits = self._rows(read)
+        return logits[0], fed
 
 
 class HeadCache(DraftCache):
@@ -224,3 +255,50 @@ class SlotCache(HeadCache):
         with torch.no_grad():
             logits = head.logits_after(target, paths, self._logits, self._head.guessed)
         return logits if self.tokens is not None else fitted(logits, self.vocab_size)
+
+
+class Weights(nn.ModuleList):
+    """The modules whose weights a head's steps read, at addresses that must not change."""
+
+    def __init__(self, head: RecurrentHead, target: CausalTarget) -> None:
+        super().__init__([head, target.output_head, target.loaded.get_input_embeddings()])
+        self.dtype = head.dtype
+
+
+def open_steps(model: HeadModel, mode: str) -> StepRunner | None:
+    """Return what runs a head's forwards as steps of fixed shape, if the head has them.
+
+    Args:
+        mode: "eager" or "graph", see `static.runner`.
+    """
+    head, target = model.head, model.target
+    if not (isinstance(head, RecurrentHead) and head.config.recurrent):
+        return None
+    if type(target) is not CausalTarget:  # guidance, or other positions
+        return None
+
+    def read() -> tuple[Tensor, HeadCache]:
+        cache = HeadCache(model, target.vocab_size, 8)
+        size = len(head.config.taps) * head.config.target_size
+        generator = torch.Generator().manual_seed(0)
+        taps = torch.randn(1, 4, size, generator=generator).to(target.device, target.dtype)
+        cache.notify(taps)
+        with cache.lease():
+            cache.read([1, 2, 3, 4])
+            return cache.extend([5, 6], [-1, -1]), cache
+
+    expected, cache = read()
+    layers = [(LayerShape.of(k), LayerShape.of(v)) for k, v in cache.layers]
+    windows = layer_windows(head.layers.config)
+    runner = StepRunner(Weights(head, target), "eager", Masks(windows, len(windows) > 1), layers)
+    model.fixed_steps = runner
+    try:
+        result, _ = read()
+    except Exception:  # a layer of another library may raise anything
+        return None
+    finally:
+        model.fixed_steps = None
+    if not (result - expected).abs().max() <= TOLERANCE * expected.abs().max():
+        return None
+    runner.mode = mode
+    return runner

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
-from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache
+from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache, open_steps
 from ragspec.drafters.heads.files import head_of, read_head
 from ragspec.drafters.heads.graph import HeadGraph, open_graph
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
-from ragspec.drafters.heads.step import open_steps
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession, pick_static
 from ragspec.drafters.model.settings import GrowthSettings
@@ -58,6 +57,7 @@ class HeadDrafter(Drafter):
         "a head on the model's hidden states", "EAGLE", needs=frozenset({"head"}), listed=False
     )
     looks_up = False
+    name = "head"
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class HeadDrafter(Drafter):
         tree: TreeShape | Sequence[int] | None = None,
         static: str = "auto",
         min_expected_gain: float | None = None,
-        name: str = "head",
     ) -> None:
         if head is None or target is None:
             raise InputError(
@@ -89,7 +88,6 @@ class HeadDrafter(Drafter):
         self._rows = None if isinstance(self.head, HeadGraph) else self.head.rows(self.target)
         self.taps = taps_of(self.head.config, self.target)
         self.needs = Needs(hidden_states=tuple(set(self.taps)))
-        self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise UnsupportedModelError if the engine runs another model than the head's target."""
@@ -107,7 +105,7 @@ class HeadDrafter(Drafter):
         mode = pick_static(self.static, request.static, self.target.device)
         if mode not in self._steps:
             captured = "graph" if mode == "compile" else mode
-            self._steps[mode] = open_steps(model, HeadCache, captured)
+            self._steps[mode] = open_steps(model, captured)
         model.fixed_steps = self._steps[mode]
         kind = HeadCache if self.head.config.recurrent else SlotCache
         cache = kind(model, request.vocab_size, len(request.prompt) + 256)

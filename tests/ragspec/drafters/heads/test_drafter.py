@@ -73,12 +73,10 @@ def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
     fresh.to(target.dtype).eval()
 
     def drafted(static: str) -> list[Any]:
-        options = {**FORMS[form], "static": static, "min_expected_gain": 0.0}
-        instance = HeadDrafter(fresh, target, **options)
+        instance = HeadDrafter(fresh, target, static=static, min_expected_gain=0.0, **FORMS[form])
         engine = Engine(target, drafter=instance, budget=9)
         results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=20, ignore_eos=True)
-        steps = instance._steps.get("eager")
-        assert steps is None if static == "off" else steps is not None
+        assert (instance._steps.get("eager") is None) == (static == "off")
         return [[step.tree.tokens.tolist() for step in result.steps] for result in results]
 
     assert drafted("eager") == drafted("off")

@@ -112,11 +112,8 @@ def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"width": 1},
-        {"width": 4},
-        {"tree": SHAPE},
-        {"mode": "sampled", "width": (3, 2)},
-        {"mode": "sampled-without-replacement", "width": (3, 2)},
+        *({"width": 1}, {"width": 4}, {"tree": SHAPE}),
+        *({"mode": mode, "width": (3, 2)} for mode in ("sampled", "sampled-without-replacement")),
     ],
     ids=str,
 )
@@ -133,9 +130,8 @@ def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
     )
     assert walked(one, other, min(size, 90), 20) > 40
     assert one.cache.forwards == other.cache.forwards
-    arena = other.cache._arena
-    assert arena is not None
-    assert {type(step) for step in arena.steps.values()} == {ForwardStep}
+    assert other.cache._arena is not None
+    assert {type(step) for step in other.cache._arena.steps.values()} == {ForwardStep}
 
 
 def test_a_forward_of_fixed_shape_waits_once_and_launches_little_else() -> None:

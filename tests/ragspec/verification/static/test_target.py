@@ -177,12 +177,10 @@ def test_small_buffers_of_several_texts_are_lent_again_and_large_ones_are_not_ke
         texts: list[set[int]] = [set() for _ in range(3)]
         return {id(steps.lend_arena(text, 1, 40)) for text in texts}
 
-    kept = {id(arena) for arena in steps._free}
     first = lend()
-    assert len(first) == 3 and kept <= first and lend() == first
+    assert len(first) == 3 and lend() == first
     monkeypatch.setattr("ragspec.verification.static.runner.FIRST_BYTES", 1)
-    lend()
-    assert len(steps._free) == 1
+    assert lend() and len(steps._free) == 1
 
 
 @pytest.mark.parametrize("when", ["create", "taken", "ran"])
