@@ -73,9 +73,8 @@ def right_python() -> None:
     if sys.version_info >= OLDEST:
         return
     for minor in range(14, OLDEST[1] - 1, -1):
-        found = shutil.which(f"python3.{minor}")
-        if found:
-            os.execv(found, [found, *sys.argv])
+        if newer := shutil.which(f"python3.{minor}"):
+            os.execv(newer, [newer, *sys.argv])
     got = ".".join(map(str, sys.version_info[:3]))
     raise Failure(f"Python {got} is too old: install Python 3.11 or newer and run this with it")
 
@@ -111,20 +110,20 @@ def make_venv(moved: bool) -> None:
     if run(sys.executable, "-m", "venv", "--clear", VENV) == 0:
         return
     print("no ensurepip here: the pip of this Python fills the environment instead", flush=True)
-    made = run(sys.executable, "-m", "venv", "--clear", "--without-pip", VENV)
-    if made or run(sys.executable, "-m", "pip", "--python", PYTHON, "install", "pip"):
+    failed = run(sys.executable, "-m", "venv", "--clear", "--without-pip", VENV)
+    if failed or run(sys.executable, "-m", "pip", "--python", PYTHON, "install", "pip"):
         raise Failure("could not make .venv: install pip (for Debian: python3-venv) and try again")
 
 
 def set_up() -> None:
     """Bring .venv up to date with pyproject.toml and the constraints; does nothing when it is."""
-    found, wanted = read_stamp(), wanted_stamp()
+    present, wanted = read_stamp(), wanted_stamp()
     if inside_venv():
-        wanted["python"] = found.get("python", wanted["python"])
-    if found == wanted and PYTHON.exists():
+        wanted["python"] = present.get("python", wanted["python"])
+    if present == wanted and PYTHON.exists():
         return
     began = time.monotonic()
-    make_venv(moved=any(found.get(k, wanted[k]) != wanted[k] for k in ("root", "python")))
+    make_venv(moved=any(present.get(k, wanted[k]) != wanted[k] for k in ("root", "python")))
     STAMP.unlink(missing_ok=True)
     # Python compiles the few modules that it imports; pip would compile all, for a minute.
     brief = ("--progress-bar", "off", "--disable-pip-version-check", "--no-compile")

@@ -50,7 +50,6 @@ def same_there(request: pytest.FixtureRequest) -> Same:
     Latents may round otherwise there, as wrapped operators take other ways through torch, and CUDA
     adds products up in another order.
     """
-    rounding = 1e-4 if request.param == "cuda" else 1e-5
 
     def check(make: Callable[[], Any], draw: Draw) -> None:
         pipe = make().to("cpu")
@@ -58,7 +57,7 @@ def same_there(request: pytest.FixtureRequest) -> Same:
         with present(request.param):
             there = draw(pipe.to(request.param)).cpu()
             assert pipe.device.type == request.param
-        close = rounding * here.is_floating_point()
+        close = (1e-4 if request.param == "cuda" else 1e-5) * here.is_floating_point()
         torch.testing.assert_close(there, here.cpu(), rtol=0, atol=close)
 
     return check

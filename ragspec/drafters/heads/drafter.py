@@ -82,7 +82,7 @@ class HeadDrafter(Drafter):
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         check_static(static, self.target.device)
         self.static = static
-        self._steps: dict[str, StepRunner | None] = {"off": None}
+        self._runners: dict[str, StepRunner | None] = {"off": None}
         self.kind = self.settings.kind
         self.head = _ready(head, self.target)
         self._rows = None if isinstance(self.head, HeadGraph) else self.head.rows(self.target)
@@ -103,10 +103,10 @@ class HeadDrafter(Drafter):
         """Return a session that drafts once it has the prompt's hidden states."""
         model = HeadModel(self.head, self.target, self._rows)
         mode = pick_static(self.static, request.static, self.target.device)
-        if mode not in self._steps:
+        if mode not in self._runners:
             captured = "graph" if mode == "compile" else mode
-            self._steps[mode] = open_steps(model, captured)
-        model.fixed_steps = self._steps[mode]
+            self._runners[mode] = open_steps(model, captured)
+        model.fixed_steps = self._runners[mode]
         kind = HeadCache if self.head.config.recurrent else SlotCache
         cache = kind(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)

@@ -76,7 +76,7 @@ def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
         instance = HeadDrafter(fresh, target, static=static, min_expected_gain=0.0, **FORMS[form])
         engine = Engine(target, drafter=instance, budget=9)
         results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=20, ignore_eos=True)
-        assert (instance._steps.get("eager") is None) == (static == "off")
+        assert (instance._runners.get("eager") is None) == (static == "off")
         return [[step.tree.tokens.tolist() for step in result.steps] for result in results]
 
     assert drafted("eager") == drafted("off")
