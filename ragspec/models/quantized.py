@@ -12,6 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,7 +30,12 @@ INT8 = "int8"
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 OPSET, IR_VERSION = 20, 10
 PACKAGES = ("onnxruntime", "onnx")
-NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # releases from 1.29 on upload figures of use by default
+Place = Mapping[str, str]  # the external data of a weight in ONNX's format
+IN_MEMORY: Place = MappingProxyType({"location": "memory"})
+SETTINGS = (
+    "ORT_DISABLE_TELEMETRY",  # releases from 1.29 on upload figures of use by default
+    "ORT_GQA_DISABLE_FLASH_ATTENTION",  # from 1.28 on, its bits differ with the width of a forward
+)
 
 
 def missing_package() -> str:
@@ -212,8 +218,9 @@ def expect_package(package: str) -> None:
 
 
 def onnx_runtime() -> Any:
-    """Return the package onnxruntime, without its telemetry."""
-    os.environ.setdefault(NO_TELEMETRY, "1")
+    """Return the package onnxruntime, without telemetry and with equal bits in all widths."""
+    for name in SETTINGS:
+        os.environ.setdefault(name, "1")
     return importlib.import_module("onnxruntime")
 
 
@@ -223,10 +230,14 @@ class Session:
     Args:
         proto: The graph, in ONNX's format, or the file of one with its weights in files beside it.
         weights: Its external weights by name, contiguous and on the CPU.
+        save: Where the graph is written, and its weights as the runtime packs them beside it.
     """
 
     def __init__(
-        self, proto: bytes | str, weights: Mapping[str, Tensor] = MappingProxyType({})
+        self,
+        proto: bytes | str,
+        weights: Mapping[str, Tensor] = MappingProxyType({}),
+        save: Path | None = None,
     ) -> None:
         runtime = onnx_runtime()
         options = runtime.SessionOptions()
@@ -236,23 +247,26 @@ class Session:
         self._held = [self.value(weight.numpy()) for weight in weights.values()]  # read in place
         if weights:
             options.add_external_initializers(list(weights), self._held)
+        if save is not None:
+            options.optimized_model_filepath = str(save)
+            options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            for key, value in (
+                ("optimized_model_external_initializers_file_name", f"{save.stem}.bin"),
+                ("save_external_prepacked_constant_initializers", "1"),
+            ):
+                options.add_session_config_entry(f"session.{key}", value)
         self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 
-def declared(name: str, tensor: Tensor, place: tuple[str, int, int] | None = None) -> Any:
-    """Return the declaration of a weight that a `Session` is handed, or that lies in a file.
-
-    Args:
-        place: File, offset and length in bytes.
-    """
+def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> Any:
+    """Return the declaration of a weight that a `Session` is handed, or that lies in a file."""
     from onnx import TensorProto
 
     kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
     proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
     proto.data_location = TensorProto.EXTERNAL
-    keys = ("location", "offset", "length")
-    for key, value in zip(keys, place or ("memory",), strict=False):
-        proto.external_data.add(key=key, value=str(value))
+    for key, value in place.items():
+        proto.external_data.add(key=key, value=value)
     return proto
 
 

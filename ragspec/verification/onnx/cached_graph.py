@@ -1,10 +1,10 @@
 """Quantized models as graphs in the cache folder, which open without transformers' modules.
 
-A folder has the graph, its weights, which the runtime maps, and a record: what the probe decided,
-the configuration, the cost of forwards, and the SHA-256 of each file and of the record itself.
-Its name has a key of all on which the bits depend: the model's files (by size and time), this
-format, the packages, the processor and the threads. A damaged folder is made anew. A model has few
-graphs: the one that was not used for longest goes.
+A folder has the graphs, their weights, which the runtime maps, and a record: what the probe
+decided, the configuration, the cost of forwards, and the SHA-256 of each file and of the record
+itself. Its name has a key of all on which the bits depend: the model's files (by size and time),
+this format, the packages, the processor and the threads. A damaged folder is made anew. A model has
+few graphs: the one that was not used for longest goes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.models.device import pick_device
@@ -44,13 +44,17 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import TABLES
+from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
-VERSION = 5
-GRAPH, WEIGHTS = "graph.onnx", "weights.safetensors"
-BATCH = "batch.onnx"  # the graph of several sequences
+VERSION = 6
+GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
+WEIGHTS = "weights.bin"  # of both
+TENSORS = "tensors.safetensors"  # those that are read outside of the graph
+FILES = GRAPH, BATCH, WEIGHTS, TENSORS
+READ = frozenset({"embedding", "logits.codes", "logits.scales", "logits.bias"})
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 MOST = 4  # graphs of one model: of other threads or packages
 
@@ -105,7 +109,7 @@ class CachedGraph:
         size = sum(weight.nbytes for weight in target.model.parameters())
         with contextlib.suppress(OSError):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.folder.parent).free < size + SPARE:
+            if shutil.disk_usage(self.folder.parent).free < 5 * size + SPARE:  # packed and copied
                 return
             with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".part-") as part:
                 whole = Path(part) / "graph"
@@ -155,25 +159,18 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
     from ragspec.verification.onnx.graph import build_graph, in_onnx
 
     model, graph = target.model, build_graph(target.model, 1, False)
-    stored, weights = dict[int, str](), dict[str, Tensor]()
-    for name, weight in graph.weights.items():
-        if weight.dtype != torch.int64:  # an embedding may have the weights of the head
-            weights.setdefault(stored.setdefault(weight.data_ptr(), name), weight.contiguous())
-    longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
-    save_file(weights | target.rotary(longest), folder / WEIGHTS)
-    with (folder / WEIGHTS).open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    places = {}
-    for name, weight in graph.weights.items():
-        if weight.dtype != torch.int64:
-            start, end = header[stored[weight.data_ptr()]]["data_offsets"]
-            places[name] = WEIGHTS, 8 + size + start, end - start
+    weights = graph.floating()
+    places = store_weights(folder / WEIGHTS, weights)
+    (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
+    store_packed(folder / GRAPH, folder / WEIGHTS, places)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES, False), model, places))
+    longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
+    read = {name: each for name, each in weights.items() if name in READ}
+    save_file(read | target.rotary(longest), folder / TENSORS)
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
-        "files": {name: sha256_file(folder / name) for name in (GRAPH, BATCH, WEIGHTS)},
+        "files": {name: sha256_file(folder / name) for name in FILES},
         "model_type": model.config.model_type,
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
@@ -213,8 +210,8 @@ class StandIn(nn.Module):
         self.parameter_count = record["parameters"]
         self.model = nn.Module()
         self.model.layers = nn.ModuleList(nn.Module() for _ in range(self.config.num_hidden_layers))
-        names = set(weights.keys())  # a tied embedding has the codes of the head
-        codes = weights.get_tensor("logits.codes" if "logits.codes" in names else "embedding.codes")
+        names = set(weights.keys())
+        codes = weights.get_tensor("logits.codes")
         scales = weights.get_tensor("logits.scales")
         bias = weights.get_tensor("logits.bias") if "logits.bias" in names else None
         self.head = BlockLinear(codes.view(*scales.shape, BLOCK), scales, bias)
@@ -258,7 +255,7 @@ class CachedTarget(OnnxTarget):
         from safetensors import safe_open
 
         self._load, self._lock = load, threading.RLock()
-        with safe_open(folder / WEIGHTS, "pt") as file:
+        with safe_open(folder / TENSORS, "pt") as file:
             CausalTarget.__init__(self, StandIn(record, file).eval())
             names = [name for name in file.keys() if name.startswith(TABLES)]  # noqa: SIM118
             tables = {name: file.get_tensor(name) for name in names}

@@ -19,15 +19,21 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from ragspec.models.quantized import BLOCK, MICROSOFT, BlockLinear, declared, serialized
+from ragspec.models.quantized import (
+    BLOCK,
+    IN_MEMORY,
+    MICROSOFT,
+    BlockLinear,
+    Place,
+    declared,
+    serialized,
+)
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
-
-IN_MEMORY: Mapping[str, tuple[str, int, int]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -288,7 +294,7 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
 
 
 def in_onnx(
-    graph: Graph, model: PreTrainedModel, places: Mapping[str, tuple[str, int, int]] = IN_MEMORY
+    graph: Graph, model: PreTrainedModel, places: Mapping[str, Place] = MappingProxyType({})
 ) -> bytes:
     """Return the graph of a model in ONNX's format; see `declare`."""
     config, info = model.config, helper.make_tensor_value_info
@@ -312,7 +318,7 @@ def declare(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     shape: tuple[int, int, int],
-    places: Mapping[str, tuple[str, int, int]] = IN_MEMORY,
+    places: Mapping[str, Place] = MappingProxyType({}),
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
@@ -324,8 +330,7 @@ def declare(
     Args:
         inputs, outputs: The graph's own, beside those of `GraphRunner`.
         shape: Layers, heads of keys, and width of a head.
-        places: File, offset and length of each weight; without them a `Session` is handed the
-            weights.
+        places: Of weights that a `Session` is not handed.
     """
     info, (layers, heads, width) = helper.make_tensor_value_info, shape
     real, short, whole = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
@@ -348,7 +353,7 @@ def declare(
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64
-        else declared(name, weight, places.get(name))
+        else declared(name, weight, places.get(name, IN_MEMORY))
         for name, weight in graph.weights.items()
     ]
     return serialized(helper.make_graph(graph.nodes, "model", every, results, weights))

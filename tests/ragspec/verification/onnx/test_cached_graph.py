@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
+from ragspec.models.quantized import onnx_runtime
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.storage import filesystem
 from ragspec.verification.onnx import cached_graph, target
-from ragspec.verification.onnx.cached_graph import GRAPH, WEIGHTS, CachedTarget
+from ragspec.verification.onnx.cached_graph import BATCH, GRAPH, TENSORS, WEIGHTS, CachedTarget
 from ragspec.verification.onnx.record import RECORD
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
 
 
-@pytest.mark.parametrize("name", [RECORD, GRAPH, WEIGHTS])
+@pytest.mark.parametrize("name", [RECORD, GRAPH, WEIGHTS, TENSORS])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, damage: str) -> None:
     expected = write(opened(folder)).tokens
@@ -117,6 +118,25 @@ def test_changed_models_and_settings_have_graphs_of_their_own(folder: Path, cach
         settings = {"device": "cpu", "dtype": "int8", **options}
         assert not isinstance(Engine.from_pretrained(folder, **settings).target, CachedTarget)
     assert threads and len(list(cache.glob(f"*/{GRAPH}"))) == 2
+
+
+@pytest.mark.skipif(
+    onnx_runtime().__version__ < "1.28" or sys.platform != "linux", reason="packs at opening"
+)
+def test_sessions_map_the_same_packed_weights(folder: Path, cache: Path) -> None:
+    opened(folder)
+    engine = opened(folder)
+    engine.generate([tiny.prompt(30), tiny.prompt(9)], max_new_tokens=4)  # opens a second one
+    (path,) = cache.glob(f"*/{WEIGHTS}")
+    parts = {graph: packed_parts(path.with_name(graph)) for graph in (GRAPH, BATCH)}
+    assert parts[GRAPH] == parts[BATCH] and len(parts[GRAPH]) > 8
+    assert Path("/proc/self/maps").read_text("utf-8").count(str(path)) >= 2 * len(parts[GRAPH])
+
+
+def packed_parts(graph: Path) -> dict[str, str]:
+    weights = onnx.load(graph, load_external_data=False).graph.initializer
+    entries = ((each.name, entry) for each in weights for entry in each.external_data)
+    return {name: entry.value for name, entry in entries if entry.key.startswith("prepacked")}
 
 
 def test_graphs_are_listed_and_removed(folder: Path, cache: Path) -> None:
