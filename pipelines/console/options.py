@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from typer import Option
 
@@ -18,6 +18,7 @@ from ragspec.models.checks import (
     check_embedder,
     check_language_model,
     check_place,
+    check_reranker,
     check_runtime,
 )
 from ragspec.models.resolve import resolve_model
@@ -267,12 +268,17 @@ class SearchOptions:
         ),
     ] = None
     embedder: Annotated[str | None, Setting(EMBEDDER)] = None
+    reranker: Annotated[
+        str | None, Setting("Cross-encoder that orders the first hits of a search anew.")
+    ] = None
 
     def __post_init__(self) -> None:
         checks.check_paths(*(self.docs or ()))
         checks.check_store(self.index, "passages")
         if self.embedder is not None:
             check_embedder(self.embedder)
+        if self.reranker is not None:
+            check_reranker(self.reranker)
         if self.index is not None and len(self.docs or ()) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
@@ -289,12 +295,20 @@ class SearchOptions:
         if not self.docs:
             return None
         if self.index is None:
-            return index_documents(self.docs, self.embedder, terminal)
-        with terminal.working("reading the documents"):
-            from ragspec.pipelines.answering.docqa import DocQA
+            qa = index_documents(self.docs, self.embedder, terminal)
+        else:
+            with terminal.working("reading the documents"):
+                from ragspec.pipelines.answering.docqa import DocQA
+
+                silence_transformers()
+                qa = DocQA.from_index(self.index, embedder=self.embedder)
+        if self.reranker is not None:
+            from ragspec.retrievers.search.passage_index import PassageIndex
+            from ragspec.retrievers.search.reranker import CrossEncoder
 
             silence_transformers()
-            return DocQA.from_index(self.index, embedder=self.embedder)
+            cast(PassageIndex, qa.retriever).reranker = CrossEncoder(self.reranker)
+        return qa
 
 
 @dataclass(frozen=True, slots=True)

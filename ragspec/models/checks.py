@@ -193,6 +193,23 @@ def check_embedder(name: str | Path) -> ResolvedModel:
     return source
 
 
+def check_reranker(name: str | Path) -> ResolvedModel:
+    """Return where a cross-encoder is; raise ModelError if its files are damaged, or of none.
+
+    sentence-transformers would give another model a head of random weights.
+    """
+    source = resolve_model(name)
+    kinds = read_config(source.folder / CONFIG, "model_type").get("architectures") or []
+    heads = (str(kind).endswith("ForSequenceClassification") for kind in kinds)
+    if not (source.folder / "modules.json").is_file() and not any(heads):
+        raise ModelError(
+            f"{name} is {', '.join(map(str, kinds)) or 'of an unknown kind'}; expected a "
+            "cross-encoder, such as cross-encoder/ms-marco-MiniLM-L6-v2."
+        )
+    check_weights(source.folder)
+    return source
+
+
 def check_head_files(folder: Path) -> Path:
     """Return the file of a draft head's weights; raise ModelError without one, or a damaged one."""
     files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]

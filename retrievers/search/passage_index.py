@@ -34,6 +34,7 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
+from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
 from ragspec.retrievers.search.sparse import FILES, SparseIndex
 from ragspec.sampling.settings import checked_count
 from ragspec.storage.manifest import Contents, Verify
@@ -76,7 +77,12 @@ class PassageIndex:
     """Documents cut into P passages, with dense search, sparse search, or both.
 
     It is read-only after building; several threads may search it.
+
+    Attributes:
+        reranker: Orders the first hits of `search` anew, see `CrossEncoder`; None for none.
     """
+
+    reranker: Reranker | None = None
 
     def __init__(
         self,
@@ -178,9 +184,11 @@ class PassageIndex:
         """
         if not query.strip():
             raise InputError("The query is empty; ask something.")
-        chosen = SearchMode(mode or self.mode)
-        ranked = self.ranked([self.query(query, chosen)], k, chosen)[0]
-        return [hit for _, hit in self.hits(ranked)]
+        chosen, k = SearchMode(mode or self.mode), checked_count(k, "k")
+        most = k if self.reranker is None else max(k, RERANKED)
+        ranked = self.ranked([self.query(query, chosen)], most, chosen)[0]
+        hits = [hit for _, hit in self.hits(ranked)]
+        return hits if self.reranker is None else rerank(self.reranker, query, hits)[:k]
 
     def check(self, mode: SearchMode) -> None:
         """Raise InputError if the index lacks a part that a mode needs."""

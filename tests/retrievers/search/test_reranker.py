@@ -1,0 +1,99 @@
+"""Reranking: the model's order, all doors, and models that are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError, ModelError
+from ragspec.pipelines.cli.app import main
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.reranker import RERANKED, CrossEncoder
+from tests.support import tiny
+
+QUERY = "what do tokens of a tree follow?"
+TEXTS = [f"Tokens of a tree follow a path {'of nodes ' * n}to leaf {n}." for n in range(40)]
+
+
+@pytest.fixture
+def index() -> PassageIndex:
+    documents = [Document(f"{n}.txt", f"{n}", text) for n, text in enumerate(TEXTS)]
+    return PassageIndex.build(documents, embedder=None)
+
+
+def save_classifier(folder: Path, labels: int = 1) -> str:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+    config = BertConfig(vocab_size=320, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    config.num_labels, config.pad_token_id = labels, 0
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer = tiny.bpe_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(0)})
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_first_hits_have_the_order_of_the_model(index: PassageIndex, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = save_classifier(tmp_path)
+    before = index.search(QUERY, 40)
+    model = sentence_transformers.CrossEncoder(folder, local_files_only=True)
+    scores = model.predict([(QUERY, hit.passage.text) for hit in before[:RERANKED]]).tolist()
+    expected = sorted(zip(scores, before, strict=False), key=lambda pair: -pair[0])
+    index.reranker = CrossEncoder(folder)
+    hits = index.search(QUERY, 5)
+    assert [hit.passage for hit in hits] == [hit.passage for _, hit in expected[:5]]
+    assert [hit.passage for hit in hits] != [hit.passage for hit in before[:5]]
+    assert [hit.score for hit in hits] == pytest.approx([s for s, _ in expected[:5]], abs=1e-6)
+    assert len(index.search(QUERY, 40)) == 40
+
+
+def test_a_question_is_answered_over_reranked_passages(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("sentence_transformers")
+    folder, docs = save_classifier(tmp_path / "model"), tmp_path / "docs"
+    docs.mkdir()
+    for n, text in enumerate(TEXTS[:12]):
+        (docs / f"{n}.txt").write_text(text)
+    ask = ["ask", QUERY, "--docs", str(docs), "-s", "prompt=extract", "--json"]
+    results = []
+    for more in ([], ["-s", f"reranker={folder}"]):
+        assert main([*ask, *more]) == 0
+        results.append(
+            [each["document"] for each in json.loads(capsys.readouterr().out)["passages"]]
+        )
+    assert results[0] != results[1]
+    assert main([*ask, "-s", f"reranker={tiny.save(tmp_path / 'causal')}"]) == 4
+    assert "expected a cross-encoder" in capsys.readouterr().err
+
+
+class Constant:
+    def __init__(self, scores: Sequence[float]) -> None:
+        self._scores = scores
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        return self._scores or [0.0] * len(texts)
+
+
+def test_equal_scores_change_no_order_and_wrong_ones_are_refused(index: PassageIndex) -> None:
+    before = [hit.passage for hit in index.search(QUERY, 7)]
+    index.reranker = Constant([])
+    assert [hit.passage for hit in index.search(QUERY, 7)] == before
+    for scores in ([1.0], [float("nan")] * RERANKED):
+        index.reranker = Constant(scores)
+        with pytest.raises(InputError, match="expected a number for each"):
+            index.search(QUERY, 7)
+
+
+def test_a_classifier_of_several_labels_is_refused(index: PassageIndex, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    index.reranker = CrossEncoder(save_classifier(tmp_path, labels=3))
+    with pytest.raises(ModelError, match="gives 3 scores for a pair; expected one"):
+        index.search(QUERY, 2)
