@@ -6,6 +6,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,22 +51,24 @@ def words_of(text: str) -> list[str]:
         letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
         text = unicodedata.normalize("NFC", "".join(letters))
     text = text.lower()
-    tokens, words = TOKEN.findall(text), list[str]()
+    tokens = TOKEN.findall(text)
     if text.isascii() or not OTHER.search(text):
-        for token in tokens:
-            if not token.isalnum():
-                words += [stem(part) for part in WORD.findall(token) if part not in STOP_WORDS]
-                words.append(token)
-            elif token not in STOP_WORDS:
-                words.append(stem(token))
-        return words
-    words += [token for token in tokens if not token.isalnum()]
+        return [word for token in tokens for word in _words_in(token)]
+    words = [token for token in tokens if not token.isalnum()]
     for word in ANY_WORD.findall(text):
         if SPACELESS_LETTER.match(word):
             words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
         elif word not in STOP_WORDS:
             words.append(stem(word))
     return words
+
+
+@lru_cache(1 << 16)
+def _words_in(token: str) -> tuple[str, ...]:
+    """Return the words that a token gives."""
+    parts = [token] if token.isalnum() else WORD.findall(token)
+    stems = tuple(stem(part) for part in parts if part not in STOP_WORDS)
+    return stems if token.isalnum() else (*stems, token)
 
 
 def stem(word: str) -> str:
