@@ -213,6 +213,19 @@ def test_quantized_texts_are_those_of_plain_decoding_bit_for_bit(model: Any) -> 
         assert "rounding" not in result.label and result.report.accepted > NEW / 4
 
 
+def test_other_bits_of_wide_forwards_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module.GraphRunner.run
+
+    def other(self: Any, rows: Any, views: Any, *rest: Any) -> list[torch.Tensor]:
+        factor = 1 + 1e-6 * (views[0].positions.shape[1] > 200)
+        return [each * factor for each in run(self, rows, views, *rest)]
+
+    for runs, rounding in ((run, False), (other, True)):
+        monkeypatch.setattr(module.GraphRunner, "run", runs)
+        engine = Engine(open_target(small(tiny.model("llama"))), None, "recycling")
+        assert ("rounding" in write(engine, tiny.prompt(30)).label) == rounding
+
+
 def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: Any) -> None:
     """In forwards of 1 to 40 tokens, beside other texts, after a cached beginning or a long one."""
     target, generator = open_target(small(model)), torch.Generator().manual_seed(1)
