@@ -77,9 +77,7 @@ class ForwardCost:
         self._last: tuple[int, float] | None = None  # positions and error of the last forward
 
     @classmethod
-    def probed(
-        cls, run: Timer, limit: int | None = None, widths: Sequence[int] = ()
-    ) -> ForwardCost:
+    def probe(cls, run: Timer, limit: int | None = None, widths: Sequence[int] = ()) -> ForwardCost:
         """Return the cost by a few timed forwards; of a slow model those of the first two sizes.
 
         Args:

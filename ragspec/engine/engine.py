@@ -393,7 +393,7 @@ class Engine:
                 f"model cut among {ranks} ranks; expected one that is the same on all of them. "
                 "Give a number of draft nodes."
             )
-        self.cost = ForwardCost.probed(target.time_forward, target.max_length, target.widths)
+        self.cost = ForwardCost.probe(target.time_forward, target.max_length, target.widths)
 
     @property
     def needs(self) -> Needs:

@@ -105,7 +105,7 @@ class CachedGraph:
         """Write the graph of a target, unless the disk is full or read-only."""
         if not isinstance(target.output_head, BlockLinear):
             return
-        target.known_cost = ForwardCost.probed(target.time_forward, target.max_length)
+        target.known_cost = ForwardCost.probe(target.time_forward, target.max_length)
         size = sum(weight.nbytes for weight in target.model.parameters())
         with contextlib.suppress(OSError):
             self.folder.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def timed() -> ForwardCost:
 
 def test_a_probe_gives_costs_of_all_sizes_and_lengths() -> None:
     timer = Timer()
-    cost = ForwardCost.probed(timer)
+    cost = ForwardCost.probe(timer)
     assert len(timer.calls) == 10
     for n in (1, 2, 5, 9, 40, 64, 100, 300):
         for length in (SHORT, 1000, LONG, 3 * LONG):
@@ -47,7 +47,7 @@ def test_a_probe_gives_costs_of_all_sizes_and_lengths() -> None:
 def test_a_slow_model_is_timed_at_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_cost, "PROBE_SECONDS", 0.0)
     timer = Timer()
-    cost = ForwardCost.probed(timer)
+    cost = ForwardCost.probe(timer)
     assert timer.calls == [(1, SHORT), (1, SHORT), (16, SHORT)]
     assert cost.seconds(64, SHORT) == pytest.approx(true_seconds(64, SHORT))
 
@@ -55,7 +55,7 @@ def test_a_slow_model_is_timed_at_two_sizes(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("limit", [1, 8, 70, 150, 500])
 def test_a_probe_fits_the_context_window(limit: int) -> None:
     timer = Timer()
-    ForwardCost.probed(timer, limit)
+    ForwardCost.probe(timer, limit)
     assert all(length <= max(1, limit - SIZES[-1]) for _, length in timer.calls)
 
 
@@ -127,7 +127,7 @@ def test_packed_sequences_count_all_positions_and_padded_ones_the_widest() -> No
     assert ForwardCost().positions([3, 1, 9]) == 13
     widths = (1, 4, 8, 16, 32, 64)
     timer = Timer()
-    cost = ForwardCost.probed(timer, widths=widths)
+    cost = ForwardCost.probe(timer, widths=widths)
     assert {n for n, _ in timer.calls} <= set(widths), "only what can run is timed"
     assert cost.positions([3, 1, 9]) == 4 * 16
     assert cost.positions([1]) == 1
