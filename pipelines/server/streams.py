@@ -23,13 +23,12 @@ from starlette.types import Receive, Scope, Send
 from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
 from ragspec.pipelines.server.errors import ApiError, as_api_error
-from ragspec.sampling.placed_tokens import place_tokens
+from ragspec.reports.generation import Generation, place_tokens
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
     from ragspec.pipelines.server.prompting import EngineRequest
     from ragspec.pipelines.server.schema import TextRequest
-    from ragspec.reports.generation import Generation
     from ragspec.sampling.placed_tokens import PlacedToken
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from inspect import signature
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ragspec.adapters.passages import hits_of
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
-from ragspec.engine.plain_text import encode_text, render_chat
+from ragspec.engine.plain_text import Message, encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
@@ -25,9 +25,8 @@ from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
-from ragspec.reports.generation import Generation
+from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
-from ragspec.sampling.placed_tokens import place_tokens
 
 T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
@@ -117,7 +116,7 @@ class HostWriter:
         """Whether there is a chat template."""
         return self._template is not None or is_chat(self.engine.tokenizer)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], request: GenerateRequest) -> Job:
+    def chat(self, messages: Sequence[Message], request: GenerateRequest) -> Job:
         """Return the job of answering messages ({"role", "content"}).
 
         Raises:
@@ -146,7 +145,7 @@ class HostWriter:
     def _job(
         self, text: str, request: GenerateRequest, question: str = "", further: Sequence[str] = ()
     ) -> Job:
-        """Return a job; documents outside the prompt become texts to draft from."""
+        """Return a job; documents others the prompt become texts to draft from."""
         tokenizer, hits = self.engine.tokenizer, hits_of(request.documents)
         for hit in hits:  # a host puts them into the turn
             question = question.replace(hit.passage.text, "")
@@ -155,11 +154,9 @@ class HostWriter:
             text = text.removeprefix(begin)
         prompt = placed(tokenizer, text, hits)
         held = {span[2] for span in prompt.spans}
-        outside = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
-        outside += [(-1, each) for each in further]
-        texts = [
-            SourceText(encode_text(tokenizer, well_formed(text)).ids, n) for n, text in outside
-        ]
+        others = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
+        others += [(-1, each) for each in further]
+        texts = [SourceText(encode_text(tokenizer, well_formed(text)).ids, n) for n, text in others]
         return Job(prompt, request, tuple(texts), question)
 
     def write(self, job: Job) -> list[HostReply]:
@@ -184,7 +181,7 @@ class HostWriter:
                 yield HostReply(text, delta)
         yield HostReply(text, "", self._facts(job, chunks.result))
 
-    def _facts(self, job: Job, generation: Generation) -> dict[str, Any]:
+    def _facts(self, job: Job, generation: Generation) -> dict[str, object]:
         """Return the figures of a text."""
         report, tokenizer = generation.report, self.engine.tokenizer
         steps = report.to_dict()["speculative_decoding"]
@@ -214,7 +211,7 @@ class HostWriter:
 def in_thread(name: str) -> Any:
     """Return the asynchronous form of the method of a name."""
 
-    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def call(self: object, *args: object, **kwargs: object) -> object:
         result = await asyncio.to_thread(getattr(self, name), *args, **kwargs)
         return pulled(result) if isinstance(result, Iterator) else result
 

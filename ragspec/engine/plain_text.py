@@ -15,12 +15,14 @@ from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.sampling.decoding import decoder_of
+from ragspec.types import Tokenizer
 
+Message = Mapping[str, Any]
 MARK = "\ufdd0"  # a noncharacter, which texts do not have
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedText:
+class Encoding:
     """A text of T tokens.
 
     Attributes:
@@ -33,7 +35,7 @@ class EncodedText:
     offsets: tuple[tuple[int, int], ...]
 
 
-def mark_special_tokens(text: str, tokenizer: Any) -> str:
+def mark_special_tokens(text: str, tokenizer: Tokenizer) -> str:
     """Mark the special tokens that a text spells out, for `encode_text`."""
     for token in decoder_of(tokenizer).special:
         if len(token) > 1 and token in text:
@@ -46,7 +48,7 @@ def without_marks(text: str) -> str:
     return text.replace(MARK, "")
 
 
-def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> EncodedText:
+def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
     """Tokenize a text; special tokens count only where they are not marked.
 
     Args:
@@ -62,7 +64,7 @@ def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = False) 
     if not encoded.offsets or not alone:
         return _encode_parts(tokenizer, text.split(MARK), add_special_tokens)
     offsets = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for _, (a, b) in plain]
-    return EncodedText(without_marks(text), tuple(token for token, _ in plain), tuple(offsets))
+    return Encoding(without_marks(text), tuple(token for token, _ in plain), tuple(offsets))
 
 
 def _holds(marks: Sequence[int], start: int, end: int) -> bool:
@@ -70,15 +72,15 @@ def _holds(marks: Sequence[int], start: int, end: int) -> bool:
     return bisect_left(marks, start) < bisect_left(marks, end)
 
 
-def _encode(tokenizer: Any, text: str, add_special_tokens: bool) -> EncodedText:
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
     fast = bool(getattr(tokenizer, "is_fast", False))
     more = {"return_offsets_mapping": True} if fast else {}
     encoded = tokenizer(text, add_special_tokens=add_special_tokens, **more)
     offsets = [(int(start), int(end)) for start, end in encoded.get("offset_mapping", ())]
-    return EncodedText(text, tuple(map(int, encoded["input_ids"])), tuple(offsets))
+    return Encoding(text, tuple(map(int, encoded["input_ids"])), tuple(offsets))
 
 
-def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool) -> EncodedText:
+def _encode_parts(tokenizer: Tokenizer, parts: Sequence[str], add_special_tokens: bool) -> Encoding:
     """Tokenize the parts of a text one by one, where marks cannot be told from the text.
 
     A tokenizer that begins every text with a space does so at each mark.
@@ -88,7 +90,7 @@ def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool
         for number, part in enumerate(parts)
     ]
     starts = accumulate(map(len, parts), initial=0)
-    return EncodedText(
+    return Encoding(
         "".join(parts),
         tuple(token for part in encoded for token in part.ids),
         tuple(
@@ -99,7 +101,7 @@ def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool
     )
 
 
-def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+def render_chat(tokenizer: Tokenizer, turns: Sequence[Message], /, **options: object) -> str:
     """Return turns in the chat template, followed by the beginning of an answer.
 
     If the last turn is the assistant's, the answer goes on after its text.

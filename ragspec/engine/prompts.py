@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import SourceText
-from ragspec.engine.plain_text import encode_text, mark_special_tokens, render_chat
+from ragspec.engine.plain_text import Message, encode_text, mark_special_tokens, render_chat
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, pluralize
 from ragspec.trees.draft_tree import PREDICTION
+from ragspec.types import Tokenizer
 
-Message = Mapping[str, Any]
+Prompts = str | Sequence[object] | Mapping[str, object] | Tensor | np.ndarray
 
 _FORMS = (
     "expected a text, chat messages ({'role', 'content'}), token ids, or a list of one of these"
@@ -33,7 +34,7 @@ class EncodedPrompts:
 
 
 def encode_prompts(
-    prompts: Any, tokenizer: Any, input_size: int, attention_mask: Tensor | None = None
+    prompts: Prompts, tokenizer: Tokenizer | None, input_size: int, mask: Tensor | None = None
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 
@@ -42,13 +43,13 @@ def encode_prompts(
 
     Args:
         input_size: Number of ids that the model reads, which may be more than it produces.
-        attention_mask: Marks padding, [B, T].
+        mask: Marks padding, [B, T].
 
     Raises:
         InputError: A prompt is empty or of another type, an id is outside the vocabulary, or a text
             comes without a tokenizer.
     """
-    encoded = _read(prompts, tokenizer, attention_mask)
+    encoded = _read(prompts, tokenizer, mask)
     for number, ids in enumerate(encoded.ids):
         name = _numbered(number, len(encoded.ids))
         if not ids:
@@ -58,30 +59,31 @@ def encode_prompts(
 
 
 def expect_ids(
-    name: str, ids: Iterable[Any], size: int, error: type[RagspecError] = InputError
+    name: str, ids: Iterable[object], size: int, error: type[RagspecError] = InputError
 ) -> list[int]:
     """Return token ids as a list; raise an error if one is not from 0 to `size` - 1."""
-    tokens = list(ids)
-    for token in tokens:
+    tokens: list[int] = []
+    for token in ids:
         if not isinstance(token, int | Integral) or not 0 <= int(token) < size:
             raise error(
                 f"{name} has the token id {token!r}; expected 0 to {size - 1}. Was it made with "
                 "another tokenizer?"
             )
-    return [int(token) for token in tokens]
+        tokens.append(int(token))
+    return tokens
 
 
-def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> EncodedPrompts:
+def _read(prompts: object, tokenizer: Tokenizer | None, mask: Tensor | None) -> EncodedPrompts:
     """Return the token ids of one prompt or several in any accepted form, unchecked."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
-        if attention_mask is None:
-            attention_mask = prompts.get("attention_mask")
+        if mask is None:
+            mask = prompts.get("attention_mask")
         prompts = prompts["input_ids"]
-        if isinstance(prompts, list) and attention_mask is not None:
-            prompts, attention_mask = _unpadded(prompts, attention_mask), None
+        if isinstance(prompts, list) and mask is not None:
+            prompts, mask = _unpadded(prompts, mask), None
     if isinstance(prompts, (Tensor, np.ndarray)):
-        return _from_tensor(prompts, attention_mask)
-    if attention_mask is not None:
+        return _from_tensor(prompts, mask)
+    if mask is not None:
         raise InputError(
             f"got an attention_mask with a {type(prompts).__name__} as a prompt; expected a tensor "
             "[B, T] of token ids. Leave the padding and the mask out."
@@ -99,7 +101,7 @@ def _numbered(number: int, of: int) -> str:
     return "the prompt" if of == 1 else f"prompt {number + 1} of {of}"
 
 
-def end_tokens(config: Any, tokenizer: Any) -> list[int]:
+def end_tokens(config: object, tokenizer: object) -> list[int]:
     """Return the end tokens of a generation config, if any, else those of the tokenizer."""
     ends = getattr(config, "eos_token_id", None)
     if ends is None:
@@ -141,7 +143,7 @@ def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
     return [token for token, keep in zip(ids, mask, strict=True) if keep]
 
 
-def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
+def _from_tensor(prompt: Tensor | np.ndarray, mask: object) -> EncodedPrompts:
     ids = prompt
     if isinstance(prompt, np.ndarray):  # others than integers are refused below
         whole = prompt.dtype.kind in "iu"
@@ -164,7 +166,7 @@ def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
     return EncodedPrompts(_unpadded(rows.tolist(), marks.tolist()), len(rows) == 1)
 
 
-def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
+def _from_list(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> EncodedPrompts:
     first = prompts[0]
     if _is_id(first):
         _check_alike(prompts, _is_id)
@@ -185,7 +187,7 @@ def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
     return EncodedPrompts(rows, False)
 
 
-def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None:
+def _check_alike(prompts: Sequence[object], belongs: Callable[[object], bool]) -> None:
     for number, item in enumerate(prompts):
         if not belongs(item):
             raise InputError(
@@ -194,7 +196,7 @@ def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None
             )
 
 
-def _tokenize(name: str, text: str, tokenizer: Any, **options: Any) -> list[int]:
+def _tokenize(name: str, text: str, tokenizer: Tokenizer | None, **options: object) -> list[int]:
     """Return the token ids of a text; raise InputError without a tokenizer."""
     if tokenizer is None:
         raise InputError(
@@ -207,7 +209,9 @@ def _tokenize(name: str, text: str, tokenizer: Any, **options: Any) -> list[int]
     return ids
 
 
-def encode_value(name: str, value: Any, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+def encode_value(
+    name: str, value: object, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[int, ...]:
     """Return the token ids of an option that is a text or ids."""
     if isinstance(value, str):
         value = _tokenize(name, value, tokenizer)
@@ -216,7 +220,7 @@ def encode_value(name: str, value: Any, tokenizer: Any, vocab_size: int) -> tupl
     return tuple(expect_ids(name, value, vocab_size))
 
 
-def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+def _chat(messages: Sequence[Message], tokenizer: Tokenizer | None) -> list[int]:
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
@@ -226,7 +230,7 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     return list(encode_text(tokenizer, render_chat(tokenizer, turns)).ids)
 
 
-def read_message(message: Message, number: int, tokenizer: Any) -> dict[str, Any]:
+def read_message(message: Message, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return message `number`, from 0, as chat templates expect it.
 
     Texts are well formed, text parts are joined, special tokens in the text are marked, and the
@@ -240,7 +244,7 @@ def read_message(message: Message, number: int, tokenizer: Any) -> dict[str, Any
             f"message {number + 1} has no role ({message!r}); expected {{'role': 'user', "
             "'content': ...}."
         )
-    turn = {name: value for name, value in _well_formed(message).items() if value is not None}
+    turn = {name: _well_formed(each) for name, each in message.items() if each is not None}
     content = turn.get("content", "")
     if isinstance(content, list):
         values = [part.get("text") if isinstance(part, Mapping) else part for part in content]
@@ -255,13 +259,13 @@ def read_message(message: Message, number: int, tokenizer: Any) -> dict[str, Any
     if not isinstance(content, str):
         raise InputError(f"message {number + 1} has the content {content!r}; expected a text.")
     if isinstance(calls := turn.get("tool_calls"), list):
-        turn["tool_calls"] = [_parsed_call(each) for each in calls]
+        turn["tool_calls"] = [_parsed_call(c) if isinstance(c, Mapping) else c for c in calls]
     return {**turn, "content": mark_special_tokens(content, tokenizer)}
 
 
-def _parsed_call(call: Any) -> Any:
+def _parsed_call(call: Message) -> Message:
     """Return a tool call with its arguments as a mapping, if a model wrote them in JSON."""
-    function = call.get("function") if isinstance(call, Mapping) else None
+    function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
@@ -271,7 +275,7 @@ def _parsed_call(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _well_formed(messages: Any) -> Any:
+def _well_formed(messages: object) -> object:
     """Return a message or a part of it with all of its texts well formed."""
     if isinstance(messages, str):
         return well_formed(messages)
@@ -282,11 +286,11 @@ def _well_formed(messages: Any) -> Any:
     return messages
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
 
 
@@ -306,7 +310,7 @@ ANCHOR = 4  # tokens of the prompt; more would make a first match look too certa
 
 
 def read_prediction(
-    prediction: Any, prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
+    prediction: object, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None, size: int
 ) -> tuple[SourceText | None, ...]:
     """Return the predicted text of each prompt as a text to draft from; () for no prediction.
 
@@ -321,23 +325,23 @@ def read_prediction(
     if prediction is None:
         return ()
 
-    def read(prompt: Sequence[int], value: Any) -> SourceText | None:
+    def read(prompt: Sequence[int], value: object) -> SourceText | None:
         name, content = "a prediction", _content(value)
         if isinstance(content, str):
             return anchored(prompt, _tokenize(name, content, tokenizer, add_special_tokens=False))
-        return anchored(prompt, encode_value(name, content, tokenizer, vocab_size))
+        return anchored(prompt, encode_value(name, content, tokenizer, size))
 
-    several = isinstance(prediction, Sequence) and not isinstance(prediction, str | bytes)
-    if not several or not len(prediction) or isinstance(prediction[0], Integral):
+    rows: Sequence[object] = prediction if isinstance(prediction, Sequence) else ()
+    if isinstance(rows, str | bytes) or not rows or isinstance(rows[0], Integral):
         return tuple(read(prompt, prediction) for prompt in prompts)
-    if len(prediction) != len(prompts):
+    if len(rows) != len(prompts):
         raise InputError(
-            f"got {pluralize(len(prediction), 'prediction')} for "
+            f"got {pluralize(len(rows), 'prediction')} for "
             f"{pluralize(len(prompts), 'prompt')}; expected one each (or None), or one for all."
         )
     return tuple(
         None if one is None else read(prompt, one)
-        for prompt, one in zip(prompts, prediction, strict=True)
+        for prompt, one in zip(prompts, rows, strict=True)
     )
 
 
@@ -351,7 +355,7 @@ def anchored(
     return SourceText((*anchor, *ids), document, -len(anchor))
 
 
-def _content(prediction: Any) -> Any:
+def _content(prediction: object) -> object:
     """Return the text of a prediction in OpenAI's form, its parts joined; others as they are."""
     if not isinstance(prediction, Mapping):
         return prediction

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prompts import (
+    Prompts,
     check_length,
     encode_prompts,
     encode_value,
@@ -26,6 +27,7 @@ from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling, fresh_seed, whole
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from ragspec.verification.causal import CausalTarget
@@ -125,7 +127,7 @@ class Options(TypedDict, total=False):
     stopping_criteria: Sequence[Criterion | ByRow] | None
     spans: Sequence[tuple[int, int, int, int]] | None
     texts: Sequence[SourceText] | None
-    prediction: Any
+    prediction: object
     stop_after: int | None
     resume_from: Sequence[int] | None
     transform: Transform | None
@@ -137,11 +139,11 @@ class Options(TypedDict, total=False):
 
 
 def read_requests(
-    prompts: Any,
+    prompts: Prompts,
     sampling: Sampling | None,
     options: Options,
     target: CausalTarget,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     attention_mask: Tensor | None = None,
 ) -> tuple[list[Request], bool]:
     """Check the arguments of a call; return a request for each sample of each prompt.
@@ -196,7 +198,7 @@ def read_requests(
     return requests, encoded.single
 
 
-def _shared(options: Options, vocab_size: int, tokenizer: Any) -> dict[str, Any]:
+def _shared(options: Options, vocab_size: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the fields of `Request` that all texts of a call share, as the options have them."""
     draft_prompt = options.get("draft_prompt")
     if draft_prompt is not None:
@@ -214,7 +216,7 @@ def _shared(options: Options, vocab_size: int, tokenizer: Any) -> dict[str, Any]
 
 
 def _samples(
-    request: Request, number: int, options: Options, alone: bool, memo: dict[int, Any]
+    request: Request, number: int, options: Options, alone: bool, memo: dict[int, object]
 ) -> list[Request]:
     """Return the samples of a prompt by its number, each with processors and criteria of its own.
 
@@ -242,7 +244,11 @@ def _samples(
 
 
 def _stop_rule(
-    options: Options, lengths: tuple[int, int], target: CausalTarget, tokenizer: Any, config: Any
+    options: Options,
+    lengths: tuple[int, int],
+    target: CausalTarget,
+    tokenizer: Tokenizer | None,
+    config: object,
 ) -> StopRule:
     """Return the rule that ends the texts.
 
@@ -288,7 +294,7 @@ def _configured_length(config: object, prompt: int, limit: int | None) -> int | 
     return int(total if limit is None else min(total, limit)) - prompt
 
 
-def refuse_unknown(options: Mapping[str, Any]) -> None:
+def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InputError for a keyword that is not among `Options`."""
     for name in options:
         if name not in Options.__annotations__:
@@ -298,7 +304,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 
 
 def _processors(
-    extra: Sequence[HFCallable | ByRow], row: int, alone: bool, memo: dict[int, Any]
+    extra: Sequence[HFCallable | ByRow], row: int, alone: bool, memo: dict[int, object]
 ) -> tuple[HFCallable, ...]:
     """Return the processors of text number `row`: a `ByRow`'s, or copies unless it is alone."""
     memo = dict(memo)  # one for all: processors may share objects
@@ -309,14 +315,13 @@ def _processors(
     return tuple(result)
 
 
-def _of_row(processor: Any, row: int) -> Any:
+def _of_row(processor: Criterion | ByRow, row: int) -> Criterion:
     """Return the processor or criterion of text number `row`: from a `ByRow`, or the object."""
     return processor.of_row(row) if isinstance(processor, ByRow) else processor
 
 
-def _are_callables(values: Any) -> bool:
-    several = isinstance(values, Sequence)
-    return several and all(callable(each) or isinstance(each, ByRow) for each in values)
+def _are_callables(values: object) -> bool:
+    return isinstance(values, Sequence) and all(callable(f) or isinstance(f, ByRow) for f in values)
 
 
 _COUNT = (lambda n: (whole(n) or 0) >= 1, "a whole number, at least 1")
@@ -335,7 +340,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _check_kinds(options: Mapping[str, Any], prompts: int, alone: bool) -> None:
+def _check_kinds(options: Mapping[str, object], prompts: int, alone: bool) -> None:
     """Raise InputError for values of another kind, and for options of one text with several."""
     for name, (fits, expected) in _KINDS.items():
         value = options.get(name)
@@ -347,7 +352,7 @@ def _check_kinds(options: Mapping[str, Any], prompts: int, alone: bool) -> None:
         raise InputError(f"got draft_prompt= with {prompts} prompts; expected one prompt.")
 
 
-def stop_strings(stop: str | Sequence[str] | None, tokenizer: Any) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None, tokenizer: object) -> tuple[str, ...]:
     """Return the stop strings of a text, a list of them, or None."""
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
@@ -383,9 +388,7 @@ def _check_seeds(sampling: Sampling, prompts: int) -> None:
         )
 
 
-def _check_sampling(
-    sampling: Sampling, highest: int, vocab_size: int, ends: frozenset[int]
-) -> None:
+def _check_sampling(sampling: Sampling, highest: int, size: int, ends: frozenset[int]) -> None:
     """Raise SamplingError for biases, bad words or penalties that the model cannot apply.
 
     Args:
@@ -398,23 +401,23 @@ def _check_sampling(
     for name, ids in (*lists, *(("bad_words_ids", word) for word in words or ())):
         if not isinstance(ids, Collection) or not len(ids):
             raise SamplingError(f"{name} has {ids!r}; expected token ids in its place")
-        expect_ids(name, ids, vocab_size, SamplingError)
-    expect_ids("logit_bias", _biases("logit_bias", sampling.logit_bias), vocab_size, SamplingError)
+        expect_ids(name, ids, size, SamplingError)
+    expect_ids("logit_bias", _biases("logit_bias", sampling.logit_bias), size, SamplingError)
     if words and all(len(word) == 1 and ends.issuperset(word) for word in words):
         raise SamplingError(
             f"bad_words_ids is {words!r}, which are end tokens, and transformers ignores them; "
             "expected others. Use ignore_eos=True or min_new_tokens to go on past the end."
         )
     penalized = sampling.repetition_penalty not in (None, 1.0) or sampling.no_repeat_ngram_size
-    if penalized and highest >= vocab_size:
+    if penalized and highest >= size:
         raise SamplingError(
             f"got repetition_penalty or no_repeat_ngram_size with the id {highest} in a prompt, "
-            f"which the model reads and never produces (it has {vocab_size} of those); expected "
+            f"which the model reads and never produces (it has {size} of those); expected "
             "neither. Use frequency_penalty or presence_penalty: they leave the prompt out."
         )
 
 
-def _biases(name: str, biases: Any) -> Mapping[Any, float]:
+def _biases(name: str, biases: object) -> Mapping[object, float]:
     """Return biases, which must be finite numbers or -inf; infinity would make nan of the rest."""
     if not isinstance(biases, Mapping | None):
         raise SamplingError(f"{name} is {biases!r}; expected a mapping to numbers, or None")

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 
@@ -85,7 +84,7 @@ class Scheduler:
         self._holds = self._longest = 0  # tokens since memory was returned
         self._stepping = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the settings alone: threads, requests and caches stay here."""
         limits = self.max_batch_size, self.max_queue_size, self.chunk, self.memory
         return Scheduler, (self.target, *limits)

@@ -10,8 +10,11 @@ from typing import Any
 
 from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.rules.base import Step
+from ragspec.sampling.placed_tokens import PlacedToken, place
 from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
+from ragspec.types import Tokenizer
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
 # Texts that are not documents count under their own name, whichever drafter copied from them.
@@ -40,6 +43,14 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     steps: list[Step] = field(default_factory=list)
     sample: int = 0
+
+
+def place_tokens(tokenizer: Tokenizer, generation: Generation) -> list[PlacedToken]:
+    """Return the tokens of a text that have log-probabilities, see `place`."""
+    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
+    scored = generation.logprobs or []
+    output.push([each.token for each in scored])
+    return place(output, scored, generation.text, generation.finish_reason)
 
 
 def sources_of(step: Step) -> list[str]:

@@ -16,18 +16,6 @@ import numpy as np
 
 from ragspec.errors import InputError, pluralize
 
-DERIVED = (
-    "drafted",
-    "accepted",
-    "mean_accepted_length",
-    "draft_acceptance_rate",
-    "draft_cost",
-    "acceptance_histogram",
-    "forward_passes",
-    "tokens_per_second",
-    "tokens_per_forward",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -165,11 +153,6 @@ class Report:
     weights: str = ""
 
     @property
-    def forward_passes(self) -> int:
-        """All target forward passes, those over the prompt included."""
-        return self.forwards + self.prefill_forwards
-
-    @property
     def drafted(self) -> int:
         """Tokens that were proposed (vLLM: num_draft_tokens)."""
         return sum(self.per_step_drafted)
@@ -204,6 +187,11 @@ class Report:
         return counts
 
     @property
+    def forward_passes(self) -> int:
+        """All target forward passes, those over the prompt included."""
+        return self.forwards + self.prefill_forwards
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens per second of decoding, without the time and the tokens of the prefill."""
         decoded = max(self.tokens - self.prefill_tokens, 0)
@@ -229,7 +217,8 @@ class Report:
         facts["budget_sizes"] = {str(size): n for size, n in sorted(self.budget_sizes.items())}
         facts["milliseconds"] = {k: round(v, 4) for k, v in self.milliseconds.items()}
         facts["retrieval"] = None if self.retrieval is None else self.retrieval.to_dict()
-        facts |= {name: getattr(self, name) for name in DERIVED}
+        derived = (name for name, each in vars(Report).items() if isinstance(each, property))
+        facts |= {name: getattr(self, name) for name in derived}
         facts["speculative_decoding"] = self._vllm()
         return facts
 
@@ -255,7 +244,7 @@ class Report:
                 "Write the trace again."
             ) from error
 
-    def _vllm(self) -> dict[str, Any]:
+    def _vllm(self) -> dict[str, object]:
         return {
             "mean_acceptance_length": self.mean_accepted_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,

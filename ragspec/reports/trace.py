@@ -21,7 +21,7 @@ from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
-from ragspec.sampling.decoding import decoder_of
+from ragspec.sampling.decoding import Decodes, decoder_of
 from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
@@ -59,7 +59,7 @@ class Trace:
         return "".join("".join(chunks) for chunks in self.texts)
 
 
-def step_texts(generation: Generation, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
+def step_texts(generation: Generation, tokenizer: Decodes) -> tuple[tuple[str, ...], ...]:
     """Return the texts of the tokens that each step emitted; joined, they end as the text does.
 
     A character made of several tokens stands at its last one; the others get "".
@@ -84,7 +84,7 @@ def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
     return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
 
 
-def vocabulary_of(steps: Iterable[Step], tokenizer: Any) -> dict[int, str]:
+def vocabulary_of(steps: Iterable[Step], tokenizer: Decodes) -> dict[int, str]:
     """Return the texts of all drafted tokens."""
     decode = partial(decoder_of(tokenizer).decode, skip=True)
     drafted = dict.fromkeys(token for step in steps for token in step.tree.tokens.tolist())
@@ -94,11 +94,11 @@ def vocabulary_of(steps: Iterable[Step], tokenizer: Any) -> dict[int, str]:
 def write_trace(
     path: Path | str,
     generation: Generation,
-    tokenizer: Any,
+    tokenizer: Decodes,
     *,
     model: str = "",
     documents: Sequence[str] = (),
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Write the trace of `generation` to `path`; characters that UTF-8 cannot hold become "?".
 
@@ -109,7 +109,7 @@ def write_trace(
     Raises:
         InputError: The file cannot be written.
     """
-    mark: dict[str, Any] = {"format": FORMAT, "version": VERSION}  # first in every trace
+    mark: dict[str, object] = {"format": FORMAT, "version": VERSION}  # first in every trace
     header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
     header["vocabulary"] = vocabulary_of(generation.steps, tokenizer)
     lines, clock = [header], _start(generation)
@@ -137,7 +137,7 @@ def _start(generation: Generation) -> float:
     return 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)
 
 
-def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, Any]:
+def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, object]:
     tree = step.tree
     return {
         "t": round(clock, 4),

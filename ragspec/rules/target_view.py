@@ -77,9 +77,7 @@ class RowView:
         if self._distribution.trivial:
             return sure_token(best_token(self._logits), self._logits)
         nodes = range(ROOT, len(self._tree))
-        scores = self._distribution.process(
-            self._logits, self._context, list(map(self.path, nodes))
-        )
+        scores = self._distribution.process(self._logits, self._context, [*map(self.path, nodes)])
         return sure_token(self._distribution.select(scores, list(map(self.index, nodes))), scores)
 
     def index(self, node: int) -> int:

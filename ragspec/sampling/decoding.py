@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, proxy
 
+from ragspec.types import Tokenizer
+
 _REPLACEMENT = "\ufffd"
+Decodes: TypeAlias = "Tokenizer | Callable[[list[int]], str]"
 _CONTEXT, _LONGEST = 6, 14  # tokens before new ones that are decoded with them
 # The end of a text whose spaces `clean_up_tokenization` may remove when more follows.
 _UNDECIDED = re.compile(r" [ ']*(?:n[ ']*|[vr])?$")
-
-
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that turns tokens into text."""
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
-        """Return the text of the ids."""
 
 
 class Decoder:
@@ -33,7 +29,7 @@ class Decoder:
         clean: Removes spaces before punctuation, if the tokenizer does.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Decodes) -> None:
         from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
         self.size = _size(tokenizer)
@@ -41,11 +37,9 @@ class Decoder:
         self.skipped: frozenset[int] = frozenset()
         self.byte_ids: frozenset[int] = frozenset()
         self.clean: Callable[[str], str] | None = None
-        self._decode: Callable[..., Any] = tokenizer
+        self._decode: Callable[..., Any] = getattr(tokenizer, "decode", tokenizer)
         self._options: dict[str, Any] = {}
         self._skips = hasattr(tokenizer, "decode")
-        if self._skips:
-            self._decode = tokenizer.decode
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             return
         special = special_tokens(tokenizer)
@@ -82,7 +76,7 @@ class Decoder:
         return str(self._decode(tokens, skip_special_tokens=skip, **self._options))
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
+def special_tokens(tokenizer: object) -> dict[str, int]:
     """Return the special tokens of a transformers tokenizer as they are written, with their ids.
 
     Those that were added as special count, too: `all_special_tokens` lacks most role tokens.
@@ -94,14 +88,14 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return special | {name: token for name, token in zip(names, ids, strict=False) if name}
 
 
-def _size(tokenizer: Any) -> int:
+def _size(tokenizer: object) -> int:
     return len(tokenizer) if isinstance(tokenizer, Sized) else 0
 
 
 _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
 
-def decoder_of(tokenizer: Any) -> Decoder:
+def decoder_of(tokenizer: Decodes) -> Decoder:
     """Return the decoder of a tokenizer, kept for those of transformers until they grow."""
     from transformers import PreTrainedTokenizerBase
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from ragspec.trees.draft_tree import Ints
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -85,10 +86,9 @@ class NoiseStream:
         keys = [self._key(index, stream) for index in indices]
         if tokens.device.type == "cpu":
             return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
-        signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
-        return _uniform_of_keys(
-            signed if len(keys) == 1 else signed[:, None], tokens.to(torch.int64)
-        )
+        word = torch.tensor([_signed(key) for key in keys], device=tokens.device)
+        word = word if len(keys) == 1 else word[:, None]
+        return _uniform_of_keys(word, tokens.to(torch.int64))
 
     def _key(self, index: int, stream: NoiseUse) -> int:
         return _mix(self._local() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
@@ -110,7 +110,7 @@ def _uniform_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
-def _uniform_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArray[np.float64]:
+def _uniform_on_host(tokens: Ints, keys: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the numbers of `_uniform_of_keys` in NumPy, computed in place where possible."""
     key = np.array(keys, dtype=np.uint64)
     word = np.array(tokens, dtype=np.int64, order="C").view(np.uint64)

@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.text_output import TextOutput
@@ -53,10 +52,3 @@ def place(
     bounds = pairwise([*starts[first:count], end])
     tokens = zip(scored[first:count], bounds, strict=True)
     return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
-
-
-def place_tokens(tokenizer: Any, generation: Any) -> list[PlacedToken]:
-    """Return the tokens of a `Generation` with log-probabilities, see `place`."""
-    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
-    output.push([each.token for each in generation.logprobs])
-    return place(output, generation.logprobs, generation.text, generation.finish_reason)

@@ -18,6 +18,7 @@ from torch import Tensor
 from ragspec.errors import InputError, SamplingError
 from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import Criterion
 
 HFCallable = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,7 +27,7 @@ HFCallable = Callable[[Tensor, Tensor], Tensor]
 class ByRow(Protocol):
     """Makes a processor or a criterion for each of several texts."""
 
-    def of_row(self, row: int) -> Any:
+    def of_row(self, row: int) -> Criterion:
         """Return the callable for text number `row` of the call: prompt * n + sample."""
 
 
@@ -64,7 +65,7 @@ class HFProcessor:
         rows = []
         for row, path in enumerate(paths):
             ids = torch.tensor([[*context, *path]], device=logits.device)
-            scores: Any = self.processor(ids, logits[row : row + 1])
+            scores: object = self.processor(ids, logits[row : row + 1])
             if not isinstance(scores, Tensor) or scores.shape != logits[row : row + 1].shape:
                 got = getattr(scores, "shape", type(scores).__name__)
                 raise InputError(
@@ -110,7 +111,7 @@ class SequenceBias:
         return logits.index_put(where, logits[where] + values)
 
 
-def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
+def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
     """Return a copy of a processor, whose state then belongs to one of several texts.
 
     Copies share the weights of the processor's own modules. A function is its own copy.
@@ -174,7 +175,7 @@ def build_processors(
 
 
 def default_processors(
-    config: Any, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
+    config: object, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
 ) -> list[Processor]:
     """Return the processors of a model's config, if any, that `Sampling` lacks.
 
@@ -215,7 +216,7 @@ def default_processors(
     return [processor for processor in processors if processor]
 
 
-def _hf(name: str, *arguments: Any) -> HFProcessor:
+def _hf(name: str, *arguments: object) -> HFProcessor:
     from transformers.generation import logits_process
 
     return HFProcessor(getattr(logits_process, name)(*arguments))

@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ragspec.errors import InputError, SamplingError
+from ragspec.types import GenerationConfig
 
 # Lowest and highest value, and whether None leaves it to the model; int limits accept int only.
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -25,7 +26,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 }
 # Settings that the engine cannot apply, and their values that ask for nothing. Guidance runs the
 # model once more for every token; a watermark comes after the filters.
-_REFUSED: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[object, ...]] = {
     "guidance_scale": (None, 1),
     "watermarking_config": (None,),
     "dola_layers": (None,),
@@ -36,13 +37,13 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "assistant_ensemble_weight": (None,),
 }
 # Those that choose among tokens, which a Sampling of the caller replaces.
-_SEARCHES: dict[str, tuple[Any, ...]] = {
+_SEARCHES: dict[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "diversity_penalty": (None, 0),
     "penalty_alpha": (None, 0),
 }
-_FILTERS: dict[str, tuple[Any, ...]] = {
+_FILTERS: dict[str, tuple[object, ...]] = {
     "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
@@ -142,7 +143,7 @@ class Sampling:
         return None if seed is None else int(seed)
 
     @classmethod
-    def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:
+    def from_generation_config(cls, config: GenerationConfig, **overrides: Any) -> Sampling:
         """Return the settings of a transformers GenerationConfig.
 
         The engine applies the rest of the config, such as suppress_tokens, min_length, stop_strings
@@ -162,7 +163,7 @@ class Sampling:
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
         return cls(**values | {"defaults": config} | overrides)
 
-    def with_defaults(self, config: Any) -> Sampling:
+    def with_defaults(self, config: GenerationConfig | None) -> Sampling:
         """Return the settings with open ones (None) filled in from a model's config, if any.
 
         Raises:
@@ -175,7 +176,7 @@ class Sampling:
         return replace(self, **unset) if unset else self
 
 
-def _refuse(config: Any, settings: Mapping[str, tuple[Any, ...]], otherwise: str) -> None:
+def _refuse(config: object, settings: Mapping[str, tuple[object, ...]], otherwise: str) -> None:
     """Raise SamplingError for settings of a config that the engine cannot apply."""
     for name, none in settings.items():
         if (value := getattr(config, name, None)) not in none:
@@ -186,7 +187,7 @@ def _refuse(config: Any, settings: Mapping[str, tuple[Any, ...]], otherwise: str
             )
 
 
-def _values(config: Any) -> dict[str, Any]:
+def _values(config: object) -> dict[str, Any]:
     """Return the settings of a config that `Sampling` has, by name."""
     names = {each.name for each in fields(Sampling)} - {"n", "seed", "do_sample", "defaults"}
     values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
@@ -232,7 +233,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Return the value as an int if it is a whole number of Python, NumPy or torch, else None.
 
     Booleans do not count, nor arrays of one number but those without dimensions.
@@ -241,12 +242,12 @@ def whole(value: Any) -> int | None:
     if kind.endswith("bool") or getattr(value, "ndim", None):
         return None
     try:
-        return index(value)
+        return index(value) if isinstance(value, SupportsIndex) else None
     except TypeError:
         return None
 
 
-def checked_count(count: Any, name: str, least: int = 1) -> int:
+def checked_count(count: object, name: str, least: int = 1) -> int:
     """Return the count as an int.
 
     Raises:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.sampling.decoding import Tokenizer
 from ragspec.sampling.text_output import TextOutput
+from ragspec.types import Tokenizer
 
 Criterion = Callable[[Tensor, Tensor], Any]
 
@@ -130,7 +130,7 @@ class StopState:
 ROUNDS, LEAST, LONGEST = 3, 24, 96  # rounds of a cycle, their least tokens, the longest cycle
 
 
-def _met(verdict: Any) -> bool:
+def _met(verdict: object) -> bool:
     """Return whether a stopping criterion returned True, or a tensor of it alone."""
     with suppress(RuntimeError, TypeError, ValueError):
         if (values := torch.as_tensor(verdict)).numel():

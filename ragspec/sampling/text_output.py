@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ragspec.sampling.decoding import Decoding, Tokenizer, decoder_of
+from ragspec.sampling.decoding import Decodes, Decoding, decoder_of
 
 
 class TextOutput:
@@ -30,7 +30,7 @@ class TextOutput:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | Callable[[list[int]], str],
+        tokenizer: Decodes,
         prompt: Sequence[int] = (),
         stops: Sequence[str] = (),
         *,

@@ -20,7 +20,7 @@ from tests.structure.wheel import ROOMS, ROOT
 
 # Each layer may import those before it, and its own folder.
 LAYERS = (
-    ("errors", "registry", "storage"),
+    ("errors", "registry", "storage", "types"),
     ("trees",),
     ("needs",),
     ("sampling", "models"),
