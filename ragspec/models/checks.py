@@ -56,7 +56,7 @@ def check_device(device: str) -> None:
         )
 
 
-def check_place(device: Any, device_map: Any = None) -> None:
+def check_place(device: object, device_map: object = None) -> None:
     """Raise InputError for an unknown device or device map by name, or for both together."""
     if device_map is not None and device != "auto":
         raise InputError(
@@ -76,7 +76,7 @@ def check_dtype(dtype: str, others: Iterable[str] = ()) -> None:
         )
 
 
-def check_static(static: str, device: Any) -> None:
+def check_static(static: str, device: object) -> None:
     """Raise InputError for an unknown mode of steps of fixed shape, or graphs without CUDA."""
     if static not in MODES:
         raise InputError(f"got static={static!r}; expected one of {', '.join(map(repr, MODES))}.")
@@ -88,7 +88,7 @@ def check_static(static: str, device: Any) -> None:
         )
 
 
-def check_runtime(runtime: str, device: Any, dtype: Any, static: str) -> None:
+def check_runtime(runtime: str, device: object, dtype: object, static: str) -> None:
     """Raise an error if a runtime, or the mode of steps, is unknown or does not fit the rest."""
     if runtime not in RUNTIMES:
         names = ", ".join(map(repr, RUNTIMES))
@@ -99,7 +99,7 @@ def check_runtime(runtime: str, device: Any, dtype: Any, static: str) -> None:
         reason = f"static={static!r} runs steps of fixed shape in torch"
     elif str(device) not in ("auto", "cpu"):
         reason = f"it runs on the CPU, not on {device}"
-    elif DTYPES.get(dtype, "float32") != "float32":
+    elif DTYPES.get(str(dtype), "float32") != "float32":
         reason = f"its dtype is {dtype}, not float32 or int8"
     if runtime == "onnx" and reason:
         raise UnsupportedModelError(

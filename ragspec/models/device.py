@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from ragspec.errors import InputError
 from ragspec.models.checks import DTYPES, check_device, check_dtype
@@ -43,7 +44,7 @@ def _named(name: str) -> torch.device:
     return device
 
 
-def as_loaded(device: torch.device) -> AbstractContextManager[Any]:
+def as_loaded(device: torch.device) -> AbstractContextManager[object]:
     """Return a context without autocast, which would give other numbers than the model's dtype."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
@@ -88,7 +89,7 @@ def pins(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta", "mps")
 
 
-def input_device(embedding: Any) -> torch.device:
+def input_device(embedding: nn.Module) -> torch.device:
     """Return the device on which an embedding expects its ids.
 
     The weights of an offloaded embedding lie on the meta device; accelerate's hook knows its own.
@@ -98,8 +99,7 @@ def input_device(embedding: Any) -> torch.device:
         place = getattr(each, "execution_device", None)
         if place is not None:
             return torch.device(place)
-    device: torch.device = next(embedding.parameters()).device
-    return device
+    return next(embedding.parameters()).device
 
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")

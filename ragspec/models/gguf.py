@@ -10,10 +10,11 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.models.resolve import is_model
 from ragspec.storage.filesystem import cache_directory
+from ragspec.types import PreTrainedModel, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ def converted_folder(file: Path, dtype: torch.dtype | str) -> Path:
     return cache_directory() / "models" / name
 
 
-def keep_converted(file: Path, folder: Path, model: Any, tokenizer: Any) -> None:
+def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     """Save a model that was read from a GGUF file, unless the disk is full or read-only."""
     size = sum(weight.nbytes for weight in model.state_dict().values())
     with contextlib.suppress(OSError):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -17,9 +16,12 @@ from ragspec.models.gguf import converted_folder, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
 from ragspec.models.resolve import is_model, resolve_model
 from ragspec.models.supported import check_config
+from ragspec.types import PreTrainedModel, Tokenizer
+
+DeviceMap = str | Mapping[str, int | str | torch.device] | None
 
 
-def with_adapter(model: Any, folder: str | Path) -> Any:
+def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Return the model with a saved peft adapter merged into its weights.
 
     The merged model is as fast as before and drafts like any other.
@@ -46,7 +48,7 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
         ) from error
 
 
-LOCAL: Mapping[str, Any] = MappingProxyType({"local_files_only": True})
+LOCAL: Mapping[str, object] = MappingProxyType({"local_files_only": True})
 
 
 def load_model(
@@ -54,9 +56,9 @@ def load_model(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     *,
-    device_map: str | Mapping[str, Any] | None = None,
+    device_map: DeviceMap = None,
     adapter: str | Path | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, Tokenizer]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
     GGUF weights are dequantised and take as much memory as any weights of that dtype. They are
@@ -81,13 +83,12 @@ def load_model(
     if isinstance(device_map, str) and device_map not in MAPS:
         pick_device(device_map)  # raises for a device that is not there
     place = pick_device(device)
-    weights: dict[str, Any] = {
-        "dtype": pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
-    }
+    kind = pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
+    weights: dict[str, object] = {"dtype": kind}
     if device_map is not None:
         weights["device_map"] = device_map
     folder, file = source.folder, None if source.file is None else source.folder / source.file
-    cached = None if file is None else converted_folder(file, weights["dtype"])
+    cached = None if file is None else converted_folder(file, kind)
     if cached is not None and is_model(cached):
         folder, file = cached, None
     if file is not None and cached is not None:
@@ -105,7 +106,7 @@ def load_model(
     return model, tokenizer
 
 
-def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:
+def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedModel, Tokenizer]:
     """Return model and tokenizer of a GGUF file.
 
     Args:
@@ -120,8 +121,8 @@ def read_gguf(file: Path, weights: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _read_model(
-    where: str, folder: Path, files: Mapping[str, Any], weights: Mapping[str, Any]
-) -> Any:
+    where: str, folder: Path, files: Mapping[str, object], weights: Mapping[str, object]
+) -> PreTrainedModel:
     """Return the model of a folder.
 
     Args:
@@ -156,7 +157,7 @@ def _read_model(
     return model
 
 
-def read_tokenizer(where: str, folder: Path, files: Mapping[str, Any]) -> Any:
+def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tokenizer:
     """Return the tokenizer of a folder, None if it has none; see `_read_model`."""
     from transformers import AutoTokenizer
 
@@ -185,7 +186,7 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _dequantised() -> dict[str, Any]:
+def _dequantised() -> dict[str, object]:
     """Return the arguments that make transformers dequantise GGUF. Old releases always do."""
     import transformers
 

@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,10 @@ from torch.nn import functional
 
 from ragspec.errors import ModelError
 from ragspec.registry import for_extra
+from ragspec.types import PreTrainedModel
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
 
 BLOCK = 32  # weights of one scale
 CENTRE = 128  # stored for 0 in 8 bits
@@ -90,7 +94,7 @@ class BlockLinear(nn.Module):
         """The inputs of `node` beside x, by name."""
         return {"codes": self.codes.detach(), "scales": self.scales.detach()}
 
-    def node(self, x: str, operands: list[str], name: str) -> Any:
+    def node(self, x: str, operands: list[str], name: str) -> NodeProto:
         """Return the node of a graph that multiplies by the weights, without the bias."""
         from onnx import helper
 
@@ -146,7 +150,7 @@ def block_floats(codes: Tensor, scales: Tensor) -> Tensor:
     return ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
 
 
-def quantized(model: Any) -> Any:
+def quantized(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model with linear weights in 8 bits, and an embedding tied to one of them.
 
     It is another model with other tokens. Speculative decoding is as exact for it as for any.
@@ -200,7 +204,7 @@ def weights_of(model: nn.Module) -> str:
 LEAST = 100_000_000  # weights of a model that `stored_small` quantizes
 
 
-def stored_small(model: Any) -> Any:
+def stored_small(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model in 8 bits if it is large and in float32 on a CPU."""
     weights = [*model.parameters()]
     unfit = (
@@ -217,7 +221,7 @@ def expect_package(package: str) -> None:
         raise for_extra(ModuleNotFoundError(name=package))
 
 
-def onnx_runtime() -> Any:
+def onnx_runtime() -> ModuleType:
     """Return the package onnxruntime, without telemetry and with equal bits in all widths."""
     for name in SETTINGS:
         os.environ.setdefault(name, "1")
@@ -258,7 +262,7 @@ class Session:
         self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 
-def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> Any:
+def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> TensorProto:
     """Return the declaration of a weight that a `Session` is handed, or that lies in a file."""
     from onnx import TensorProto
 
@@ -293,7 +297,7 @@ def _session(layer: BlockLinear) -> Session:
     return session
 
 
-def serialized(graph: Any) -> bytes:
+def serialized(graph: GraphProto) -> bytes:
     """Return a graph in ONNX's format."""
     from onnx import helper
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
+from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AttentionWindow:
         return reached
 
 
-def layer_windows(config: Any) -> dict[str, AttentionWindow]:
+def layer_windows(config: PreTrainedConfig) -> dict[str, AttentionWindow]:
     """Return the window of each kind of layer in a configuration.
 
     A configuration without kinds of layers has one, called "full_attention" whatever its window.
@@ -60,7 +60,7 @@ def layer_windows(config: Any) -> dict[str, AttentionWindow]:
 
 
 def check_vocabulary(
-    target_tokenizer: Any, draft_tokenizer: Any, target_size: int, draft_size: int
+    tokenizer: Tokenizer | None, other: Tokenizer | None, target_size: int, draft_size: int
 ) -> None:
     """Refuse a draft model with another vocabulary than the target's.
 
@@ -71,7 +71,7 @@ def check_vocabulary(
     Raises:
         TokenizerMismatchError: The vocabularies differ.
     """
-    if target_tokenizer is None or draft_tokenizer is None:
+    if tokenizer is None or other is None:
         if target_size != draft_size:
             raise TokenizerMismatchError(
                 f"the draft model has {draft_size} token ids and the target {target_size}, and "
@@ -79,8 +79,8 @@ def check_vocabulary(
                 "draft_model=(model, tokenizer) and the target's tokenizer."
             )
         return
-    target, draft = _tokens_by_id(target_tokenizer), _tokens_by_id(draft_tokenizer)
-    special = _special_ids(target_tokenizer) & _special_ids(draft_tokenizer)
+    target, draft = _tokens_by_id(tokenizer), _tokens_by_id(other)
+    special = _special_ids(tokenizer) & _special_ids(other)
     shared = target.keys() & draft.keys()
     wrong = sorted(i for i in shared if target[i] != draft[i] and i not in special)
     if wrong or not shared:
@@ -97,11 +97,11 @@ def check_vocabulary(
         )
 
 
-def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
+def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str]:
     return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def _special_ids(tokenizer: Tokenizer) -> set[int]:
     return {int(number) for number in getattr(tokenizer, "added_tokens_decoder", {})}
 
 
@@ -116,7 +116,7 @@ _FORGETFUL = {"moshi"}
 _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads and generates with."
 
 
-def check_config(config: Any) -> None:
+def check_config(config: PreTrainedConfig) -> None:
     """Refuse an architecture that its transformers configuration shows to be unsupported.
 
     Raises:
@@ -151,7 +151,7 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_scope(model: Any) -> None:
+def check_scope(model: PreTrainedModel) -> None:
     """Refuse an unsupported model object.
 
     Raises:
@@ -185,13 +185,13 @@ def check_scope(model: Any) -> None:
         )
 
 
-def state_layers(config: Any) -> set[str]:
+def state_layers(config: PreTrainedConfig) -> set[str]:
     """Return the kinds of layers of a configuration that carry a state from token to token."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return set(getattr(text, "layer_types", None) or ()) & _STATE_LAYERS
 
 
-def foreign_layers(config: Any) -> set[str]:
+def foreign_layers(config: PreTrainedConfig) -> set[str]:
     """Return the classes of cache layers that hold more than keys and values.
 
     Examples are the compressed keys of DeepSeek V4 and the index of sparse attention.
@@ -206,14 +206,14 @@ def foreign_layers(config: Any) -> set[str]:
     return {type(layer).__name__ for layer in layers if type(layer) not in plain}
 
 
-def scales_by_slot(config: Any) -> bool:
+def scales_by_slot(config: PreTrainedConfig) -> bool:
     """Return whether a model scales queries by slot, not position: Llama 4 with tuning."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     without_rope = not all(getattr(text, "no_rope_layers", None) or [1])
     return bool(getattr(text, "attn_temperature_tuning", False) and without_rope)
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
     """Return the transformers model inside the wrappers of torch.compile and of adapters.
 
     The signature of a wrapper's forward hides the arguments of the model. A model without a wrapper
@@ -223,7 +223,7 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def rank_count(model: Any) -> int:
+def rank_count(model: PreTrainedModel) -> int:
     """Return the number of tensor-parallel ranks of a model; 1 if its weights are whole."""
     return int(getattr(unwrapped(model), "tp_size", None) or 1)
 
