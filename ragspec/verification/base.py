@@ -14,6 +14,7 @@ from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.reading import piece_of, rereads, table_border
 from ragspec.verification.sequence_cache import SequenceCache
@@ -45,7 +46,7 @@ class TargetModel:
     packs: bool = True
     selects_logits: bool = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.config = model, model.config
         text = model.config.get_text_config()
         self.vocab_size: int = int(text.vocab_size)
@@ -65,7 +66,7 @@ class TargetModel:
         self._training: bool = self._unwrapped.training
 
     @property
-    def loaded(self) -> Any:
+    def loaded(self) -> PreTrainedModel:
         """The model, or a stand-in until something needs its modules; see `CachedTarget`."""
         return self.model
 
@@ -214,11 +215,11 @@ class TargetSession:
         """Device seconds of the last settled forward, 0 if the device does not measure them."""
         return 0.0
 
-    def new_row(self) -> Any:
+    def new_row(self) -> object:
         """Return an empty row."""
         raise NotImplementedError
 
-    def copy_row(self, row: Any) -> Any:
+    def copy_row(self, row: Any) -> object:
         """Return a copy of a row, as of the last commit."""
         raise NotImplementedError
 
@@ -314,7 +315,7 @@ class TargetSession:
         """Wait for the launched forward; return the logits of `verify`."""
         return self.verify(*self._waiting)
 
-    def _add(self, held: Any) -> int:
+    def _add(self, held: object) -> int:
         """Add a row under the lowest free number."""
         row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
         self._rows[row] = held

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -20,6 +20,7 @@ from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.types import GenerationConfig, PreTrainedModel
 from ragspec.verification.base import TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.static.layout import QUERIES
@@ -27,6 +28,7 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
 from ragspec.verification.tree_session import TreeSession
 
+Model: TypeAlias = "PreTrainedModel | CausalTarget"
 TIMINGS = 4  # forwards per measurement; the first is a warm-up
 SLOW = 0.05  # seconds of a forward from which on it is timed only once
 
@@ -55,7 +57,7 @@ class CausalTarget(TargetModel):
     detour: str = ""  # why forwards do not run on ONNX Runtime
 
     @property
-    def generation_config(self) -> Any:
+    def generation_config(self) -> GenerationConfig | None:
         """The model's generation config, None if it has none."""
         return getattr(self.loaded, "generation_config", None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -19,7 +17,7 @@ class ModelCache(Cache):  # type: ignore[misc, unused-ignore]
         self._batch = batch
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Write the new slots of layer `layer_idx`; see `Batch.update`."""
         return self._batch.update(key_states, value_states, layer_idx)
@@ -53,7 +51,7 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """Do nothing: the buffers already exist."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Write the n new slots in place, and return all S: two views [B, heads, S, width]."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):

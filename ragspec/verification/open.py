@@ -5,21 +5,20 @@ ONNX Runtime, or steps of fixed shape, are used if a trial shows that they suit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.checks import check_runtime, check_static
 from ragspec.models.device import as_loaded, is_cuda, release_memory
-from ragspec.models.load import load_model
+from ragspec.models.load import DeviceMap, load_model
 from ragspec.models.quantized import INT8, SESSIONS, stored_small
 from ragspec.models.resolve import head_folder
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.cached_graph import cached_graph
 from ragspec.verification.onnx.target import OnnxTarget, foreign, hindrance
@@ -31,7 +30,9 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import Masks
 
 
-def open_target(model: Any, static: str = "auto", runtime: str = "auto") -> CausalTarget:
+def open_target(
+    model: PreTrainedModel, static: str = "auto", runtime: str = "auto"
+) -> CausalTarget:
     """Return the target over a model that passed the load-time probe.
 
     Args:
@@ -71,11 +72,11 @@ def load_target(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     *,
-    device_map: str | Mapping[str, Any] | None = None,
+    device_map: DeviceMap = None,
     adapter: str | Path | None = None,
     static: str = "auto",
     runtime: str = "auto",
-) -> tuple[CausalTarget, Any]:
+) -> tuple[CausalTarget, Tokenizer]:
     """Return (target, tokenizer) of a model given by path or name.
 
     A model in 8 bits that runs on ONNX Runtime is opened from its cached graph; see `CachedGraph`.
@@ -123,7 +124,7 @@ def probe_again(target: CausalTarget) -> None:
     target.packs, target.probed = target.packs and fresh.packs, fresh.kinds
 
 
-def _on_onnx(model: Any) -> CausalTarget | str:
+def _on_onnx(model: PreTrainedModel) -> CausalTarget | str:
     """Return the target on ONNX Runtime if it passes the probe; else why it does not."""
     try:
         target = OnnxTarget(model)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ragspec.needs import Capabilities
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
+from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
@@ -26,7 +27,7 @@ class PathTarget(CausalTarget):
 
     capabilities = Capabilities(hidden_states=False, owner="a model that verifies chains alone")
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self._timed: tuple[int, PathSession] | None = None
 
@@ -166,7 +167,7 @@ class PathSession(TargetSession):
         return logits
 
 
-def snapshot(cache: Any) -> Any:
+def snapshot(cache: Cache | None) -> Cache | None:
     """Return a copy of a transformers cache that later forwards do not change.
 
     Keys and values are shared: dynamic layers replace them by longer ones and never write into
@@ -179,7 +180,7 @@ def snapshot(cache: Any) -> Any:
     return twin
 
 
-def _copied(thing: Any) -> Any:
+def _copied(thing: Cache) -> Cache:
     """Return a shallow copy with cloned tensors in lists and dictionaries."""
     twin = copy.copy(thing)
     for name, value in vars(thing).items():
@@ -190,8 +191,8 @@ def _copied(thing: Any) -> Any:
     return twin
 
 
-def _cloned(value: Any) -> Any:
-    return value.clone() if torch.is_tensor(value) else value
+def _cloned(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _commit(row: _Row, path: tuple[int, ...]) -> None:
@@ -209,13 +210,11 @@ def _commit(row: _Row, path: tuple[int, ...]) -> None:
     row.before, row.draft = None, []
 
 
-def _croppable(cache: Any) -> bool:
+def _croppable(cache: Cache) -> bool:
     """Return whether the last slots of every layer can be dropped.
 
     Sliding layers have already dropped the slots before their window, which a shorter text needs.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    return type(cache) is DynamicCache and all(
-        type(layer) is DynamicLayer for layer in cache.layers
-    )
+    return type(cache) is DynamicCache and all(type(each) is DynamicLayer for each in cache.layers)

@@ -12,10 +12,9 @@ import math
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
 
@@ -70,7 +69,7 @@ class PrefixCache:
         with self._lock:
             return total_bytes(row.cache for row in self._rows)
 
-    def check(self, model: Any) -> None:
+    def check(self, model: nn.Module) -> None:
         """Drop all texts if the model's weights are not those that they were read with."""
         key = [(id(each), each.dtype, weight_state(each)) for each in model.parameters()]
         with self._lock:

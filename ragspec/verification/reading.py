@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST
+from ragspec.types import PreTrainedModel
 
 PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
@@ -46,7 +47,7 @@ def table_border(model: nn.Module) -> int | None:
     return None
 
 
-def rereads(model: Any) -> bool:
+def rereads(model: PreTrainedModel) -> bool:
     """Return whether the model's own `generate` reads the text again beyond the border."""
     return model.config.model_type in _READ_AGAIN
 
@@ -63,7 +64,7 @@ def continues_rotation(model: nn.Module) -> bool:
     return rotates and not asks_for_length(model)
 
 
-def _kinds(module: nn.Module) -> list[Any]:
+def _kinds(module: nn.Module) -> list[object]:
     kinds = getattr(module, "rope_type", None)
     return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
 
@@ -106,9 +107,9 @@ class Taps:
         for tap, module in self.modules.items():
 
             def take(
-                module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], tap: int = tap
-            ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-                return self._take(tap, arguments, named)
+                _: nn.Module, args: tuple[object, ...], named: dict[str, object], tap: int = tap
+            ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+                return self._take(tap, args, named)
 
             self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
         return self
@@ -123,12 +124,13 @@ class Taps:
         return states
 
     def _take(
-        self, tap: int, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self, tap: int, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         # A compiler cannot trace the identity of a thread.
         if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
             return None
         states = arguments[0] if arguments else named["hidden_states"]
+        assert isinstance(states, Tensor)
         self._states[tap] = states.detach()
         if self.selected is None or tap != LAST:
             return None

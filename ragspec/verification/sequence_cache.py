@@ -9,10 +9,11 @@ so that rejected drafts cannot evict keys.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from ragspec.types import PreTrainedConfig
 
 GROWTH = 8  # a full buffer grows by one in so many of its slots
 # Keys and values [copies, heads, T, width] by the number of the layer.
@@ -179,7 +180,7 @@ def commit_slots(rows: Sequence[SequenceCache], accepted: Sequence[Sequence[int]
         row.pending = 0
 
 
-def slot_bytes(config: Any, dtype: torch.dtype) -> int:
+def slot_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Return the cache bytes per token of a model with this configuration."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)

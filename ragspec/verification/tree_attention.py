@@ -55,7 +55,7 @@ def tree_mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor | None:
     """Return the additive mask [B, 1, n, S] of the current view, None if none is needed.
 
@@ -97,7 +97,7 @@ def _row_mask(
     local_size: int | None,
     dtype: torch.dtype,
     bidirectional: bool,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> Tensor | None:
     """Return the mask of one sequence, see `tree_mask`."""
     from transformers.masking_utils import causal_mask_function
@@ -155,16 +155,9 @@ def tree_attention(
         view = None if batch is None else batch.views[0]
         out = _attend_row(query, key, value, view, form)
         return out.transpose(1, 2).contiguous(), None
-    parts = zip(
-        torch.split(query, batch.counts, 2),
-        batch.parts(key),
-        batch.masks(attention_mask),
-        batch.views,
-        strict=True,
-    )
-    rows = [
-        _attend_row(one, *pair, view, form._replace(mask=mask)) for one, pair, mask, view in parts
-    ]
+    queries, masks = torch.split(query, batch.counts, 2), batch.masks(attention_mask)
+    parts = zip(queries, batch.parts(key), masks, batch.views, strict=True)
+    rows = [_attend_row(one, *kv, view, form._replace(mask=mask)) for one, kv, mask, view in parts]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from ragspec.errors import InputError
 from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import ancestors, depths, keep_paths, limit_depth
+from ragspec.trees.operations import Bools, ancestors, depths, keep_paths, limit_depth
 from ragspec.verification.base import TargetModel, TargetSession
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
@@ -347,7 +347,7 @@ def _layout(
     """
     numbers: list[int] = []  # tokens of all rows
     positions: list[int] = []
-    tables: list[np.ndarray[Any, np.dtype[np.bool_]] | None] = []
+    tables: list[Bools | None] = []
     counts = [len(head) + len(tree) for _, head, tree in rows]
     for (length, head, tree), n in zip(rows, counts, strict=True):
         numbers += [*head, *tree.tokens.tolist()]
@@ -373,7 +373,7 @@ def _layout(
     return moved[:1], views
 
 
-def _related(start: int, tree: DraftTree) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _related(start: int, tree: DraftTree) -> Bools:
     """Return the new slots that each query attends to, after `start` pending ones: bool [n, n]."""
     n = start + len(tree)
     related = np.zeros((n, n), dtype=np.bool_)

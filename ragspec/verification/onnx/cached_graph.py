@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.models.device import pick_device
@@ -42,6 +42,7 @@ from ragspec.models.quantized import (
 from ragspec.models.resolve import is_model, resolve_model
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
+from ragspec.types import Cache, PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
@@ -73,7 +74,7 @@ class CachedGraph:
     source: Path
     folder: Path
 
-    def open(self) -> tuple[CausalTarget, Any] | None:
+    def open(self) -> tuple[CausalTarget, Tokenizer] | None:
         """Return (target, tokenizer); None if the graph is not there, or was damaged."""
         if not self.folder.is_dir():
             return None
@@ -101,7 +102,7 @@ class CachedGraph:
             return target, PreTrainedTokenizerFast.from_pretrained(self.source, **LOCAL)
         return target, read_tokenizer(str(self.source), self.source, LOCAL)
 
-    def keep(self, target: OnnxTarget, tokenizer: Any) -> None:
+    def keep(self, target: OnnxTarget, tokenizer: object) -> None:
         """Write the graph of a target, unless the disk is full or read-only."""
         if not isinstance(target.output_head, BlockLinear):
             return
@@ -151,7 +152,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     )
 
 
-def _write(folder: Path, target: OnnxTarget, tokenizer: Any) -> None:
+def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
     """Write graph, weights and record of a target to a folder."""
     from safetensors.torch import save_file
     from transformers import PreTrainedTokenizerFast
@@ -224,8 +225,8 @@ class StandIn(nn.Module):
             self.embedding = BlockEmbedding(self.head, record["factor"])
 
     def forward(
-        self, input_ids: Any, position_ids: Any, past_key_values: Any, logits_to_keep: Any
-    ) -> Any:
+        self, input_ids: Tensor, position_ids: Tensor, past_key_values: Cache, logits_to_keep: int
+    ) -> NoReturn:
         """Refuse: forwards run on the graph."""
         raise NotImplementedError("expected a forward through the graph")
 
@@ -268,7 +269,7 @@ class CachedTarget(OnnxTarget):
         self._folder = folder
         self._runner = self._run_by(self._open_session(1), tables)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the model; see `OnnxTarget`."""
         return OnnxTarget, (self.model,), {"probed": self.probed}
 
@@ -277,7 +278,7 @@ class CachedTarget(OnnxTarget):
         return Session(str(self._folder / (GRAPH if sequences == 1 else BATCH)))
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The model of transformers, loaded at the first call."""
         with self._lock:
             if isinstance(self._model, StandIn):
@@ -293,11 +294,11 @@ class CachedTarget(OnnxTarget):
             return self._model
 
     @model.setter
-    def model(self, model: Any) -> None:
+    def model(self, model: PreTrainedModel) -> None:
         self._model = model
 
     @property
-    def loaded(self) -> Any:
+    def loaded(self) -> PreTrainedModel:
         """The model, or a `StandIn` if nothing has needed it yet."""
         return self._model
 

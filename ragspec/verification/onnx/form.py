@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ragspec.models.supported import layer_windows
+from ragspec.types import PreTrainedConfig
 
 TABLES = "cosines", "sines"
 FOLDED = "folded"  # the attention operator for few positions of one sequence
@@ -42,7 +42,7 @@ class ModelForm:
     bound: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> ModelForm:
+    def of(cls, config: PreTrainedConfig) -> ModelForm:
         """Return the form that a configuration asks for."""
         named = getattr(config, "layer_types", None)
         kinds = named or ["full_attention"] * config.num_hidden_layers

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import (
@@ -28,11 +28,11 @@ from ragspec.models.quantized import (
     declared,
     serialized,
 )
+from ragspec.types import PreTrainedConfig, PreTrainedModel
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.reading import usual_taps
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 
@@ -61,7 +61,7 @@ class Graph:
         """The names of the attention operators of each layer."""
         return [*map(str, range(self.sequences)), *[FOLDED] * (self.folds > 1)]
 
-    def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+    def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
         """Add a node of ONNX; return its output."""
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
         return name
@@ -145,7 +145,7 @@ class Graph:
         return self.add("Reshape", [heads, flat], f"{name}.rows")
 
     def attention(
-        self, name: str, i: int, h: str, module: LlamaAttention, config: PretrainedConfig
+        self, name: str, i: int, h: str, module: LlamaAttention, config: PreTrainedConfig
     ) -> str:
         """Add the attention of layer i.
 
@@ -307,7 +307,7 @@ def in_onnx(
     return declare(graph, ids, outputs, (layers, config.num_key_value_heads, width), places)
 
 
-def of_width(names: Mapping[str, int]) -> list[Any]:
+def of_width(names: Mapping[str, int]) -> list[ValueInfoProto]:
     """Return the declarations of tensors [1, S, width], whose widths are given by name."""
     info, real = helper.make_tensor_value_info, TensorProto.FLOAT
     return [info(name, real, [1, "S", width]) for name, width in names.items()]
@@ -315,8 +315,8 @@ def of_width(names: Mapping[str, int]) -> list[Any]:
 
 def declare(
     graph: Graph,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
     shape: tuple[int, int, int],
     places: Mapping[str, Place] = MappingProxyType({}),
 ) -> bytes:
@@ -338,7 +338,7 @@ def declare(
     tables = (name + kind for kind in graph.form.rotary for name in TABLES)
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
     every.append(info("back", whole, ["S"]))
-    results = list[Any]()
+    results = list[ValueInfoProto]()
     for at in graph.operators:  # the planner takes dimensions of one name for equal
         n, size = f"n{at}", [1, heads, f"C{at}", width]
         m = f"m{at}" if at == FOLDED else n

@@ -20,6 +20,7 @@ from ragspec.models.quantized import BlockLinear, Session, missing_package
 from ragspec.models.supported import layer_windows
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
@@ -28,8 +29,6 @@ from ragspec.verification.reading import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ragspec.verification.batch import Batch
     from ragspec.verification.tree_session import TreeSession
 
@@ -68,7 +67,7 @@ def hindrance(target: CausalTarget) -> str:
     return _customised(model)
 
 
-def foreign(model: Any) -> str:
+def foreign(model: PreTrainedModel) -> str:
     """Return what a model of its configuration has that no graph has, "" for nothing."""
     config = model.config
     if config.model_type not in FAMILIES or not hasattr(model, "model"):
@@ -241,7 +240,7 @@ class GraphRunner:
         outputs = binding.get_outputs()[-len(names) :]
         return [torch.from_numpy(output.numpy()) for output in outputs]
 
-    def _values(self, buffers: Buffers) -> dict[str, Any]:
+    def _values(self, buffers: Buffers) -> dict[str, object]:
         """Return what the runtime reads and writes in the place of the buffers."""
         bound = self._bound.get(buffers)
         if bound is None:
@@ -295,7 +294,7 @@ class OnnxTarget(CausalTarget):
             self.same_bits = self._has_same_bits() and self._reads_alike()
             self._runner.fold_from = FOLD_FROM
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the model; the copy opens a session of its own."""
         return type(self), (self.model,), {"probed": self.probed}
 
@@ -460,12 +459,10 @@ class OnnxTarget(CausalTarget):
 
     def _has_same_bits(self) -> bool:
         """Return whether a chain has the bits of its tokens one by one."""
-        tokens = torch.randint(
-            self.vocab_size, (TRIED,), generator=torch.Generator().manual_seed(0)
-        )
-        first, *chain = tokens[TRIED // 2 :].tolist()
+        text = torch.randint(self.vocab_size, (TRIED,), generator=torch.Generator().manual_seed(0))
+        first, *chain = text[TRIED // 2 :].tolist()
         with self.open(1, TRIED) as session, torch.no_grad():
-            session.read_prompts([tokens[: TRIED // 2].tolist()], 0)
+            session.read_prompts([text[: TRIED // 2].tolist()], 0)
             session.commit([()])
             widths = len(chain), FOLD_TO // 2  # by one operator and by the other
             every = [DraftTree.chain(chain[:width], "probe") for width in widths]

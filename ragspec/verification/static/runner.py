@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.models.device import is_cuda, out_of_memory
+from ragspec.types import PreTrainedModel
 from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.buffers import Arena, LayerShape
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
@@ -42,7 +43,7 @@ class StepRunner:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         mode: str,
         masks: Masks,
         layers: Sequence[tuple[LayerShape, LayerShape]],

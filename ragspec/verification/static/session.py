@@ -130,7 +130,7 @@ class StaticSession(TreeSession):
     def settle(self) -> list[Tensor]:
         """Wait for the packet of the launched step; see `TargetSession`."""
         assert self._launched is not None
-        (logits, packet, again, infinity), self._launched = self._launched, None
+        (logits, packet, again, inf), self._launched = self._launched, None
         if packet is not None and again is not None:
             read = packet.tolist()
             if any(_ends_unknown(read[at]) for at in self._at):
@@ -140,9 +140,7 @@ class StaticSession(TreeSession):
                 n = len(read[at]) // 3
                 flags, tokens, bits = (read[at][i * n :][:n] for i in range(3))
                 pairs = zip(tokens[: 1 + len(tree)], bits, strict=False)
-                self.chosen.append(
-                    [-1 if b & infinity == infinity else token for token, b in pairs]
-                )
+                self.chosen.append([-1 if b & inf == inf else token for token, b in pairs])
                 order = sorted(range(n), key=flags.__getitem__, reverse=True)
                 accepted = [int(tree.tokens[query - 1]) for query in order[1 : sum(flags)]]
                 self._selection.append((order, accepted))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from torch import Tensor
 from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
+from ragspec.types import PreTrainedModel
 from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.distributions import FRESH
@@ -38,6 +39,7 @@ from ragspec.verification.static.layout import (
     windowed,
 )
 
+Mask = Tensor | dict[str, Tensor]  # one for all layers, or by their kind
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, as wide as a score
 
 
@@ -80,7 +82,7 @@ class Masks:
     windows: Mapping[str, AttentionWindow]
     by_name: bool
 
-    def of(self, make: Callable[[AttentionWindow], Any]) -> Any:
+    def of(self, make: Callable[[AttentionWindow], Tensor]) -> Mask:
         """Return the argument `attention_mask` of the model, with one mask per window."""
         masks = {window: make(window) for window in dict.fromkeys(self.windows.values())}
         if self.by_name:
@@ -104,22 +106,23 @@ class FixedStep:
 
     def __init__(self, rows: int, width: int, device: torch.device, name: str) -> None:
         self.packet = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        # Not bound: a cycle would hold the buffers.
+        self._run: Callable[..., Any] = private_code(type(self).run, name)
         # Pinned once: pinning memory for every call would cost more than the copy.
         self._staged = torch.empty(
             rows, width, dtype=torch.int64, device="cpu", pin_memory=pins(device)
         )
         self._values = self._staged.numpy()
         self._sent = torch.Event(device) if is_cuda(device) else None
-        self._run = private_code(type(self).run, name)  # not bound: a cycle would hold the buffers
         self._pool: Any = None
-        self._graph: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Any, ...] = ()
 
     def compile(self, backend: str) -> None:
         """Compile `run` from now on."""
         self._run = torch.compile(self._run, fullgraph=True, dynamic=False, backend=backend)
 
-    def capture(self, pool: Any) -> None:
+    def capture(self, pool: object) -> None:
         """Capture the next call in a CUDA graph over this memory pool, and replay it from then."""
         self._pool = pool
 
@@ -145,11 +148,11 @@ class FixedStep:
         """Call `run` once; return its tensors, some may be None."""
         return self._run(self)  # type: ignore[no-any-return]
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> tuple[Tensor, ...]:
         """Return the outputs for the packet, without a copy to the host."""
         raise NotImplementedError
 
-    def _captured(self) -> Any:
+    def _captured(self) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -164,16 +167,10 @@ class FixedStep:
         return graph
 
 
-def private_code(function: Any, name: str) -> Any:
+def private_code(function: Callable[..., object], name: str) -> FunctionType:
     """Return a copy of a function with its own code object, by which dynamo counts shapes."""
-    code: CodeType = function.__code__
-    return FunctionType(
-        code.replace(co_name=name),
-        function.__globals__,
-        name,
-        function.__defaults__,
-        function.__closure__,
-    )
+    code, names = function.__code__.replace(co_name=name), function.__globals__
+    return FunctionType(code, names, name, function.__defaults__, function.__closure__)
 
 
 class StaticStep(FixedStep):
@@ -186,7 +183,7 @@ class StaticStep(FixedStep):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         arena: Arena,
         shape: StepShape,
         masks: Masks,

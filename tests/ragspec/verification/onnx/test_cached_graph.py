@@ -75,7 +75,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     assert ours.model_type == family and len(theirs) > 20
     for name, value in theirs.items():  # those with _ are of the call
         assert name[0] == "_" or name == "use_cache" or getattr(ours, name) == value, name
-    settings = [engine.target.generation_config.to_dict() for engine in (first, second)]
+    settings = [engine.target.loaded.generation_config.to_dict() for engine in (first, second)]
     assert settings[0] == settings[1]
     assert first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
     assert second.cost is not None and second.cost is not opened(folder).cost
