@@ -116,7 +116,7 @@ def text(options: TextBenchOptions) -> None:
         if options.draft_model:
             draft, draft_tokenizer = load_model(options.draft_model, *place)
     if options.draft_model:
-        check_draft_model(draft, draft_tokenizer, engine.tokenizer, engine.target.vocab_size)
+        check_draft_model((draft, draft_tokenizer), engine.tokenizer, engine.target.vocab_size)
     if turns is None:
         prompts = bundled_items(engine)
     else:

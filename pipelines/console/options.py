@@ -149,9 +149,8 @@ class EngineOptions(PlaceOptions):
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
         if draft_model is not None and drafts_with_model(names):
-            draft, draft_tokenizer = draft_model
-            check_draft_model(draft, draft_tokenizer, tokenizer, target.vocab_size)
-            sources, draft_model = replace(sources, draft_model=draft), None
+            check_draft_model(draft_model, tokenizer, target.vocab_size)
+            sources, draft_model = replace(sources, draft_model=draft_model[0]), None
         return engine.Engine(
             target,
             tokenizer,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from ragspec.budget.base import BudgetSession
@@ -173,7 +174,7 @@ class Drafter(ABC):
     def open(self, request: DraftRequest) -> DraftSession:
         """Return a fresh session for one row; a step of one session changes no other."""
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+    def fits(self, model: object = None, tokenizer: Tokenizer | None = None) -> None:
         """Check that its stores and weights, and those of contained drafters, fit the engine.
 
         Args:

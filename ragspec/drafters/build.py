@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
@@ -12,17 +12,19 @@ from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
 from ragspec.models.supported import check_vocabulary
 from ragspec.rules.base import Rule
-from ragspec.verification.causal import CausalTarget
+from ragspec.types import PreTrainedModel, Tokenizer
+from ragspec.verification.causal import CausalTarget, Model
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.drafter import ModelDrafter
 
 
+DraftModel: TypeAlias = "Model | tuple[Model, Tokenizer | None] | str | Path | None"
 DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 
 
 def build_drafter(
-    drafter: DrafterSpec, draft_model: Any, tokenizer: Any, target: CausalTarget
+    drafter: DrafterSpec, draft_model: DraftModel, tokenizer: Tokenizer | None, target: CausalTarget
 ) -> Drafter | None:
     """Return the drafter for a name, an object, or a list of these; None for no drafter.
 
@@ -83,7 +85,7 @@ def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Draf
     return drafter if lacking or joined.kind not in rule.accepts else joined
 
 
-def _create(item: Any) -> Sequence[Drafter]:
+def _create(item: str | Drafter) -> Sequence[Drafter]:
     if isinstance(item, str):
         built = build(item, Sources())
         return built if isinstance(built, list) else [built]
@@ -91,7 +93,9 @@ def _create(item: Any) -> Sequence[Drafter]:
     return [item]
 
 
-def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> ModelDrafter:
+def model_drafter(
+    draft_model: DraftModel, tokenizer: Tokenizer | None, target: CausalTarget
+) -> ModelDrafter:
     """Return the drafter over a model with the target's vocabulary, see `build_drafter`."""
     from ragspec.drafters.model.drafter import ModelDrafter as AnyDrafter
     from ragspec.models.load import load_model
@@ -102,7 +106,7 @@ def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Mod
     if isinstance(model, CausalTarget):
         check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)
     elif hasattr(model, "config"):
-        check_draft_model(model, draft_tokenizer, tokenizer, target.vocab_size)
+        check_draft_model((model, draft_tokenizer), tokenizer, target.vocab_size)
     else:
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
@@ -111,12 +115,13 @@ def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Mod
     return AnyDrafter(model)
 
 
-def check_draft_model(model: Any, draft_tokenizer: Any, tokenizer: Any, vocab_size: int) -> None:
+def check_draft_model(
+    draft: tuple[PreTrainedModel, Tokenizer | None], tokenizer: Tokenizer | None, vocab_size: int
+) -> None:
     """Raise TokenizerMismatchError unless a draft model has the token ids of the target.
 
     Args:
-        draft_tokenizer: Tokenizer of the draft model.
         tokenizer, vocab_size: Those of the target.
     """
-    size = int(model.config.get_text_config().vocab_size)
-    check_vocabulary(tokenizer, draft_tokenizer, vocab_size, size)
+    size = int(draft[0].config.get_text_config().vocab_size)
+    check_vocabulary(tokenizer, draft[1], vocab_size, size)

@@ -12,7 +12,6 @@ buffer of the arena. A head whose steps differ from its forwards has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead, RecurrentHead
 from ragspec.drafters.model.cache import DraftCache, Visible
 from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
-from ragspec.drafters.model.level_step import fitted
+from ragspec.drafters.model.level_step import fit
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.models.supported import layer_windows
 from ragspec.verification.batch import Batch
@@ -29,7 +28,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena, LayerShape
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import Masks
+from ragspec.verification.static.step import Mask, Masks
 from ragspec.verification.tree_attention import tree_view
 
 TOLERANCE = 0.02  # of the largest logit: half precision rounds
@@ -110,7 +109,7 @@ class HeadStep(ForwardStep):
         self._head, self._target, self._rows = model.head, model.target, model.rows
         self._states = arena.states[:, : shape.tokens]
 
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Any) -> tuple[Tensor, ...]:
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Mask) -> tuple[Tensor, ...]:
         """Return the logits [n, v], and the states [1, n, H] that the head reads next."""
         embedded = self._head.embed(self._target, tokens)
         read, fed = self._head(embedded, self._states, positions, mask=mask, keys=self._cache)
@@ -254,7 +253,7 @@ class SlotCache(HeadCache):
         assert not isinstance(head, HeadGraph)
         with torch.no_grad():
             logits = head.logits_after(target, paths, self._logits, self._head.guessed)
-        return logits if self.tokens is not None else fitted(logits, self.vocab_size)
+        return logits if self.tokens is not None else fit(logits, self.vocab_size)
 
 
 class Weights(nn.ModuleList):

@@ -15,6 +15,7 @@ from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.errors import InputError, ModelError, RagspecError, UnsupportedModelError
 from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files
 from ragspec.models.quantized import block_floats
+from ragspec.types import PreTrainedConfig
 
 if TYPE_CHECKING:
     from ragspec.drafters.heads.head import DraftHead
@@ -123,10 +124,10 @@ class Checkpoint:
         """Return tensors by the names of `DraftHead`, with the ids of drafted tokens as `tokens`.
 
         Args:
-            table: See `renamed`; names beyond it stay, and are left over.
+            table: See `rename`; names beyond it stay, and are left over.
         """
         weights = self.tensors(names)
-        ours = renamed(weights, table)
+        ours = rename(weights, table)
         state = {ours.get(name, name): tensor for name, tensor in weights.items()}
         checked(self.folder, lambda: _to_ids(state))
         return state
@@ -165,7 +166,7 @@ def _whole(name: str, stored: set[str]) -> str:
     return f"{stem}.weight" if both else name
 
 
-def size_of(settings: Mapping[str, Any], name: str) -> int:
+def size_of(settings: Mapping[str, object], name: str) -> int:
     """Return a size of a configuration; raise ValueError where that is no whole number."""
     size = settings.get(name)
     if not isinstance(size, int) or isinstance(size, bool):
@@ -173,7 +174,7 @@ def size_of(settings: Mapping[str, Any], name: str) -> int:
     return size
 
 
-def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
+def rename(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
     """Return the names of `DraftHead` by those of a file, for all that a table of prefixes covers.
 
     The longest prefix that fits a name counts.
@@ -187,7 +188,7 @@ def renamed(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def copied_layer(text: Any) -> dict[str, Any]:
+def copied_layer(text: PreTrainedConfig) -> dict[str, object]:
     """Return the configuration of one layer like those of a model's configuration."""
     settings = text.to_dict()
     layers = {name: settings[name] for name in LAYER_SETTINGS if settings.get(name) is not None}
@@ -201,17 +202,17 @@ def _to_ids(weights: dict[str, Tensor]) -> None:
     Raises:
         ValueError: They contradict each other.
     """
-    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
-    if offsets is None:
+    d2t, mask = weights.pop("d2t", None), weights.pop("t2d", None)
+    if d2t is None:
         return
-    weights["tokens"] = tokens = offsets.long() + torch.arange(len(offsets))
+    weights["tokens"] = tokens = d2t.long() + torch.arange(len(d2t))
     if tokens[0] < 0 or not bool((tokens[1:] > tokens[:-1]).all()):
         raise ValueError("its tokens are no increasing ids of the vocabulary")
     if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], tokens):
         raise ValueError("t2d marks other tokens than d2t")
 
 
-def offsets_of(head: DraftHead) -> dict[str, Tensor]:
+def offsets(head: DraftHead) -> dict[str, Tensor]:
     """Return `d2t` and `t2d` of a head's tokens, none for a head of all tokens."""
     if head.tokens is None:
         return {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache, open_steps
@@ -28,7 +27,8 @@ from ragspec.models.checks import check_static
 from ragspec.models.quantized import BlockLinear, replace_linears
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
-from ragspec.verification.causal import CausalTarget
+from ragspec.types import Tokenizer
+from ragspec.verification.causal import CausalTarget, Model
 from ragspec.verification.static.runner import StepRunner
 
 LONGEST = 256  # tokens of a prompt that a head reads; more cost time and add little
@@ -62,7 +62,7 @@ class HeadDrafter(Drafter):
     def __init__(
         self,
         head: DraftHead | Path | str | None = None,
-        target: Any = None,
+        target: Model | None = None,
         depth: int | None = None,
         width: int | Sequence[int] | None = None,
         *,
@@ -89,7 +89,7 @@ class HeadDrafter(Drafter):
         self.taps = taps_of(self.head.config, self.target)
         self.needs = Needs(hidden_states=tuple(set(self.taps)))
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+    def fits(self, model: object = None, tokenizer: Tokenizer | None = None) -> None:
         """Raise UnsupportedModelError if the engine runs another model than the head's target."""
         model = model.loaded if isinstance(model, CausalTarget) else model
         if model is not None and model is not self.target.loaded:

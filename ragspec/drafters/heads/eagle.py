@@ -11,13 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import (
-    LAYER_SETTINGS,
-    Checkpoint,
-    offsets_of,
-    renamed,
-    size_of,
-)
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, offsets, rename, size_of
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.needs import LAST
@@ -72,7 +66,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     return checkpoint.head(settings, state)
 
 
-def layer_settings(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
+def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, object]:
     """Return transformers' configuration of a head's layers, whose class their tensors tell."""
     layers = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
     kind, biases = "llama", {name.split(".")[-2] for name in names if name.endswith("proj.bias")}
@@ -95,12 +89,12 @@ def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...
     return tuple(config.get(name) or default_taps(target))
 
 
-def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head of EAGLE-1 in this layout."""
     config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
     config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}
     config |= {"vocab_size": head.config.vocab_size, "bias": head.config.bias}
     theirs = {ours: name for name, ours in NAMES.items() if name != "midlayer."}
     state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
-    names = renamed(state, theirs)
-    return config, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)
+    names = rename(state, theirs)
+    return config, {names[name]: tensor for name, tensor in state.items()} | offsets(head)

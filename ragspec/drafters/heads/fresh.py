@@ -92,7 +92,7 @@ def fresh_head(
     return head.to(target.device)
 
 
-def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, Any]:
+def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, object]:
     """Return the configuration of the layer: the target's if it is `copied`, or a random one's."""
     text, width = target.model.config.get_text_config(), states_size(target)
     if form == "hydra++":

@@ -118,17 +118,15 @@ class _Modules(NamedTuple):
             module.bias = nn.Parameter(bias, requires_grad=False)
         return BlockLinear.of(module) if self.small and weight.shape[1] % BLOCK == 0 else module
 
-    def part(self, name: str, parts: str) -> Any:
+    def part(self, name: str, parts: str) -> SimpleNamespace:
         """Return the attention or the feed-forward part of the layer."""
         each = (f"{part}_proj" for part in parts.split())
         return SimpleNamespace(**{part: self.linear(f"{_LAYER}{name}.{part}") for part in each})
 
-    def norm(self, name: str) -> Any:
+    def norm(self, name: str) -> SimpleNamespace:
         """Return a norm."""
-        epsilon = self.weights.config.layers.get("rms_norm_eps", 1e-6)
-        return SimpleNamespace(
-            weight=self.weights.state[f"{name}.weight"], variance_epsilon=epsilon
-        )
+        eps = self.weights.config.layers.get("rms_norm_eps", 1e-6)
+        return SimpleNamespace(weight=self.weights.state[f"{name}.weight"], variance_epsilon=eps)
 
 
 def _build(graph: Graph, modules: _Modules) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
+from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import usual_taps
 
@@ -64,7 +65,7 @@ class WideLayer(nn.Module):
             wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias)
             setattr(self.self_attn, name, wide)
 
-    def forward(self, hidden_states: Tensor, embedded: Tensor, **options: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, embedded: Tensor, **options: object) -> Tensor:
         """Return the states [R, n, H] after tokens with these embeddings and states before them."""
         normed = self.hidden_norm(hidden_states)
         pair = torch.cat([self.input_layernorm(embedded), normed], -1)
@@ -208,7 +209,7 @@ class RecurrentHead(DraftHead):
         positions: Tensor | None = None,
         batch: Batch | None = None,
         mask: Tensor | None = None,
-        keys: Any = None,
+        keys: Cache | None = None,
     ) -> HeadStates:
         """Return the head's output after n tokens.
 
@@ -251,7 +252,7 @@ class RecurrentHead(DraftHead):
         return HeadStates(output.read[:, -self.config.slots :], output.fed)
 
 
-def decoder_of(config: HeadConfig) -> Any:
+def decoder_of(config: HeadConfig) -> PreTrainedModel:
     """Return a model of transformers with a head's layers, whose weights are not set."""
     from transformers import AutoConfig, AutoModel
 

@@ -18,6 +18,7 @@ from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
+from ragspec.types import PreTrainedConfig
 from ragspec.verification.causal import CausalTarget
 
 _INSIDE, _LAYER = "medusa_head.", "prefix_embeding_layer."
@@ -62,7 +63,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     return checkpoint.head(settings, state)
 
 
-def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in its layout."""
     config = head.config
     kind = "hydra" if config.join == "path" else "medusa"
@@ -108,13 +109,13 @@ def _count(names: Iterable[str], pattern: str) -> int:
     return sum(re.fullmatch(pattern, name) is not None for name in names)
 
 
-def prefix_layer(text: Any) -> dict[str, Any]:
+def prefix_layer(text: PreTrainedConfig) -> dict[str, object]:
     """Return the configuration of the layer of a Hydra++, for a target with this one.
 
     Raises:
         UnsupportedModelError: The target's layers are not like Llama's.
     """
-    layer = copied_layer(text) | {"model_type": "llama"}
+    layer: dict[str, Any] = copied_layer(text) | {"model_type": "llama"}
     if "intermediate_size" not in layer or "full_attention" in layer.get("rope_parameters", {}):
         raise UnsupportedModelError(
             f"the layer of a Hydra++ is like those of its target; got one of {text.model_type}, "
@@ -129,7 +130,7 @@ def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:
     return int(_text(target).num_hidden_layers) - offset if offset else LAST
 
 
-def _text(target: CausalTarget | None) -> Any:
+def _text(target: CausalTarget | None) -> PreTrainedConfig:
     """Return the configuration of a target's layers.
 
     Raises:

@@ -138,7 +138,7 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
     return text
 
 
-def _one_layer(config: dict[str, Any]) -> dict[str, Any]:
+def _one_layer(config: dict[str, object]) -> dict[str, object]:
     """Return the configuration of one attention layer of a model's own class."""
     from transformers import CONFIG_MAPPING
 

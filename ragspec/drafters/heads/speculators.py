@@ -9,13 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import (
-    LAYER_SETTINGS,
-    Checkpoint,
-    offsets_of,
-    renamed,
-    size_of,
-)
+from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, offsets, rename, size_of
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.errors import UnsupportedModelError
@@ -111,7 +105,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     return checkpoint.head(settings, state)
 
 
-def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
     config = head.config
     kind, model = _kind(config)
@@ -124,10 +118,10 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if config.state_first:  # there the token comes first
         width = config.hidden_size
         state["fc.weight"] = state["fc.weight"].roll(-width, 1)
-    names = renamed(state, theirs)
+    names = rename(state, theirs)
     count = 5 if config.recurrent else config.slots
     proposal = {"proposal_type": "greedy", "speculative_tokens": count}
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "architectures": [model],
         "speculators_model_type": kind,
         "speculators_config": {
@@ -161,7 +155,7 @@ def written(head: DraftHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "fc_norm": config.tap_norm == "each",
             "norm_output": config.feeds_norm,
         }
-    return record, {names[name]: tensor for name, tensor in state.items()} | offsets_of(head)
+    return record, {names[name]: tensor for name, tensor in state.items()} | offsets(head)
 
 
 def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.model.forward_step import MOST_DRAFTED, ForwardShape, ForwardStep
-from ragspec.drafters.model.level_step import (
-    LevelShape,
-    LevelStep,
-    PlaceChoices,
-    fitted,
-    read_places,
-)
+from ragspec.drafters.model.level_step import LevelShape, LevelStep, PlaceChoices, fit, read_places
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.batch import Batch, TreeView
@@ -238,7 +232,7 @@ class DraftCache:
         return self._fitted(self.model.forward(numbers[:, m:], batch, keep)[0])
 
     def _fitted(self, logits: Tensor) -> Tensor:
-        return logits if self.tokens is not None else fitted(logits, self.vocab_size)
+        return logits if self.tokens is not None else fit(logits, self.vocab_size)
 
     def _stepped(
         self, tokens: Sequence[int], positions: Sequence[int], visible: Visible

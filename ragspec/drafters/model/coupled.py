@@ -87,9 +87,7 @@ class CoupledGrowth(Growth):
         ranks = self._ranks(draft_state, parent, chances)
         self._nodes.add(parent, [int(tokens[rank]) for rank in ranks], [chances[r] for r in ranks])
 
-    def _ranks(
-        self, draft_state: DraftState, parent: int, chances: Sequence[float]
-    ) -> Sequence[int]:
+    def _ranks(self, state: DraftState, parent: int, chances: Sequence[float]) -> Sequence[int]:
         """Return the ranks of the choices that become children: all unless their agreement is 0."""
         return [rank for rank, chance in enumerate(chances) if chance > 0.0]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -35,7 +34,7 @@ from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget, Model
 from ragspec.verification.open import open_static
 from ragspec.verification.path_rows import PathTarget
 
@@ -80,7 +79,7 @@ class ModelDrafter(Drafter):
 
     def __init__(
         self,
-        model: Any = None,
+        model: Model | None = None,
         depth: int | None = None,
         width: int | Sequence[int] | None = None,
         *,
@@ -209,7 +208,7 @@ def pick_static(mode: str, followed: str, device: torch.device) -> str:
     return followed if followed in ("graph", "compile") and is_cuda(device) else "off"
 
 
-def draft_target(model: Any) -> CausalTarget:
+def draft_target(model: Model) -> CausalTarget:
     """Return a `CausalTarget` over a model that can draft.
 
     Raises:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from ragspec.models.supported import AttentionWindow
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import FixedStep
+from ragspec.verification.static.step import FixedStep, Mask
 
 MOST_DRAFTED = 64  # speculative slots, the bits of a word
 
@@ -101,7 +100,7 @@ class ForwardStep(FixedStep):
 
         return self._forward(tokens, positions, self._masks.of(make_mask))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Any) -> tuple[Tensor, ...]:
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Mask) -> tuple[Tensor, ...]:
         """Return the logits [n, V] after tokens i64 [1, n], and any other outputs."""
         logits: Tensor = self._model(
             input_ids=tokens,

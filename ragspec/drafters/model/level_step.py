@@ -185,7 +185,7 @@ class LevelStep(FixedStep):
         ).logits[0]
         if last is not None and not keep:
             logits = logits.index_select(0, last)
-        return fitted(logits, self.shape.vocab_size)
+        return fit(logits, self.shape.vocab_size)
 
     def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits if logits.dtype == torch.float64 else logits.float()
@@ -203,7 +203,7 @@ def _still(parents: Sequence[int], device: torch.device) -> Layout:
     return Layout(*parts)
 
 
-def fitted(logits: Tensor, size: int) -> Tensor:
+def fit(logits: Tensor, size: int) -> Tensor:
     """Return logits [n, V] cut off or padded with -inf to the target's vocabulary size."""
     width = logits.shape[-1]
     if width == size:

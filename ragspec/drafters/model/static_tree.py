@@ -65,16 +65,14 @@ class StaticGrowth(CoupledGrowth):
         super()._begin(draft_state)
         self._places = {ROOT: ROOT}
 
-    def _ranks(
-        self, draft_state: DraftState, parent: int, chances: Sequence[float]
-    ) -> Sequence[int]:
+    def _ranks(self, state: DraftState, parent: int, chances: Sequence[float]) -> Sequence[int]:
         """Return the ranks of the choices that fill a place, within the budget."""
         start = len(self._nodes)
         children = [
             (rank, place)
             for rank, place in self._children[self._places[parent]]
             if rank < len(chances) and chances[rank] > 0.0
-        ][: draft_state.budget - start]
+        ][: state.budget - start]
         self._places.update((start + i, place) for i, (_, place) in enumerate(children))
         return [rank for rank, _ in children]
 
