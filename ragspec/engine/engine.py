@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +16,24 @@ from torch import Tensor
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.build import DrafterSpec, build_drafter, with_head
+from ragspec.drafters.build import DrafterSpec, DraftModel, build_drafter, with_head
 from ragspec.drafters.fuse import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.kv_memory import KvMemory
+from ragspec.engine.prompts import Prompts
 from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts, Sequence
 from ragspec.errors import InputError
-from ragspec.models.load import load_model
+from ragspec.models.load import DeviceMap, load_model
 from ragspec.models.supported import rank_count
 from ragspec.needs import Needs, match
 from ragspec.registry import resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling, checked_count
-from ragspec.verification.causal import CausalTarget
+from ragspec.types import PreTrainedModel, Tokenizer
+from ragspec.verification.causal import CausalTarget, Model
 from ragspec.verification.open import load_target, open_target
 from ragspec.verification.prefix_cache import PrefixCache
 
@@ -61,24 +63,24 @@ class Engine:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: Model,
+        tokenizer: Tokenizer | None = None,
         drafter: DrafterSpec = "auto",
-        draft_model: Any = None,
+        draft_model: DraftModel = None,
         budget: BudgetSpec = "auto",
         rule: RuleSpec = None,
         *,
         max_batch_size: int = 16,
     ) -> None:
         self.target = model if isinstance(model, CausalTarget) else open_target(model)
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.scheduler = Scheduler(self.target, max_batch_size, None, CHUNK)
         self.cost: ForwardCost | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._configure_drafting(drafter, draft_model, budget, rule)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The model of transformers."""
         return self.target.model
 
@@ -87,12 +89,12 @@ class Engine:
         cls,
         model: str | Path = "starter",
         drafter: DrafterSpec = "auto",
-        draft_model: Any = None,
+        draft_model: DraftModel = None,
         budget: BudgetSpec = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         *,
-        device_map: str | Mapping[str, Any] | None = None,
+        device_map: DeviceMap = None,
         adapter: str | Path | None = None,
         **options: Any,
     ) -> Engine:
@@ -120,7 +122,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Prompts,
         sampling: Sampling | None = None,
         *,
         attention_mask: Tensor | None = None,
@@ -157,7 +159,7 @@ class Engine:
         return texts[0] if single else texts
 
     def stream(
-        self, prompt: Any, sampling: Sampling | None = None, **options: Unpack[Options]
+        self, prompt: Prompts, sampling: Sampling | None = None, **options: Unpack[Options]
     ) -> Stream:
         """Return an iterator over pieces of text as they are verified, for one prompt and sample.
 
@@ -170,7 +172,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Any,
+        prompt: Prompts,
         sampling: Sampling | None = None,
         *,
         sample: int = 0,
@@ -228,7 +230,7 @@ class Engine:
     def __exit__(self, *raised: object) -> None:
         self.close(cancel=raised[0] is not None)
 
-    def prefill(self, prompt: Any, *, tenant: str = "", on_read: OnRead | None = None) -> None:
+    def prefill(self, prompt: Prompts, *, tenant: str = "", on_read: OnRead | None = None) -> None:
         """Read a prompt into the prefix cache, whose keys and values later requests share.
 
         Args:
@@ -249,7 +251,9 @@ class Engine:
         """Keep caches and packed weights ready inside the block, see `Scheduler.hold`."""
         return self.scheduler.hold()
 
-    def _one(self, name: str, prompt: Any, sampling: Sampling | None, options: Options) -> Request:
+    def _one(
+        self, name: str, prompt: Prompts, sampling: Sampling | None, options: Options
+    ) -> Request:
         """Return the request of one prompt and sample; raise InputError for several."""
         requests, single = self.prepare(prompt, sampling, options)
         n = requests[0].sampling.n
@@ -359,7 +363,7 @@ class Engine:
         return other
 
     def _configure_drafting(
-        self, drafter: DrafterSpec, draft_model: Any, budget: BudgetSpec, rule: RuleSpec
+        self, drafter: DrafterSpec, draft_model: DraftModel, budget: BudgetSpec, rule: RuleSpec
     ) -> None:
         """Set drafter, budget and rule; a measured cost is kept."""
         built = build_drafter(drafter, draft_model, self.tokenizer, self.target)
@@ -409,10 +413,10 @@ class Engine:
 
     def prepare(
         self,
-        prompts: Any,
+        prompts: Prompts,
         sampling: Sampling | None,
         options: Options,
-        attention_mask: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[list[Request], bool]:
         """Check the arguments of `generate`; return its requests, see `read_requests`."""
         kind = self.target.device.type
@@ -423,9 +427,7 @@ class Engine:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return read_requests(
-            prompts, sampling, options, self.target, self.tokenizer, attention_mask
-        )
+        return read_requests(prompts, sampling, options, self.target, self.tokenizer, mask)
 
 
 def _complete(handles: list[RequestHandle]) -> bool:

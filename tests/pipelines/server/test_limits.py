@@ -20,6 +20,7 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
+from ragspec.engine.request import Options
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from ragspec.pipelines.server import access, connections, run
@@ -234,9 +235,8 @@ def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) 
         texts = [result.result().json()["choices"][0]["text"] for result in waiting]
         error = post(client, {**LONG, "max_tokens": 400}).json()["error"]
         assert error["code"] == "context_length_exceeded"
-    assert texts == [
-        instance.generate(b["prompt"], max_new_tokens=100, ignore_eos=True).text for b in bodies
-    ]
+    options = Options(max_new_tokens=100, ignore_eos=True)
+    assert texts == [instance.generate(str(b["prompt"]), **options).text for b in bodies]
     assert max(live) == 2 and 300 * each < max(held) <= 520 * each
     with pytest.raises(InputError, match=f"kv_memory is {each} bytes; expected"):
         Serving(instance, NAME, settings=ServerSettings(kv_memory=each))
