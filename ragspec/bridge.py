@@ -28,11 +28,13 @@ from torch import Tensor
 from ragspec.bridge_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
+from ragspec.engine.request import OnStep
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
+from ragspec.types import BaseStreamer, GenerationConfig, PreTrainedModel, Tokenizer
 from ragspec.verification.reading import asks_for_length, continues_rotation
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
@@ -82,7 +84,7 @@ class Speculation:
         """The reports of the last call, one per sequence."""
         return [generation.report for generation in self.generations]
 
-    def engine(self, model: Any) -> Engine:
+    def engine(self, model: PreTrainedModel) -> Engine:
         """Return the engine for a model, a new one after a change of the fields."""
         key = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
         same = len(self._engine_key) == len(key) and all(
@@ -96,13 +98,13 @@ class Speculation:
 
 
 def generate(
-    model: Any,
+    model: PreTrainedModel,
     inputs: Tensor | None = None,
     *,
     speculation: Speculation | None = None,
-    streamer: Any = None,
-    tokenizer: Any = None,
-    assistant_model: Any = None,
+    streamer: BaseStreamer | None = None,
+    tokenizer: Tokenizer | None = None,
+    assistant_model: PreTrainedModel | None = None,
     stop_strings: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -133,11 +135,11 @@ def generate(
 
 
 def speculative(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: Tensor,
-    logits_processor: Any = (),
-    stopping_criteria: Any = (),
-    generation_config: Any = None,
+    logits_processor: Sequence[Any] = (),
+    stopping_criteria: Sequence[Any] = (),
+    generation_config: GenerationConfig | None = None,
     speculation: Speculation | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -165,12 +167,12 @@ def speculative(
 
 
 def _decode(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: Tensor,
     spec: Speculation,
-    processors: Any,
-    criteria: Any,
-    config: Any,
+    processors: Sequence[Any],
+    criteria: Sequence[Any],
+    config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> Any:
     """Return the engine's generations for the arguments of `speculative`."""
@@ -240,7 +242,7 @@ def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int]
     return limit, [end for end in ends if 0 <= end < vocab_size], rest
 
 
-def _streaming(streamer: Any, input_ids: Tensor) -> Any:
+def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> OnStep | None:
     """Return a callback that puts each step to the streamer, which gets the prompt first."""
     if streamer is None:
         return None
@@ -255,7 +257,7 @@ def _streaming(streamer: Any, input_ids: Tensor) -> Any:
 
 
 def _with_stop_strings(
-    strings: Any, tokenizer: Any, defaults: Any, kwargs: dict[str, Any]
+    strings: object, tokenizer: object, defaults: GenerationConfig, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments with a criterion for the stop strings, which transformers may not see.
 
@@ -282,8 +284,8 @@ def _with_stop_strings(
 
 
 def _healed(
-    model: Any, inputs: Any, tokenizer: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+    model: PreTrainedModel, inputs: Tensor | None, tokenizer: object, kwargs: dict[str, Any]
+) -> tuple[Tensor | None, dict[str, Any]]:
     """Return the arguments after token healing, for which transformers has no tokenizer here."""
     config = kwargs.get("generation_config") or model.generation_config
     if not kwargs.get("token_healing", getattr(config, "token_healing", False)):
@@ -346,7 +348,7 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
         )
 
 
-def _refuse_outputs(config: Any) -> None:
+def _refuse_outputs(config: object) -> None:
     requests = [name for name in _OUTPUTS if getattr(config, name, False)]
     if requests and getattr(config, "return_dict_in_generate", False):
         raise InputError(
@@ -355,13 +357,13 @@ def _refuse_outputs(config: Any) -> None:
         )
 
 
-def _flat(output: Any) -> list[Generation]:
+def _flat(output: Generation | list[Generation] | list[list[Generation]]) -> list[Generation]:
     if isinstance(output, Generation):
         return [output]
     return [generation for item in output for generation in _flat(item)]
 
 
-def _sequences(input_ids: Tensor, generations: list[Generation], config: Any) -> Any:
+def _sequences(input_ids: Tensor, generations: list[Generation], config: GenerationConfig) -> Any:
     longest = max(len(each.tokens) for each in generations)
     pad = config.pad_token_id
     if pad is None:

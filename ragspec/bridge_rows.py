@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, pluralize
-from ragspec.sampling.processors import copied
+from ragspec.sampling.processors import HFCallable, copied
+from ragspec.sampling.stopping import Criterion
 
 
 class BatchRows:
@@ -25,7 +26,7 @@ class BatchRows:
         shared: Objects that copies of processors share.
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor | None, n: int, shared: Sequence[Any]) -> None:
+    def __init__(self, ids: Tensor, mask: Tensor | None, n: int, shared: Sequence[object]) -> None:
         self.ids, self.n, self.shared = ids, n, shared
         self._lengths = [ids.shape[1]] * len(ids) if mask is None else mask.bool().sum(1).tolist()
 
@@ -42,7 +43,7 @@ class RowProcessors:
     rows: BatchRows
     processors: Sequence[Any]
 
-    def of_row(self, row: int) -> Any:
+    def of_row(self, row: int) -> HFCallable:
         """Return a processor that calls the row's processors with the ids of transformers."""
         memo = {id(thing): thing for thing in self.rows.shared}
         processors = list(self.processors)
@@ -65,12 +66,12 @@ class RowCriterion:
     rows: BatchRows
     criterion: Any
 
-    def of_row(self, row: int) -> Any:
+    def of_row(self, row: int) -> Criterion:
         """Return a criterion that calls the batch's one with the ids of transformers."""
         return lambda ids, scores: self.criterion(self.rows.whole(row, ids), scores)
 
 
-def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, Any]) -> Any:
+def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, object]) -> Any:
     """Return a processor of one row, with that row's part of the state for all rows."""
     kind, prompt = type(processor).__name__, row // rows.n
     if kind == "PrefixConstrainedLogitsProcessor":
