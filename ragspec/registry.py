@@ -176,7 +176,7 @@ def for_extra(error: ModuleNotFoundError) -> ImportError:
 
 def lazy_exports(
     package: str, file: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package with a stub beside it.
 
     The stub (`__init__.pyi`) is the only list of public names. Type checkers read it, and each
@@ -184,7 +184,7 @@ def lazy_exports(
     """
     attach, listing, exported = lazy_loader.attach_stub(package, file)
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         try:
             return attach(name)
         except ModuleNotFoundError as error:

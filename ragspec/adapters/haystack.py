@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 
 from ragspec.adapters.writer import HostReply, HostWriter
+from ragspec.engine.engine import Engine
 from ragspec.pipelines.openai import read_settings
 from ragspec.registry import for_extra
 
@@ -42,7 +43,7 @@ class RagspecChatGenerator:
         self,
         model: str | None = None,
         *,
-        engine: Any = None,
+        engine: Engine | None = None,
         generation_kwargs: dict[str, Any] | None = None,
         streaming_callback: StreamingCallbackT | None = None,
         **settings: Any,
@@ -60,11 +61,11 @@ class RagspecChatGenerator:
         self._writer = self._writer or HostWriter(**self.settings)
         return self._writer
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, object]:
         """Return the component for Haystack, which refuses to save an object such as an engine."""
         callback = self.streaming_callback and serialize_callable(self.streaming_callback)
         settings = {"generation_kwargs": self.generation_kwargs, "streaming_callback": callback}
-        return default_to_dict(self, **self.settings, **settings)
+        return dict(default_to_dict(self, **self.settings, **settings))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RagspecChatGenerator:
@@ -114,7 +115,8 @@ def _message(reply: HostReply) -> ChatMessage:
     return ChatMessage.from_assistant(reply.text, meta=reply.facts)
 
 
-def _read_message(message: Any) -> Any:
+def _read_message(message: ChatMessage | dict[str, object]) -> dict[str, object]:
     """Return a message in OpenAI's form."""
-    is_one = isinstance(message, ChatMessage)
-    return message.to_openai_dict_format(require_tool_call_ids=False) if is_one else message
+    if isinstance(message, ChatMessage):
+        message = message.to_openai_dict_format(require_tool_call_ids=False)
+    return message

@@ -50,7 +50,7 @@ class HostModel(BaseModel):
     tenant: str | None = None
     _writer: HostWriter = PrivateAttr()
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self.settings)
@@ -65,7 +65,7 @@ class HostModel(BaseModel):
         )
 
     def request(
-        self, per_call: Mapping[str, Any], bookkeeping: Collection[str], stop: Any = None
+        self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
     ) -> GenerateRequest:
         """Return the request of a call; raise InputError for tools.
 
@@ -78,6 +78,6 @@ class HostModel(BaseModel):
         return read_settings(self.settings, named, stop=stop)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The settings that a call may change."""
         return {name: getattr(self, name) for name in HostModel.model_fields if name in NAMES}

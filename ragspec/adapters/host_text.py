@@ -26,6 +26,7 @@ from ragspec.registry import unknown
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import children, keep_paths, limit_depth
+from ragspec.types import Tokenizer
 
 _WARM_UP = (0, 1, 0, 1, 0)
 _OFFERED = Capabilities(
@@ -117,7 +118,9 @@ class HostInterface:
         )
 
 
-def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 2) -> Drafter:
+def host_drafter(
+    options: HostOptions, tokenizer: Tokenizer | None = None, vocab_size: int = 2
+) -> Drafter:
     """Return the drafter of the options, which shields the host from errors of drafting.
 
     A warm-up compiles and opens everything before the first text.

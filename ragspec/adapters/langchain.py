@@ -10,12 +10,12 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ragspec.adapters.writer import HostReply, Job
 from ragspec.registry import for_extra
 
 try:
+    from langchain_core.callbacks import CallbackManagerForLLMRun
     from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
     from langchain_core.messages import (
         AIMessage,
@@ -42,16 +42,16 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         return "ragspec"
 
     @property
-    def _identifying_params(self) -> dict[str, Any]:
+    def _identifying_params(self) -> dict[str, object]:
         """The settings that identify the model in LangChain's caches."""
         return {**self.settings, "model": self._writer.name, "chat_template": self.chat_template}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: object) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
         return {**params, "ls_provider": "ragspec", "ls_model_name": self._writer.name}
 
     def _job(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, Any]
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, object]
     ) -> Job:
         turns = convert_to_openai_messages(list(messages))
         return self._writer.chat(turns, self.request(settings, BOOKKEEPING, stop))
@@ -60,8 +60,8 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: object,
     ) -> ChatResult:
         generations = [
             ChatGeneration(
@@ -76,8 +76,8 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: object,
     ) -> Iterator[ChatGenerationChunk]:
         for reply in self._writer.stream(self._job(messages, stop, kwargs)):
             figures = {"chunk_position": "last", **_figures(reply)} if reply.facts else {}
@@ -86,7 +86,7 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
             yield ChatGenerationChunk(message=message, generation_info=info)
 
 
-def _figures(reply: HostReply) -> dict[str, Any]:
+def _figures(reply: HostReply) -> dict[str, object]:
     """Return the metadata and the usage of a message."""
     facts = {**reply.facts, "model_provider": "ragspec"}
     facts["model_name"], counts = facts.pop("model"), facts.pop("usage")

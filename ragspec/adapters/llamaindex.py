@@ -68,7 +68,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
+        self, prompt: str, formatted: bool = False, **kwargs: object
     ) -> llms.CompletionResponse:
         """Continue a prompt; with `formatted`, without the chat template."""
         reply = self._writer.write(self._job(prompt, formatted, **kwargs))[0]
@@ -76,7 +76,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def stream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
+        self, prompt: str, formatted: bool = False, **kwargs: object
     ) -> llms.CompletionResponseGen:
         """Yield the continuation of a prompt as it grows."""
         replies = self._writer.stream(self._job(prompt, formatted, **kwargs))
@@ -86,7 +86,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")
 
     def _job(
-        self, prompt: str | Sequence[llms.ChatMessage], formatted: bool = False, **settings: Any
+        self, prompt: str | Sequence[llms.ChatMessage], formatted: bool = False, **settings: object
     ) -> Job:
         request = self.request(settings, BOOKKEEPING)
         if request.sampling.n > 1:
@@ -102,7 +102,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
         return self._writer.complete(str(prompt), request)
 
 
-def _read_message(message: llms.ChatMessage) -> dict[str, Any]:
+def _read_message(message: llms.ChatMessage) -> dict[str, object]:
     """Return a message in OpenAI's form, with blocks that have no text as parts."""
     others = [{"type": b.block_type} for b in message.blocks if not isinstance(b, llms.TextBlock)]
     turn = {"role": str(message.role.value), "content": others or message.content}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ragspec.drafters.build import DrafterSpec, DraftModel
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
@@ -52,8 +53,8 @@ class RagspecLM(HFLM):  # type: ignore[misc]
     def __init__(
         self,
         model: str | Engine = "starter",
-        drafter: Any = "auto",
-        draft_model: Any = None,
+        drafter: DrafterSpec = "auto",
+        draft_model: DraftModel = None,
         budget: str | int = "auto",
         *,
         device: str | None = None,

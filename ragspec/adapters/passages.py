@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit
 
 
-def hits_of(documents: Iterable[Any]) -> tuple[Hit, ...]:
+def hits_of(documents: Iterable[object]) -> tuple[Hit, ...]:
     """Return documents of a host as hits, in their order, without empty ones.
 
     The metadata source, name and title are used. So are start and end, characters of the whole
@@ -28,7 +27,7 @@ def hits_of(documents: Iterable[Any]) -> tuple[Hit, ...]:
     return tuple(_placed(hit, meta) for hit, (_, _, meta) in zip(hits, records, strict=True))
 
 
-def _record(document: Any) -> tuple[str, float, Mapping[str, Any]]:
+def _record(document: object) -> tuple[str, float, Mapping[str, object]]:
     """Return text, score and metadata of a document."""
     if isinstance(document, tuple):
         return document
@@ -46,14 +45,14 @@ def _record(document: Any) -> tuple[str, float, Mapping[str, Any]]:
     return text, float(score) if isinstance(score, int | float) else 0.0, {"name": name, **meta}
 
 
-def _placed(hit: Hit, meta: Mapping[str, Any]) -> Hit:
+def _placed(hit: Hit, meta: Mapping[str, object]) -> Hit:
     start, end, length = meta.get("start"), meta.get("end"), len(hit.passage.text)
     if not isinstance(start, int) or start < 0 or end != start + length:
         return hit
     return replace(hit, passage=replace(hit.passage, start=start, end=end))
 
 
-def facts_of(hit: Hit) -> dict[str, Any]:
+def facts_of(hit: Hit) -> dict[str, object]:
     """Return the facts of a passage as metadata of a host's document."""
     document, passage = hit.document, hit.passage
     facts = {

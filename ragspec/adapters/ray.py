@@ -45,7 +45,7 @@ class AnswerBatch:
         self._sampling = sampling
         self._options = dict(options or {})
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the batch with the columns of `answer_questions`."""
         if self._column not in batch:
             raise InputError(
@@ -69,7 +69,7 @@ def answer_questions(
     column: str = "question",
     model: str = "starter",
     sampling: Sampling | None = None,
-    ray_options: Mapping[str, Any] | None = None,
+    ray_options: Mapping[str, object] | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
     """Return the dataset with one answer to each question, even if actors are lost.

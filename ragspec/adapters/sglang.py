@@ -14,11 +14,18 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ragspec.adapters.host_text import HostInterface, HostOptions
 from ragspec.adapters.tree_corpus import STORES, TreeCorpus
 from ragspec.errors import InputError
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 SGLANG = HostInterface("SGLang", "0.5.23")
 ALGORITHMS = "sglang.srt.speculative.spec_info"
@@ -36,7 +43,7 @@ UNUSED = frozenset({"leaf_paths_from_mask", "debug_result"})
 NODES, REQUESTS = 12, 48
 
 
-def register(name: str = "RAGSPEC", **options: Any) -> None:
+def register(name: str = "RAGSPEC", **options: object) -> None:
     """Register ragspec's drafts in SGLang as a speculative algorithm.
 
     SGLang calls this in each of its processes.
@@ -61,7 +68,7 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
     register_worker(partial(_worker, parsed))
 
 
-def algorithm_over(base: type[Any]) -> type[Any]:
+def algorithm_over(base: type[CustomSpecAlgo]) -> type[CustomSpecAlgo]:
     """Return the description of our algorithm for SGLang, derived from its class for plugins.
 
     SGLang treats it as NGRAM: the tree is in the mask, and there is no draft model.
@@ -78,14 +85,14 @@ def algorithm_over(base: type[Any]) -> type[Any]:
             """Return False: drafts have no keys and values."""
             return False
 
-        def handle_server_args(self, server_args: Any) -> None:
+        def handle_server_args(self, server_args: ServerArgs) -> None:
             """Set the server's arguments as SGLang does for NGRAM."""
             settle(server_args)
 
     return RagspecAlgorithm
 
 
-def settle(args: Any) -> None:
+def settle(args: ServerArgs) -> None:
     """Set the server's arguments as SGLang does for NGRAM.
 
     Raises:
@@ -120,14 +127,14 @@ def settle(args: Any) -> None:
         )
 
 
-def _worker(options: HostOptions, server_args: Any) -> type[Any]:
+def _worker(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker]:
     """Return the worker class after a check of SGLang's own."""
     module = import_module(WORKER)
     check_worker(module)
     return worker_over(module.NGRAMWorker, options)
 
 
-def check_worker(module: Any) -> None:
+def check_worker(module: ModuleType) -> None:
     """Raise HostError if SGLang's n-gram worker or its corpus has another interface."""
     for name, expected in CALLED.items():
         owner, _, method = name.partition(".")
@@ -137,7 +144,7 @@ def check_worker(module: Any) -> None:
         raise SGLANG.differs(f"has NgramCorpus.{', '.join(strange)}", "none of these")
 
 
-def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
+def worker_over(base: type[NGRAMWorker], options: HostOptions) -> type[NGRAMWorker]:
     """Return SGLang's n-gram worker with our corpus in place of its own."""
 
     class RagspecWorker(base):  # type: ignore[misc]
@@ -161,7 +168,7 @@ def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
                 chains=self.topk == 1,
             )
 
-        def _prepare_draft_tokens(self, batch: Any) -> Any:
+        def _prepare_draft_tokens(self, batch: ScheduleBatch) -> object:
             """Lend the corpus the whole texts, as SGLang passes only their last tokens."""
             self._trees.lend({request.rid: _text(request) for request in batch.reqs})
             return super()._prepare_draft_tokens(batch)
@@ -169,11 +176,11 @@ def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
     return RagspecWorker
 
 
-def _text(request: Any) -> Callable[[], Sequence[int]]:
+def _text(request: Req) -> Callable[[], Sequence[int]]:
     return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
 
 
-def _check(name: str, method: Any, expected: tuple[str, ...]) -> None:
+def _check(name: str, method: Callable[..., object] | None, expected: tuple[str, ...]) -> None:
     """Raise HostError unless a method has the expected parameters."""
     parameters = () if method is None else tuple(inspect.signature(method).parameters)
     if parameters != expected:

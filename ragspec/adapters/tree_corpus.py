@@ -6,7 +6,6 @@ The text of one request is never drafted for another: `batch_put`, which shares 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import Ints
 from ragspec.trees.operations import ancestors
+from ragspec.types import Tokenizer
 
 PAD = 0
 STORES = (
@@ -45,7 +45,7 @@ class TreeCorpus:
         nodes: int,
         vocab_size: int,
         limit: int,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         chains: bool = False,
     ) -> None:
         self._nodes = nodes

@@ -16,13 +16,18 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.adapters.host_text import HostInterface, HostOptions, HostText, hash_of, host_drafter
 from ragspec.errors import InputError
+from ragspec.types import Tokenizer
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 VLLM = HostInterface("vLLM", "0.32 and 0.33")
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -45,7 +50,7 @@ class Proposer:
         StoreError: A store is missing, damaged, or of another tokenizer.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig) -> None:
         check_host()
         model = vllm_config.model_config
         additional = vllm_config.additional_config
@@ -59,11 +64,9 @@ class Proposer:
         stores = options.store or options.history
         drafter = host_drafter(options, _tokenizer(model) if stores else None, vocab_size)
         rows: int = vllm_config.scheduler_config.max_num_seqs
-        self._texts = KnownTexts(
-            lambda prompt: HostText(drafter, prompt.tolist(), vocab_size), rows
-        )
+        self._texts = KnownTexts(lambda text: HostText(drafter, text.tolist(), vocab_size), rows)
 
-    def load_model(self, *args: Any, **options: Any) -> None:
+    def load_model(self, *_: object, **__: object) -> None:
         """Do nothing: drafts come from text."""
 
     def propose(
@@ -71,7 +74,7 @@ class Proposer:
         sampled_token_ids: Sequence[Sequence[int]],
         num_tokens_no_spec: NDArray[np.int32],
         token_ids_cpu: NDArray[np.int32],
-        slot_mappings: Any = None,
+        slot_mappings: object = None,
     ) -> list[list[int]]:
         """Return the draft of every row, at most `num_speculative_tokens` each; [] for none.
 
@@ -109,7 +112,7 @@ def check_host() -> None:
             raise VLLM.differs(f"calls propose({', '.join(arguments)})", expected)
 
 
-def _calls(runner: Any) -> Iterator[ast.Call]:
+def _calls(runner: type[GPUModelRunner]) -> Iterator[ast.Call]:
     """Yield the calls of `propose` that a model runner makes for our method."""
     try:
         source = textwrap.dedent(inspect.getsource(runner.propose_draft_token_ids))
@@ -161,7 +164,7 @@ class KnownTexts:
         self._sessions += [(text.digest, text) for text in texts]
 
 
-def _tokenizer(model: Any) -> Any:
+def _tokenizer(model: ModelConfig) -> Tokenizer:
     """Return the host's tokenizer, which the stores must fit."""
     from transformers import AutoTokenizer
 
