@@ -152,15 +152,13 @@ class PathSession(TargetSession):
         """Feed tokens to the row's cache; return the last logits [keep, V]."""
         target = self.target
         target.check_mode()
-        arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
+        options: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
         ids = torch.tensor([tokens], device=target.device)
         positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
         if target.takes_positions:  # as in `generate`: some models would count differently
-            arguments["position_ids"] = positions[None]
+            options["position_ids"] = positions[None]
         with torch.no_grad():
-            out = target.model(
-                input_ids=ids, past_key_values=row.cache, use_cache=True, **arguments
-            )
+            out = target.model(input_ids=ids, past_key_values=row.cache, use_cache=True, **options)
         row.cache = out.past_key_values
         row.length += ids.shape[1]
         logits: Tensor = out.logits[0, -keep:]

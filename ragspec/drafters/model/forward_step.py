@@ -62,7 +62,7 @@ class ForwardShape:
         return inputs
 
 
-class ForwardStep(FixedStep):
+class ForwardStep(FixedStep[tuple[Tensor, ...]]):
     """Reads tokens into the first row of an arena; see the module."""
 
     def __init__(

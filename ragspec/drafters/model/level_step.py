@@ -96,7 +96,7 @@ class ReadPlaces:
 read_places = lru_cache(maxsize=64)(ReadPlaces)
 
 
-class LevelStep(FixedStep):
+class LevelStep(FixedStep[tuple[Tensor]]):
     """Drafts one static tree with the first row of an arena; see the module."""
 
     def __init__(

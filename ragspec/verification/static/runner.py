@@ -24,7 +24,7 @@ from ragspec.types import PreTrainedModel
 from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.buffers import Arena, LayerShape
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
-from ragspec.verification.static.step import FixedStep, Masks
+from ragspec.verification.static.step import FixedStep, Masks, Outputs
 from ragspec.verification.tree_attention import Configs, lease
 
 MOST_SLOTS = 1 << 30
@@ -56,7 +56,7 @@ class StepRunner:
         self._free: list[Arena] = []
         self._lock = threading.Lock()
         self._pool: Any = None  # of the memory of graphs
-        self._captured = weakref.WeakSet[FixedStep]()
+        self._captured = weakref.WeakSet[FixedStep[Any]]()
 
     def first_slots(self, rows: int) -> int:
         """Return the slots of each row that suffice for most texts: growing costs some steps."""
@@ -94,10 +94,10 @@ class StepRunner:
         self,
         arena: Arena,
         key: Hashable,
-        make: Callable[[], FixedStep],
+        make: Callable[[], FixedStep[Outputs]],
         inputs: NDArray[np.int64],
         configs: Configs,
-    ) -> tuple[FixedStep, tuple[Any, ...]]:
+    ) -> tuple[FixedStep[Outputs], Outputs]:
         """Start the step of this key over an arena, without waiting for an accelerator.
 
         If memory runs out, or a step cannot be captured or compiled, all later steps are eager.
@@ -109,7 +109,7 @@ class StepRunner:
             The step and its outputs, which the next call overwrites.
         """
         name, key = key, (key, self.mode)  # eager steps of the trial are not reused
-        sent: FixedStep | None = None
+        sent: FixedStep[Outputs] | None = None
         with lease(self.model, configs), torch.no_grad():
             new = key not in arena.steps
             try:
@@ -139,7 +139,7 @@ class StepRunner:
                 step.packet.copy_(sent.packet)
             return step, step()
 
-    def _create(self, make: Callable[[], FixedStep]) -> FixedStep:
+    def _create(self, make: Callable[[], FixedStep[Outputs]]) -> FixedStep[Outputs]:
         step = make()
         if self.mode == "compile":
             step.compile(self._backend)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from ragspec.verification.static.layout import (
     windowed,
 )
 
+Outputs = TypeVar("Outputs", bound=tuple[object, ...])
 Mask = Tensor | dict[str, Tensor]  # one for all layers, or by their kind
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, as wide as a score
 
@@ -90,7 +91,7 @@ class Masks:
         return next(iter(masks.values()))
 
 
-class FixedStep:
+class FixedStep(Generic[Outputs]):
     """A function of fixed shapes over one packet of inputs; subclasses define `run`.
 
     Its tensors have fixed addresses, so it can be captured in a CUDA graph: then a call is one
@@ -116,7 +117,7 @@ class FixedStep:
         self._sent = torch.Event(device) if is_cuda(device) else None
         self._pool: Any = None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: tuple[Any, ...] = ()
+        self._outputs: Outputs  # of the captured call
 
     def compile(self, backend: str) -> None:
         """Compile `run` from now on."""
@@ -135,7 +136,7 @@ class FixedStep:
         if self._sent is not None:
             self._sent.record()
 
-    def __call__(self) -> tuple[Any, ...]:
+    def __call__(self) -> Outputs:
         """Return the outputs for the packet; the caller leases the model."""
         if self._pool is None:
             return self.outputs()
@@ -144,7 +145,7 @@ class FixedStep:
         self._graph.replay()
         return self._outputs
 
-    def outputs(self) -> tuple[Any, ...]:
+    def outputs(self) -> Outputs:
         """Call `run` once; return its tensors, some may be None."""
         return self._run(self)  # type: ignore[no-any-return]
 
@@ -173,7 +174,7 @@ def private_code(function: Callable[..., object], name: str) -> FunctionType:
     return FunctionType(code, names, name, function.__defaults__, function.__closure__)
 
 
-class StaticStep(FixedStep):
+class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
     """One step over the first rows of an arena; see the module.
 
     Args:
@@ -205,9 +206,9 @@ class StaticStep(FixedStep):
     def outputs(self) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """Return packet and logits (see `run`) and any hidden states [B, n, H], by number."""
         if self._taps is None:
-            return (*super().outputs(), {})
+            return (*self._run(self), {})
         with self._taps:
-            return (*super().outputs(), self._taps.taken())
+            return (*self._run(self), self._taps.taken())
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Return the packet and the logits [B, n, V]; keep the accepted paths in the cache."""
