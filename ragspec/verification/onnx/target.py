@@ -450,7 +450,7 @@ class OnnxTarget(CausalTarget):
         read = list[Tensor]()
         for widths in CUTS:
             row, parts = SequenceCache(length), list[Tensor]()
-            for places in torch.arange(length)[None].split(widths, 1):
+            for places in torch.split(torch.arange(length)[None], [*widths], 1):
                 view = TreeView(row.extent, places, places, None)
                 parts += self._run([row], [view], tokens[:, places[0]], _FIRST[0, :0], ("states",))
                 row.advance(places.shape[1])
