@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ragspec.models.checks import check_language_model
-from ragspec.models.resolve import resolve_model
+from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, peer_of
@@ -68,7 +67,7 @@ class TextBenchOptions:
     def __post_init__(self) -> None:
         checks.check_model(self.model)
         if self.draft_model:
-            check_language_model(resolve_model(self.draft_model))
+            check_saved_draft(self.draft_model, self.model)
         if self.data is not None:
             checks.check_paths(self.data)
         checks.check_store(self.store, "corpus")

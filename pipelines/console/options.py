@@ -16,12 +16,11 @@ from ragspec.errors import InputError
 from ragspec.models.checks import (
     check_adapter,
     check_embedder,
-    check_language_model,
     check_place,
     check_reranker,
     check_runtime,
 )
-from ragspec.models.resolve import resolve_model
+from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.answering.template import find_template
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import Setting, split
@@ -109,7 +108,7 @@ class EngineOptions(PlaceOptions):
             check_adapter(self.adapter)
         checks.check_model(self.model)
         if self.draft_model is not None:
-            check_language_model(resolve_model(self.draft_model))
+            check_saved_draft(self.draft_model, self.model)
 
     def check_needs(self, store: object = None, supplied: Collection[str] = ()) -> None:
         """Raise InputError if a drafter that is not supplied needs a draft model or a store."""

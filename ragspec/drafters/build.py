@@ -10,7 +10,7 @@ from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
-from ragspec.models.supported import check_vocabulary
+from ragspec.models.vocabulary import check_vocabulary
 from ragspec.rules.base import Rule
 from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget, Model

@@ -1,4 +1,4 @@
-"""Checks of models: supported architectures, attention windows and vocabularies."""
+"""Checks of models: supported architectures and attention windows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
-from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
+from ragspec.errors import UnsupportedModelError
+from ragspec.types import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +57,6 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, AttentionWindow]:
     if not kinds:
         return {"full_attention": AttentionWindow(size=size)}
     return {kind: windows.get(kind, AttentionWindow()) for kind in kinds}
-
-
-def check_vocabulary(
-    tokenizer: Tokenizer | None, other: Tokenizer | None, target_size: int, draft_size: int
-) -> None:
-    """Refuse a draft model with another vocabulary than the target's.
-
-    Every id that both tokenizers have must stand for the same token. Special tokens may have
-    different names, and the models may pad their vocabularies to different sizes. If a tokenizer
-    is None, only the sizes are compared.
-
-    Raises:
-        TokenizerMismatchError: The vocabularies differ.
-    """
-    if tokenizer is None or other is None:
-        if target_size != draft_size:
-            raise TokenizerMismatchError(
-                f"the draft model has {draft_size} token ids and the target {target_size}, and "
-                "without both tokenizers they cannot be compared; expected one vocabulary. Pass "
-                "draft_model=(model, tokenizer) and the target's tokenizer."
-            )
-        return
-    target, draft = _tokens_by_id(tokenizer), _tokens_by_id(other)
-    special = _special_ids(tokenizer) & _special_ids(other)
-    shared = target.keys() & draft.keys()
-    wrong = sorted(i for i in shared if target[i] != draft[i] and i not in special)
-    if wrong or not shared:
-        example = (
-            f"id {wrong[0]} is {draft[wrong[0]]!r} in the draft model's tokenizer and "
-            f"{target[wrong[0]]!r} in the target's"
-            if wrong
-            else "no id in common"
-        )
-        raise TokenizerMismatchError(
-            f"the draft model's tokenizer differs from the target's in {len(wrong)} of "
-            f"{len(shared)} token ids ({example}); expected one vocabulary. Use a draft model of "
-            "the target's family, or drafter='context', which needs no model."
-        )
-
-
-def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str]:
-    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
-
-
-def _special_ids(tokenizer: Tokenizer) -> set[int]:
-    return {int(number) for number in getattr(tokenizer, "added_tokens_decoder", {})}
 
 
 # Kinds of layers that carry a state from token to token instead of keys and values.

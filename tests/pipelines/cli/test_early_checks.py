@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.storage.store import publish
+from tests.support import tiny
 
 ASK = "ask why --docs docs"
 ITERATIVE = "ask-iterative why --docs docs"
@@ -31,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name / "config.json").write_text(config)  # no weights
     shutil.copytree(folder / "bare", folder / "cut")
     (folder / "cut" / "model.safetensors").write_bytes(bytes(4))
+    tiny.save(folder / "other")
     (folder / "bad.npz").write_bytes(bytes(4))
     (folder / "rows.jsonl").write_text('{"text": "a", "question": "b", "answer": "c"}\n{"text": 1}')
     publish(folder / "an.index", "passages", lambda folder: None)
@@ -83,6 +85,8 @@ CASES = [
     (f"{ASK} --model nameless", 4, "no model_type in it"),
     (f"{ASK} --model bare", 5, "bare lacks *.safetensors"),
     (f"{ASK} --model cut", 4, "model.safetensors is damaged"),
+    (f"{ASK} --draft-model other", 6, "tokenizer differs from the target's in 3 of 97"),
+    ("bench text --draft-model other", 6, "tokenizer differs from the target's in 3 of 97"),
     (f"{ASK} --draft-model starter-embedder", 4, "expected an object in JSON with model_type"),
     (f"{ASK} --drafter cut", 4, "model.safetensors is damaged"),
     (f"{ASK} --drafter recycling --store a.store", 2, "recycling does not draft from stores"),

@@ -17,12 +17,12 @@ from ragspec.models.supported import (
     AttentionWindow,
     check_config,
     check_scope,
-    check_vocabulary,
     foreign_layers,
     layer_windows,
     state_layers,
     unwrapped,
 )
+from ragspec.models.vocabulary import check_vocabulary
 from ragspec.verification.causal import CausalTarget
 from tests.support import architectures, tiny
 from tests.support.architectures import ARCHITECTURES, COMMON, build
