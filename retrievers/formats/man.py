@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from unicodedata import normalize
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, decode
@@ -23,8 +24,15 @@ CHARACTERS = {
     "rs": "\\", "<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "+-": "±", "mu": "×",
     "de": "°", "ss": "ß", "Fo": "«", "Fc": "»", "at": "@", "sh": "#", "Do": "$", "ba": "|",
     "la": "⟨", "ra": "⟩", "--": "—", "Tm": "™", "R": "®", "lt": "<", "gt": ">", "Ba": "|",
-    "C+": "C++", "Aq": "'", "Bq": "„", "ul": "_", "mi": "−", "'e": "é", "`e": "è", ":u": "ü",
+    "C+": "C++", "Aq": "'", "Bq": "„", "ul": "_", "mi": "−", "sl": "/", "br": "|", "pl": "+",
+    "AE": "Æ", "ae": "æ", "OE": "Œ", "oe": "œ", "/L": "Ł", "/l": "ł", "/O": "Ø", "/o": "ø",
+    "aa": "´", "bv": "|", "ci": "○", "dg": "†", "if": "∞", "is": "∫", "mc": "µ", "or": "|",
+    "pd": "∂", "S2": "²", "**": "∗", "12": "½", "14": "¼", "34": "¾", "Eu": "€", "Cs": "¤",
 }  # fmt: skip
+LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
+GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
+CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
+ACCENTS = dict(zip("'`^:~,vo", map(chr, (769, 768, 770, 776, 771, 807, 780, 778)), strict=True))
 SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | {each: each for each in "-\\ '`._"}
 ESCAPE = re.compile(
     r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|\d)"
@@ -33,22 +41,27 @@ ESCAPE = re.compile(
 )
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 XREF = re.compile(r"(?<![^\s.])Xr (\S+) (\d\w*)(?=\s|$)")
-REQUEST = re.compile(r"[.'][ \t]*([A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
+LINK_END = re.compile(r"\n[.'](?:UE|ME)[ \t]+(?=\S)")  # what follows joins the text of the link
+REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
 SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
 HEAD = 500  # characters of a page in which its summary stands
-TEXT_ONLY = re.compile(r"^[.'](?:if|ie) n (?=[.'])(?!.*\\\{)", re.M)  # true, as nothing is typeset
-SKIPPED = re.compile(r"[.'][ \t]*(?:(de|ig|am)|(if|ie|el|while))\b[ \t]*(\S*)")
+SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
+CONDITION = re.compile(
+    r"[.'][ \t]*(?:el(?![a-z])|(?:i[fe]|while)\b[ \t]*(?P<no>!?)(?:(?P<quote>['\"])(?P<one>.*?)"
+    r"(?P=quote)(?P<other>.*?)(?P=quote)|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
+)
 # What stands before and after the text of a request.
 HTML = {
     "SH": ("<h2>", "</h2>"), "Sh": ("<h2>", "</h2>"), "SS": ("<h3>", "</h3>"),
     "Ss": ("<h3>", "</h3>"), "TP": ("<p>", "<br>"), "TQ": ("", "<br>"), "IP": ("<p>", "<br>"),
-    "It": ("<p>", "<br>"), "br": ("<br>", ""), "Dl": ("<br>", "\n"), "D1": ("<br>", "\n"),
+    "It": ("<p>", "<br>"), "AP": ("<p>", "<br>"), "br": ("<br>", ""), "Dl": ("<br>", "\n"),
+    "D1": ("<br>", "\n"),
     **dict.fromkeys(("PP", "P", "LP", "Pp", "sp", "Sp", "HP", "RS", "RE"), ("<p>", "")),
     **dict.fromkeys(("nf", "EX", "Vb"), ("<pre>", "")),
     **dict.fromkeys(("fi", "EE", "Ve", "Ed"), ("</pre>", "")),
 }  # fmt: skip
 NEXT = frozenset({"SH", "SS", "TP", "TQ"})  # their text may be the next line
-FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "OP"})
+FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "OP", "FN", "q"})
 PAIRS = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
 ENCLOSED = {"Op": "[]", "Bq": "[]", "Pq": "()", "Aq": "<>", "Dq": "“”", "Qq": '""', "Sq": "‘’"}
 ENCLOSED |= {"Ql": "‘’", "Brq": "{}"}
@@ -65,8 +78,10 @@ def plain(text: str) -> str:
 
     def character(match: re.Match[str]) -> str:
         name = match["long"] or match["two"] or match["one"] or ""
-        if code := re.fullmatch(r"u([0-9A-F]{4,6})", name):
-            return chr(int(code[1], 16))
+        if re.fullmatch(r"u[0-9A-F]{4,5}(?:_[0-9A-F]{4,5})*", name):
+            return normalize("NFC", "".join(chr(int(code, 16)) for code in name[1:].split("_")))
+        if name not in CHARACTERS and len(name) == 2 and name[0] in ACCENTS:
+            return normalize("NFC", name[1] + ACCENTS[name[0]])
         return SIGNS.get(match["sign"] or "", "") or CHARACTERS.get(name, "")
 
     return ESCAPE.sub(character, text) if "\\" in text else text
@@ -99,18 +114,33 @@ def read_man(path: Path, data: bytes) -> Extract:
 
 
 def lines_of(source: str) -> Iterator[str]:
-    """Yield the lines of a page, without comments, definitions, conditions and their blocks."""
-    end, depth = "", 0
-    for line in TEXT_ONLY.sub("", source.replace("\\\n", "")).split("\n"):
-        skipped = SKIPPED.match(line)
+    """Yield the lines of a page, without comments, definitions, and text for paper only."""
+    end, depth, otherwise = "", 0, False
+    for line in LINK_END.sub("", source.replace("\\\n", "")).split("\n"):
         if end:
             end = "" if line.rstrip() == end else end
-        elif depth or (skipped and skipped[2]):
+            continue
+        if depth:
             depth += line.count("\\{") - line.count("\\}")
-        elif skipped:
-            end = f".{skipped[3] or '.'}" if skipped[1] == "ig" else ".."
-        elif not line.startswith((".\\", "'\\", "...")):
+            continue
+        applies = True
+        while applies and (match := CONDITION.match(line)):
+            applies = holds(match) if match["test"] or match["quote"] else otherwise
+            otherwise = not applies
+            line = match["rest"].removeprefix("\\{").lstrip() if applies else match["rest"]
+        if not applies:
+            depth = max(0, line.count("\\{") - line.count("\\}"))
+        elif skipped := SKIPPED.match(line):
+            end = f".{skipped[2] or '.'}" if skipped[1] == "ig" else ".."
+        elif not line.startswith((".\\", "'\\", "...", "\\}")):
             yield line
+
+
+def holds(condition: re.Match[str]) -> bool:
+    """Return whether a condition holds on a terminal; one that needs registers does not."""
+    if condition["quote"]:
+        return (condition["one"] == condition["other"]) != bool(condition["no"])
+    return condition["no"] + condition["test"] in ("n", "!t")
 
 
 def html_of(source: str) -> Iterator[str]:
@@ -146,7 +176,7 @@ def text_of(name: str, rest: str, command: str) -> str | None:
     """Return the text of a line, or of a request; None if it has none."""
     if not name:
         return plain(rest)
-    if name in FONTS or name in PAIRS:
+    if name in FONTS or name in PAIRS or name.startswith("%"):  # of references
         return plain(("" if name in PAIRS else " ").join(arguments(rest)))
     if name in QUIET or not (name[0].isupper() and name[1:].islower()):
         return None
@@ -188,7 +218,7 @@ def table(lines: Iterator[str]) -> str:
             in_formats = not line.rstrip().endswith(".")
         elif cells and not line.startswith("T}"):
             cells.append(f" {plain(line.partition(' ')[2] if line[:1] == '.' else line)}")
-        elif not line.startswith((".", "_", "=")):
+        elif line.strip() not in ("_", "=") and not REQUEST.match(line):
             cells.append(plain(line.removeprefix("T}") if cells else line))
             if cells[-1].endswith("T{"):
                 cells[-1] = cells[-1].removesuffix("T{")
