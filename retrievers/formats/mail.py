@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from email import message_from_bytes
-from email.message import EmailMessage
 from email.policy import default
 from pathlib import Path
+from typing import Any
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
@@ -19,29 +21,45 @@ QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 
 
 def read_message(path: Path, data: bytes) -> Extract:
-    """Return the text of a mail; its subject is the title.
+    """Return the text of a mail and of the mails in it; its subject is the title.
 
     Raises:
         DocumentError: The file is no mail.
     """
     with parsing(path):
         message = message_from_bytes(data.lstrip(), policy=default)
-        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
-        body = message.get_body(("plain", "html"))
-        attached = [*message.iter_attachments()] if header else []
-        names = [part.get_filename() or part.get_content_type() for part in attached]
-    if not header:
+        is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")
+    if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
-    lines = "\n".join(f"{name}: {value}" for name, value in header.items())
-    text = _body(path, body) if isinstance(body, EmailMessage) else Extract("")
-    notes = [f"the attachment {clean(name)} left out" for name in names]
+    parts = [*_parts(path, message)]
+    notes = tuple(note for part in parts for note in part.notes)
+    whole = joined([part for part in parts if part.text])
+    return replace(whole, title=clean(" ".join(title.split())), notes=notes)
+
+
+def _parts(path: Path, message: Any) -> Iterator[Extract]:
+    """Yield the header of a message, and the texts and messages in it."""
+    with parsing(path):
+        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+        kind, name = message.get_content_type(), message.get_filename()
+        is_attachment = message.is_attachment()
+        inner = [*message.iter_parts()]
+        if kind == "multipart/alternative":
+            best = message.get_body(("plain", "html"))
+            inner = inner if best is None else [best]
     title = clean(header.get("Subject", ""))
-    whole = clean(f"{lines}\n\n{text.text.strip()}").rstrip()
-    headings = ((0, title),) if title else ()
-    return Extract(whole, title, headings, notes=(*text.notes, *notes))
+    lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
+    yield Extract(lines, headings=((0, title),) if title else ())
+    if inner and kind.startswith(("multipart/", "message/rfc822")):
+        for part in inner:
+            yield from _parts(path, part)
+    elif kind.startswith(("text/", "multipart/")) and not is_attachment:
+        yield _body(path, message)
+    else:
+        yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
 
 
-def _body(path: Path, body: EmailMessage) -> Extract:
+def _body(path: Path, body: Any) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
     with parsing(path):
         content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
@@ -50,7 +68,8 @@ def _body(path: Path, body: EmailMessage) -> Extract:
         text = Extract(data.decode(charset).replace("\r\n", "\n"))
     except (LookupError, UnicodeDecodeError):
         text = decode(path, data)
-    return read_html(text.text) if body.get_content_subtype() == "html" else text
+    page = read_html(text.text) if body.get_content_subtype() == "html" else text
+    return Extract(clean(page.text.strip()), notes=text.notes + page.notes)
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
