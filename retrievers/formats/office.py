@@ -25,7 +25,7 @@ TEXTS = {"tab": " ", "noBreakHyphen": "-", "footnoteReference": "[{}]", "endnote
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", "fPr", "sSupPr", "sSubPr", "sSubSupPr", "radPr")
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
-HEADINGS = {"Title": "h1"} | {f"Heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
+HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
 
 def attribute(element: Any, path: str) -> str:
@@ -46,7 +46,8 @@ def read_part(part: Any, counts: Counter[str], styles: Mapping[str, str]) -> Ext
     """
     from lxml import etree
 
-    root = etree.fromstring(etree.tostring(part))
+    parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
+    root = etree.fromstring(etree.tostring(part), parser)
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
@@ -87,12 +88,13 @@ def read_docx(path: Path, data: bytes) -> Extract:
     with parsing(path):
         file = docx.Document(BytesIO(data))
         body, title = file.element.body, (file.core_properties.title or "").strip()
-        for style in file.styles:
-            numbered = style.element.find("{*}pPr/{*}numPr") is not None
-            pair = style, getattr(style, "base_style", None)
-            names = [getattr(each, "name", "") for each in pair]
-            tags = [HEADINGS[name] for name in names if name in HEADINGS] + ["li"] * numbered
-            styles |= {style.style_id: tags[0]} if tags else {}
+        elements = {attribute(each, "styleId"): each for each in file.styles.element}
+        for name, style in elements.items():
+            numbered = style.find("{*}pPr/{*}numPr") is not None
+            pair = style, elements.get(attribute(style, "basedOn/val"))
+            names = [attribute(each, "name/val").lower() for each in pair if each is not None]
+            tags = [HEADINGS[each] for each in names if each in HEADINGS] + ["li"] * numbered
+            styles |= {name: tags[0]} if tags else {}
         for relation in file.part.rels.values():
             kind = relation.reltype.rpartition("/")[2]
             if kind in ("footnotes", "endnotes"):
@@ -124,13 +126,15 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             continue
         for shape in list(slide.element.iter("{*}sp")):
             if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
+                counts["headers and footers"] += bool("".join(shape.itertext()).strip())
                 shape.getparent().remove(shape)
         with parsing(path):
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             spoken = "" if frame is None else frame.text.strip()
-            named = slide.shapes.title.text.split() if slide.shapes.title is not None else []
+            named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
         texts = [read_part(slide.element, counts, {}).text]
         texts += [f"Notes: {spoken}"] * bool(spoken)
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
+    notes += [f"{count} {what} left out" for what, count in counts.items() if count]
     return replace(joined(slides, title, "slide"), notes=tuple(notes))

@@ -11,17 +11,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
 from ragspec.retrievers.formats.readers import MAX_BYTES, left_out, parsing
 
-NUMBER = re.compile(r"[-+]?[\d.,]+%?")
+NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
 PERCENT = re.compile(r"(?:\.(0+))?%")
 
 
 def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each row: "Name: value; ..." below a row of names, else cells and tabs.
 
-    The first row names the columns if its cells are several different texts, none a number.
+    The first row names the columns if its cells are several different texts, none a number. The
+    first may be empty, above the names of the rows.
     """
     names: list[str] | None = None
     for row in rows:
@@ -34,7 +36,7 @@ def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
             continue
         yield "\t".join(cells)
         if names is None and cells:
-            named = all(cells) and not any(NUMBER.fullmatch(cell) for cell in cells)
+            named = all(cells[1:]) and not any(NUMBER.fullmatch(cell) for cell in cells)
             names = cells if named and 1 < len(cells) == len(set(cells)) else []
 
 
@@ -60,17 +62,22 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
         file = load_workbook(BytesIO(data), read_only=True, data_only=True)
         formulas = load_workbook(BytesIO(data), read_only=True)
         sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]
-    parts, unsaved = [], 0
+    parts, unsaved, size = [], 0, 0
     for sheet, unevaluated in sheets:
         if sheet.sheet_state != "visible":
             notes.append(f"the hidden sheet {clean(sheet.title)} left out")
             continue
         rows = []
         with parsing(path):  # which reads while it yields
+            sheet.reset_dimensions()  # files state fewer cells than they have
+            unevaluated.reset_dimensions()
             for row in zip(sheet.iter_rows(), unevaluated.iter_rows(), strict=True):
                 pairs = list(zip(*row, strict=True))
                 unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
                 rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
+                size += sum(map(len, rows[-1]))
+                if size > MAX_BYTES:  # a text that many cells share is packed once
+                    raise DocumentError(f"{path} unpacks to more than {MAX_BYTES} characters.")
         text = "\n".join(row_lines(rows)).rstrip("\n")
         parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
     if unsaved:
