@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,10 +53,12 @@ UNREAD = {
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 MAX_UNPACKED = 2**29
+STRICT = b"http://purl.oclc.org/ooxml/"  # names of ISO 29500, which the packages do not read
 # What readers leave out -> its name in the archive of an office file or a book.
 LEFT_OUT = {
     "pictures": re.compile(r"^(?!docProps/).*\.(png|jpe?g|gif|svg|emf|wmf|bmp|tiff?|webp)$", re.I),
     "charts and diagrams": re.compile(r"/(charts/chart|diagrams/data)[^/]*\.xml$"),
+    "drawings": re.compile(r"^xl/drawings/[^/]*\.xml$"),
     "macros": re.compile(r"/vbaProject\.bin$"),
     "embedded files": re.compile(r"/embeddings/[^/]+$"),
     "files of comments": re.compile(r"/(threadedC|c)omments?[^/]*\.xml$"),
@@ -104,7 +107,8 @@ def parsing(path: Path) -> Iterator[None]:
     The block holds nothing but calls of the package, so that faults of this library stay visible.
     """
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):  # they speak of saving the file again
+            yield
     except RagspecError:
         raise
     except Exception as error:  # the packages share no class of errors
@@ -135,9 +139,15 @@ def left_out(path: Path, data: bytes) -> list[str]:
         raise DocumentError(f"{path} is encrypted or of an old format; save it without a password.")
     with parsing(path):
         try:
-            files = ZipFile(BytesIO(data)).infolist()
+            archive = ZipFile(BytesIO(data))
+            files = archive.infolist()
+            strict = "_rels/.rels" in archive.namelist() and STRICT in archive.read("_rels/.rels")
         except BadZipFile as error:
             raise DocumentError(f"{path} is a broken {path.suffix} file ({error}).") from error
+    if strict:
+        raise DocumentError(
+            f"{path} is Strict Open XML; save it as an ordinary {path.suffix} file."
+        )
     if (size := sum(file.file_size for file in files)) > MAX_UNPACKED:
         raise DocumentError(f"{path} unpacks to {size} bytes, more than {MAX_UNPACKED}.")
     counts = {
