@@ -34,12 +34,15 @@ BLOCKS |= {"tbody", "tfoot", "thead", "tr", "ul"}
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
+# What a reader of the screen leaves out as well: menus in other elements, icons, second copies.
+UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
+DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[ \t\n\r\f\v]+")
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
 INVISIBLE = {0x00A0: " ", 0x00AD: None, 0x200B: None, 0x2060: None, 0xFEFF: None}
-SIMPLE = re.compile(r"[+\-−]?(?:\w+|\d+(?:[.,]\d+)+)|[∗*†‡′″°∘]+")
+SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
 SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎")
 
@@ -109,6 +112,14 @@ def read_tree(root: Any, title: str = "") -> Extract:
     """Return the text of a tree of HTML elements, which is changed."""
     from lxml import etree
 
+    for element in root.xpath(UNSEEN):
+        element.tag = "nav"
+    for element in root.xpath('//script[starts-with(@type, "math/")]'):
+        element.tag = "span"
+    for element in root.xpath("//img[@alt]"):
+        alt, kind = element.get("alt"), element.get("class", "")
+        if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
+            element.text = alt
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     flatten(root)
     writer = TextWriter()
