@@ -48,6 +48,10 @@ def read_pdf(path: Path, data: bytes) -> Extract:
         try:
             with PDFIUM, pypdfium2.PdfDocument(data) as file:
                 title = file.get_metadata_value("Title")
+                file.init_forms()
+                if file.formenv:  # a form's values become text of the pages when these are reopened
+                    for page in file:
+                        page.flatten()
                 raw = [page.get_textpage().get_text_range() for page in file]
         except pypdfium2.PdfiumError as error:
             if "assword" in str(error):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def pdf_of(*pages: str | Sequence[str]) -> bytes:
-    """Return a PDF of these pages, each a line or several."""
+def pdf_of(*pages: str | Sequence[str], field: str = "") -> bytes:
+    """Return a PDF of these pages, each a line or several; a form on the first has one value."""
     listed = [[page] if isinstance(page, str) else list(page) for page in pages]
     kids = b" ".join(b"%d 0 R" % (4 + 2 * i) for i in range(len(listed)))
     objects = [
@@ -21,6 +21,16 @@ def pdf_of(*pages: str | Sequence[str]) -> bytes:
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
             b"/Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * number),
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        ]
+    if field:
+        widget, look = len(objects) + 1, f"BT /F1 12 Tf ({field}) Tj ET".encode("latin-1")
+        objects[0] = objects[0].replace(b">>", b"/AcroForm << /Fields [%d 0 R] >> >>" % widget)
+        objects[3] = objects[3].replace(b"/Parent", b"/Annots [%d 0 R] /Parent" % widget)
+        objects += [
+            b"<< /Subtype /Widget /FT /Tx /T (n) /Rect [40 600 200 620] /AP << /N %d 0 R >> >>"
+            % (widget + 1),
+            b"<< /Subtype /Form /BBox [0 0 160 20] /Resources << /Font << /F1 3 0 R >> >> "
+            b"/Length %d >>\nstream\n%s\nendstream" % (len(look), look),
         ]
     out, places = b"%PDF-1.4\n", []
     for number, body in enumerate(objects, 1):
