@@ -86,16 +86,18 @@ def read_notebook(path: Path, data: bytes) -> Extract:
     source = decode(path, data).text
     with parsing(path):
         notebook = json.loads(source)
-    if not isinstance(notebook, dict) or "cells" not in notebook:
-        raise DocumentError(f"{path} is no notebook of version 4; expected JSON with cells.")
+    if not isinstance(notebook, dict) or not {"cells", "worksheets"} & notebook.keys():
+        raise DocumentError(f"{path} is no notebook; expected JSON with cells or worksheets.")
     with parsing(path):
+        sheets = [notebook, *notebook.get("worksheets", ())]  # these up to version 3
         cells = [
             (
                 cell["cell_type"],
-                "".join(cell["source"]),
+                "".join(cell["source"] if "source" in cell else cell["input"]),
                 *(o.get("data", o) for o in cell.get("outputs", ())),
             )
-            for cell in notebook["cells"]
+            for sheet in sheets
+            for cell in sheet.get("cells", ())
         ]
     parts, pictures = [], 0
     for kind, text, *outputs in cells:

@@ -35,9 +35,10 @@ WIDER = {
 }  # fmt: skip
 GUESSED = [
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
-    "cp1258", "cp874", "cp866", "cp932", "euc_jp", "gb18030", "big5", "cp949",
+    "cp1258", "cp874", "cp866", "cp932", "euc_jp", "gb18030", "big5", "cp949", "iso8859_5",
+    "iso8859_6",
 ]  # fmt: skip
-ENOUGH = 16  # fewest bytes above ASCII to guess from
+ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to guess from
 SAMPLE = 65536
 GAP = "\n\n"  # between the parts of a file
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
@@ -100,7 +101,7 @@ def decode(path: Path, data: bytes) -> Extract:
         f"read {pluralize(controls, 'control character')} as spaces": controls,
         f"read {pluralize(broken, 'undecodable byte')} as U+FFFD": broken,
     }
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
     return Extract(text, notes=tuple(note for note, applies in notes.items() if applies))
 
 
@@ -120,8 +121,9 @@ def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     codec = _declared(data)
     if codec and codec != "utf-8" and (text is None or codec.startswith("iso2022")):
         return data.decode(codec, "replace"), ""
-    if b"\x1b$" in data and (escaped := _strict(data, "iso2022_jp")):
-        return escaped, "iso2022_jp"
+    for escapes in ("iso2022_jp", "iso2022_kr"):
+        if b"\x1b$" in data and (escaped := _strict(data, escapes)):
+            return escaped, escapes
     if (text is None or _is_odd(text)) and (wide := _utf16(data)):
         return wide, "UTF-16"
     if text is not None:
@@ -174,7 +176,8 @@ def _utf16(data: bytes) -> str:
 
 def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
-    if sum(byte > 127 for byte in data) < ENOUGH:
+    high = data.translate(None, bytes(range(128)))
+    if len(high) < ENOUGH or len({*high}) < DIFFERENT:
         return "cp1252"
     from charset_normalizer import from_bytes
 

@@ -17,7 +17,7 @@ MARKDOWN_PART = re.compile(
 )
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.M)
-RST_HEADING = re.compile(r"^(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
+RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
 
@@ -41,7 +41,7 @@ def read_rst(path: Path, data: bytes) -> Extract:
     """Return reStructuredText with its headings."""
     extract = read_text(path, data)
     titles = RST_HEADING.finditer(extract.text)
-    headings = tuple((match.start(), match[1].strip()) for match in titles)
+    headings = tuple((match.start(1), match[1].strip()) for match in titles)
     return replace(extract, title=headings[0][1] if headings else "", headings=headings)
 
 

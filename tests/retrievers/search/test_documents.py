@@ -190,7 +190,7 @@ def test_headings_of_markdown_and_rst() -> None:
     result = markdown_headings(markdown)
     assert [heading for _, heading in result] == ["One", "Two", "Three"]
     assert markdown[result[2][0] :].startswith("### Three")
-    rst = read_rst(Path("a.rst"), b"Title\n=====\n\ntext\n\nPart\n----\n")
+    rst = read_rst(Path("a.rst"), b"=======\n Title\n=======\n\ntext\n\nPart\n----\n")
     assert [heading for _, heading in rst.headings] == ["Title", "Part"]
     assert extract_text(Path("a.txt"), markdown.encode()).headings == ()
     fences = "# One\n```\n# no\n```\n~~~~ c\n```\n# no\n~~~~\n## Two\n" * 2

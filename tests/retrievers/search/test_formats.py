@@ -59,6 +59,13 @@ def test_visible_text_with_title_and_headings() -> None:
         ("<math><msqrt><mi>b</mi></msqrt><msub><mi>x</mi><mi>k</mi></msub></math>", "√bx_k"),
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
+        ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
+        ("<math><mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac></math>", "1/(2a)"),
+        ("let <img class=math alt='x_i'> be <img alt='$y$'><img alt=logo>", "let x_i be $y$"),
+        ("<p>is <script type='math/tex'>a+b</script><script>c</script>", "is a+b"),
+        ("<img alt='Three boxes, one above another'>", "Three boxes, one above another"),
+        ("<div role=navigation>up</div><i aria-hidden=true>*</i>down", "down"),
+        ("<body aria-hidden=true>behind a window", "behind a window"),
     ],
 )
 def test_markup_that_is_broken_or_changes_a_meaning_is_text(source: str, text: str) -> None:

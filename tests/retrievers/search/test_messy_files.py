@@ -14,6 +14,7 @@ from tests.support.toy_pdf import pdf_of
 
 RUSSIAN = "Гарантия на прибор составляет три года. Обратитесь в сервис, если он не включается."
 JAPANESE = "保証期間は三年です。電源が入らない場合はサービスにお問い合わせください。"
+KOREAN = "보증 기간은 3년입니다."
 GERMAN = "Größe – 5 µm\nZeile"
 CRLF = GERMAN.replace("\n", "\r\n")
 META = '<meta charset="{}"><p>{}</p>'
@@ -47,6 +48,10 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", JAPANESE.encode("cp932"), JAPANESE, "cp932 was guessed"),
         ("a.txt", JAPANESE.encode("euc_jp"), JAPANESE, "euc_jp was guessed"),
         ("a.txt", JAPANESE.encode("iso2022_jp"), JAPANESE, "iso2022_jp was guessed"),
+        ("a.txt", KOREAN.encode("iso2022_kr"), KOREAN, "iso2022_kr was guessed"),
+        ("a.txt", RUSSIAN.encode("iso8859_5"), RUSSIAN, "iso8859_5 was guessed"),
+        ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
+        ("a.txt", b"one\r\r\ntwo\r\r\n", "one\ntwo", ""),
         ("a.txt", f"{JAPANESE}\n".encode("utf-16-le"), JAPANESE, "UTF-16 was guessed"),
         ("a.txt", f"{RUSSIAN}\n".encode("utf-16-be"), RUSSIAN, "UTF-16 was guessed"),
         ("a.txt", RUSSIAN.encode("utf-32"), RUSSIAN, ""),
@@ -70,6 +75,11 @@ def test_invoices_keep_their_numbers_and_one_line_pages_their_line(tmp_path: Pat
     text = load(tmp_path, "invoices.pdf", pdf_of(*pages)).text
     assert all(f"Invoice number 100{n}" in text and f"due {n}0 EUR" in text for n in range(1, 6))
     assert load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5)).text.count("Same line") == 5
+
+
+def test_values_of_a_form_are_text_of_their_page(tmp_path: Path) -> None:
+    document = load(tmp_path, "form.pdf", pdf_of("Name", "Total", field="Ann Lee"))
+    assert document.text == "Name\nAnn Lee\n\nTotal"
 
 
 def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from datetime import datetime
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from ragspec.retrievers.search.passage_index import PassageIndex
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+PICTURE_TITLE = """<p:pic xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main">
+<p:nvPicPr><p:cNvPr id="9" name="t"/><p:cNvPicPr/><p:nvPr><p:ph type="title"/></p:nvPr></p:nvPicPr>
+<p:blipFill/><p:spPr/></p:pic>"""
 TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
 <w:r><w:t>It is </w:t></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
 <w:ins><w:r><w:t>new: </w:t></w:r></w:ins><m:oMath><m:f><m:fPr/><m:num><m:r><m:t>a+b</m:t></m:r>
@@ -39,6 +43,8 @@ Content-Disposition: attachment; filename="bill.pdf"\r
 x\r
 --B--\r
 """
+NESTED = "From: Ann\n\nPlain.\n\nSubject: Inner\n\nForwarded.\n\nThe list."
+SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
 MAILBOX = b"From a@b Mon Jan  1 10:00:00 2024\n%s\nFrom a@b Mon Jan  1 10:00:00 2024\n%s" % (
     MAIL.replace(b"\r", b""),
     b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n",
@@ -68,6 +74,32 @@ long
 T}	x
 .TE
 """
+# Conditions, definitions, names of characters, links, and rows that look like rules of a table.
+ROFF = rb""".TH X 1
+.SH NAMEN
+.if !'po4a'hide' .B \-v
+.if t \{\
+.ie n paper
+.\}
+.ie n \{ terminal
+\}
+.el\{\ paper
+.\}
+.de1 INDENT
+level
+..
+.P
+Gr\(:o\(sse \[u0065_0301]t\['e] \(*a\(Eu:
+.UR https://e.org
+.UE .
+.TS
+l l.
+_
+_row	.5
+.TE
+.%T Title
+"""
+READ = "Größe été α€: https://e.org.\n\n_row\t.5\n\nTitle"
 MDOC = b""".Dt PUMP 8
 .Sh NAME
 .Nm pump
@@ -86,7 +118,23 @@ CELLS: list[dict[str, Any]] = [
         "outputs": [{"data": {"text/plain": ["17"], "image/png": "x"}}, {"text": "done\x1b[0m"}],
     },
 ]
+OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": [{"text": ["2"]}]}
+OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
+
+
+def nested(path: Path) -> None:
+    outer, mail, inner = EmailMessage(), EmailMessage(), EmailMessage()
+    outer["From"], inner["Subject"] = "Ann", "Inner"
+    mail.set_content("Plain.")
+    mail.add_alternative("<p>Plain.", subtype="html")
+    inner.set_content("Forwarded.")
+    mail.add_attachment(inner)
+    outer.make_mixed()
+    outer.attach(mail)
+    outer.add_attachment("The list.", disposition="inline")
+    outer.add_attachment(b"x", "application", "pkcs7-mime")
+    path.write_bytes(outer.as_bytes())
 
 
 def docx(path: Path) -> None:
@@ -104,12 +152,15 @@ def docx(path: Path) -> None:
         cell.text = text
     file.add_paragraph("first", style="List Bullet")
     table._tbl.addnext(etree.fromstring(TRACKED.replace("\n", "")))
+    style = '<w:style xmlns:w="{}" w:styleId="Untyped"/>'
+    file.styles.element.append(etree.fromstring(style.format(WORD)))
     file.sections[0].header.paragraphs[0].text = "ACME"
     file.save(str(path))
 
 
 def pptx(path: Path) -> None:
     import pptx
+    from lxml import etree
 
     file = pptx.Presentation()
     for title, hidden in (("Goals", False), ("Secret", True), ("Sales", False)):
@@ -119,6 +170,8 @@ def pptx(path: Path) -> None:
         slide._element.set("show", str(int(not hidden)))
     slide.notes_slide.notes_text_frame.text = "Speak slowly."
     slide.shapes.add_table(1, 2, 0, 0, 9, 9).table.cell(0, 1).text = "17"
+    last = file.slides.add_slide(file.slide_layouts[6])
+    last.shapes._spTree.append(etree.fromstring(PICTURE_TITLE))
     file.save(str(path))
 
 
@@ -136,9 +189,21 @@ def xlsx(path: Path) -> None:
     ):
         sheet.append(row)
     sheet["B4"].number_format, sheet["C4"] = "0.0%", "=B2*2"
+    sheet.add_chart(openpyxl.chart.BarChart(), "E5")
     hidden = file.create_sheet("Old")
     hidden.sheet_state = "hidden"
     file.save(path)
+    change(path, '<dimension ref="A1:C4"', '<dimension ref="A1"')
+
+
+def change(path: Path, old: str, new: str) -> None:
+    """Replace a string in every file of an archive, which has it somewhere."""
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    assert any(old.encode() in part for part in parts.values())
+    with zipfile.ZipFile(path, "w") as file:
+        for name, part in parts.items():
+            file.writestr(name, part.replace(old.encode(), new.encode()))
 
 
 def epub(path: Path) -> None:
@@ -181,7 +246,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Item\tPrice\tSince\nItem: Seal; Price: 4.5; Since: 2026-03-01\n\n"
         "Item: Hose; Price: 25.0%; Since: =B2*2",
         "a.xlsx",
-        ["hidden sheet Old", "formulas without a saved result, left as formulas: 1"],
+        ["1 charts", "1 drawings", "hidden sheet Old", "formulas without a saved result"],
     ),
     ("a.epub", epub, "b\n\nText of b.\n\na\n\nText of a.", "The Book", ["chapter o/l.xhtml"]),
     (
@@ -191,6 +256,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Größe",
         ["attachment bill.pdf"],
     ),
+    ("b.eml", nested, NESTED, "b.eml", ["attachment application/pkcs7-mime"]),
+    ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "c.eml", ["pgp-encrypted left out"]),
     (
         "a.mbox",
         write(MAILBOX),
@@ -206,6 +273,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Sales",
         ["1 picture left"],
     ),
+    ("b.ipynb", write(json.dumps(OLD)), "# Old\n\n1+1\n\n2", "Old", []),
     (
         "a.csv",
         write('Name;Price\n"Seal; red";4,50\nHose;"1\n2"\n'),
@@ -214,6 +282,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         [],
     ),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "a.tsv", []),
+    ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "b.tsv", []),
+    ("c.csv", write("1e-3,$4,7:30\n1,2,3"), "1e-3\t$4\t7:30\n1\t2\t3", "c.csv", []),
     (
         "a.json",
         write('{"name": "P", "n": 12345678901234567890.10, "a": {"b": ["x", {"c": true}]}}'),
@@ -244,6 +314,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "PUMP(8): lift water",
         [],
     ),
+    ("x.1", write(ROFF), f"NAMEN\n\n-v terminal\n\n{READ}", "X(1)", []),
     ("rm.1", write(b".TH RM 1\n.SH POPIS\n.P\nUvolni."), "POPIS\n\nUvolni.", "RM(1)", []),
     ("a.html", write("<pre>a\x0cb&#1;</pre>\ufffec"), "a b \n\nc", "a.html", []),
     ("messages.1.gz", write(gzip.compress(b"plain log\n")), "plain log", "messages.1.gz", []),
@@ -301,6 +372,25 @@ def test_files_that_cannot_be_read_say_why(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DocumentError, match=reason):
         load_document(tmp_path / name)
+
+
+def test_office_files_of_other_writers_are_read_or_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    for make in (docx, pptx, xlsx):
+        make(path := tmp_path / f"strict.{make.__name__}")
+        change(path, names, "://purl.oclc.org/ooxml/officeDocument/relationships")
+        with pytest.raises(DocumentError, match="Strict Open XML; save it as an ordinary"):
+            load_document(path)
+    docx(path := tmp_path / "a.docx")
+    change(path, "<w:document ", '<!DOCTYPE w [<!ENTITY e SYSTEM "e">]><w:document ')
+    change(path, "litres of CO", "litres&e; of CO")
+    assert "litres&e; of CO₂" in load_document(path).text
+    xlsx(path := tmp_path / "a.xlsx")
+    monkeypatch.setattr("ragspec.retrievers.formats.sheets.MAX_BYTES", 20)
+    with pytest.raises(DocumentError, match="more than 20 characters"):
+        load_document(path)
 
 
 @pytest.mark.parametrize("make", [docx, pptx, xlsx, epub])
