@@ -36,6 +36,7 @@ HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # What a reader of the screen leaves out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
+MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
@@ -121,6 +122,7 @@ def read_tree(root: Any, title: str = "") -> Extract:
         if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
             element.text = alt
     etree.strip_elements(root, *HIDDEN, with_tail=False)
+    align(root)
     flatten(root)
     writer = TextWriter()
     for event, element in etree.iterwalk(root, events=("start", "end")):
@@ -157,6 +159,21 @@ def read_epub(path: Path, data: bytes) -> Extract:
     book = joined([part for part in parts if part.text])
     first = parts[0].title if parts else ""
     return replace(book, title=title or first, notes=(*book.notes, *notes))
+
+
+def align(root: Any) -> None:
+    """Add empty cells beside and below those that span several, so that columns stay in line."""
+    left = MAX_STEPS
+    for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
+        spans = [cell.get(name, "") for name in ("colspan", "rowspan")]
+        columns, rows = (int(span) if re.fullmatch("[1-9][0-9]?", span) else 1 for span in spans)
+        row, is_first = cell.getparent(), 1
+        index = row.index(cell) if left > 0 else 0
+        while row is not None and rows > 0 and left > 0:
+            for _ in range(columns - is_first):
+                row.insert(index + is_first, row.makeelement("td"))
+            left -= index + columns
+            row, rows, is_first = row.getnext(), rows - 1, 0
 
 
 def flatten(root: Any) -> None:

@@ -57,6 +57,8 @@ def read_part(part: Any, counts: Counter[str], styles: Mapping[str, str]) -> Ext
         if name != "t":
             element.text = TEXTS.get(name, "").format(attribute(element, "id"))
         element.tag = HTML_NAMES.get(name, "span")
+        if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
+            element.set("colspan", span)
         if name == "p":
             style = styles.get(attribute(element, "pPr/pStyle/val"), "p")
             numbered = style == "li" or element.find("{*}pPr/{*}numPr") is not None

@@ -59,6 +59,7 @@ def test_visible_text_with_title_and_headings() -> None:
         ("<math><msqrt><mi>b</mi></msqrt><msub><mi>x</mi><mi>k</mi></msub></math>", "√bx_k"),
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
+        ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac></math>", "1/(2a)"),
         ("let <img class=math alt='x_i'> be <img alt='$y$'><img alt=logo>", "let x_i be $y$"),
