@@ -120,7 +120,7 @@ def read_tree(root: Any, title: str = "") -> Extract:
     for element in root.xpath("//img[@alt]"):
         alt, kind = element.get("alt"), element.get("class", "")
         if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
-            element.text = alt
+            element.text = ILLEGAL.sub(" ", alt)
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)
     flatten(root)

@@ -62,7 +62,7 @@ def test_visible_text_with_title_and_headings() -> None:
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac></math>", "1/(2a)"),
-        ("let <img class=math alt='x_i'> be <img alt='$y$'><img alt=logo>", "let x_i be $y$"),
+        ("let <img class=math alt='x_i&#1;'> be <img alt='$y$'><img alt=logo>", "let x_i be $y$"),
         ("<p>is <script type='math/tex'>a+b</script><script>c</script>", "is a+b"),
         ("<img alt='Three boxes, one above another'>", "Three boxes, one above another"),
         ("<div role=navigation>up</div><i aria-hidden=true>*</i>down", "down"),
