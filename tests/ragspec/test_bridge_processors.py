@@ -25,7 +25,7 @@ from tests.support.generation_settings import (
     plain,
     read_by_transformers,
 )
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 COMMON: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": PAD}
 NAMES = list(greedy())
@@ -44,7 +44,7 @@ def theirs_and_ours(model: Any, prompts: list[list[int]], **request: Any) -> tup
     theirs = model.generate(**arguments)
     start = arguments["input_ids"].shape[1]
     truth = {tuple(p): row[start:].tolist() for p, row in zip(prompts, theirs, strict=True)}
-    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=6)
+    spec = Speculation(drafter=NoisyTrees(truth), budget=6)
     ours = generate(model, speculation=spec, **arguments)
     assert sum(report.accepted for report in spec.reports) > 0
     assert {generation.label for generation in spec.generations} == {"exact"}
@@ -136,7 +136,7 @@ def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -
     theirs = model.generate(**arguments, logits_processor=[Counting()])
     inputs = Counting()
     truth = {tuple(p): row[6:].tolist() for p, row in zip(PROMPTS, theirs, strict=True)}
-    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=6)
+    spec = Speculation(drafter=NoisyTrees(truth), budget=6)
     ours = generate(model, speculation=spec, **arguments, logits_processor=[inputs])
     assert torch.equal(ours, theirs)
     assert sum(report.accepted for report in spec.reports) > 0

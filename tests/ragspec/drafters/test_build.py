@@ -32,7 +32,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 
 def build(drafter: Any, draft_model: Any = None) -> Any:
@@ -51,12 +51,12 @@ def test_nothing_requested_is_plain_decoding() -> None:
 
 
 def test_names_objects_and_lists() -> None:
-    mixing = MixingDrafter({})
+    noisy = NoisyTrees({})
     assert names(build("context")) == ["context"]
-    assert build(mixing).drafters == (mixing,)
-    assert names(build(["context", mixing])) == ["context", "mixing"]
-    assert names(build((mixing, "context"))) == ["mixing", "context"]
-    fused = Fuse([mixing])
+    assert build(noisy).drafters == (noisy,)
+    assert names(build(["context", noisy])) == ["context", "noisy"]
+    assert names(build((noisy, "context"))) == ["noisy", "context"]
+    fused = Fuse([noisy])
     assert build(fused) is fused
     assert build([fused]) is fused
 
@@ -118,7 +118,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
         build(None, (tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer()))
 
 
-class Stored(MixingDrafter):
+class Stored(NoisyTrees):
     """A drafter over a store of the model "a" that learns from the target's best tokens."""
 
     needs = Needs(top_tokens=4, prompt_top_tokens=True)
@@ -137,21 +137,21 @@ class Pair(Combined):
 
 
 def test_what_is_held_is_declared() -> None:
-    pair = Pair(MixingDrafter({}), Stored({}))
+    pair = Pair(NoisyTrees({}), Stored({}))
     assert pair.kind is DraftKind.DETERMINISTIC
     assert pair.needs == Needs(top_tokens=4, prompt_top_tokens=True)
-    assert Pair(MixingDrafter({})).needs == Needs()
+    assert Pair(NoisyTrees({})).needs == Needs()
 
 
 def test_every_store_is_requested_whether_it_fits() -> None:
-    pair = Pair(MixingDrafter({}), Pair(Stored({})))
+    pair = Pair(NoisyTrees({}), Pair(Stored({})))
     pair.fits("a")
     with pytest.raises(StoreError, match="another model"):
         pair.fits("b")
 
 
 def test_one_coupled_drafter_makes_all_coupled() -> None:
-    plain, coupled = MixingDrafter({}), MixingDrafter({}, kind=DraftKind.COUPLED)
+    plain, coupled = FixedDrafter([]), FixedDrafter([], kind=DraftKind.COUPLED)
     assert kind_of([plain, plain]) is DraftKind.DETERMINISTIC
     assert kind_of([plain, coupled]) is DraftKind.COUPLED
 

@@ -19,10 +19,12 @@ from ragspec.drafters.method import Sources, build, describe
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.registry import names
+from ragspec.reports.generation import Generation
 from ragspec.retrievers import CorpusIndex
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
+from tests.ragspec.engine.test_engine import flat
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
 from tests.support.pretend import DEVICES, EVERY_SETTING, present, pretend
@@ -87,12 +89,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
     return CorpusIndex.build(texts, None, folder, vocab_size=tiny.VOCAB)
 
 
-def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Any]:
+def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Generation]:
     """Return what is written after the prompts: of each text its tokens and log-probabilities."""
-    results = engine.generate(PROMPTS, sampling, **(INPUTS | options))
-    flat = [each for r in results for each in (r if isinstance(r, list) else [r])]
-    assert not any(each.report.faults for each in flat)
-    return flat
+    results = flat(engine.generate(PROMPTS, sampling, **(INPUTS | options)))
+    assert not any(each.report.faults for each in results)
+    return results
 
 
 def tokens(results: Sequence[Any]) -> list[list[int]]:
@@ -173,17 +174,14 @@ def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarg
 def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
     def drafter(model: Any) -> ModelDrafter:
         mode, width = RULES[rule]
-        return ModelDrafter(
-            model, 3, width, mode=mode, min_expected_gain=None if "sampled" in mode else 0.0
-        )
+        least = None if "sampled" in mode else 0.0
+        return ModelDrafter(model, 3, width, mode=mode, min_expected_gain=least)
 
     inputs: dict[str, Any] = {"rule": rule, "budget": BUDGET}
     here = written(Engine(target(), drafter=drafter(smaller()), **inputs), SETTINGS["top-p"])
     with present(there.device.type):
-        far = written(
-            Engine(there, drafter=drafter(pretend(smaller(), there.device)), **inputs),
-            SETTINGS["top-p"],
-        )
+        draft = pretend(smaller(), there.device)
+        far = written(Engine(there, drafter=drafter(draft), **inputs), SETTINGS["top-p"])
     assert tokens(far) == tokens(here)
     assert steps(far) == steps(here)
 
@@ -199,9 +197,8 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, there: CausalTarget) 
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
         drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_expected_gain=0.0)
-        results = Engine(where, drafter=drafter, budget=BUDGET).generate(
-            prompts, SETTINGS["top-p"], **INPUTS
-        )
+        engine = Engine(where, drafter=drafter, budget=BUDGET)
+        results = engine.generate(prompts, SETTINGS["top-p"], **INPUTS)
         assert not any(each.report.faults for each in results)
         return [*map(tokens, [results]), steps(results)]
 

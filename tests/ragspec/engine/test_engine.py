@@ -18,7 +18,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.probe import ProbeVerdict, probe
 from tests.support import tiny
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
 NEW = 30
@@ -36,7 +36,7 @@ def flat(results: Any) -> list[Generation]:
 def speculative(model: Any, results: Any, static: str) -> Engine:
     """Return an engine that drafts from the first sample of each prompt."""
     texts = [text for text in flat(results) if not text.sample]
-    drafter = MixingDrafter({tuple(text.prompt_tokens): text.tokens for text in texts})
+    drafter = NoisyTrees({tuple(text.prompt_tokens): text.tokens for text in texts})
     return Engine(open_target(model, static), tiny.tokenizer(), drafter=drafter, budget=12)
 
 
@@ -75,18 +75,15 @@ def test_speculation_changes_no_token(name: str, static: str, model: Any, plain:
 
 def test_a_seed_is_sampled_and_reported(plain: Engine) -> None:
     one = plain.generate(PROMPTS[0], Sampling(temperature=1.0), max_new_tokens=8)
-    again = plain.generate(
-        PROMPTS[0], Sampling(temperature=1.0, seed=one.report.seed), max_new_tokens=8
-    )
-    assert one.tokens == again.tokens
+    seeded = Sampling(temperature=1.0, seed=one.report.seed)
+    assert one.tokens == plain.generate(PROMPTS[0], seeded, max_new_tokens=8).tokens
 
 
 @pytest.mark.parametrize("new", [1, 2, 7, 30])
 def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None:
     whole = plain.generate(PROMPTS[1], max_new_tokens=30).tokens
-    result = Engine(
-        model, drafter=MixingDrafter({tuple(PROMPTS[1]): whole}, depth=9, right=1.0), budget=18
-    ).generate(PROMPTS[1], max_new_tokens=new)
+    drafter = NoisyTrees({tuple(PROMPTS[1]): whole}, spoiled=0.0)
+    result = Engine(model, drafter=drafter, budget=27).generate(PROMPTS[1], max_new_tokens=new)
     assert result.tokens == whole[:new]
     assert len(result.tokens) == new or result.finish_reason == "stop"
 
@@ -106,7 +103,7 @@ def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
 
     first, second = Recorder(), Recorder()
     expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
-    engine = Engine(model, drafter=MixingDrafter({tuple(PROMPTS[0]): expected.tokens}), budget=12)
+    engine = Engine(model, drafter=NoisyTrees({tuple(PROMPTS[0]): expected.tokens}), budget=12)
     result = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
     assert result.tokens == expected.tokens
     assert second.calls == first.calls
@@ -158,7 +155,7 @@ def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
         engine.generate([tiny.VOCAB + 1])
 
 
-class Proposing(MixingDrafter):
+class Proposing(NoisyTrees):
     """A drafter whose proposals are those of a function of the context."""
 
     def __init__(self, propose: Callable[[Any], Any]) -> None:
@@ -180,7 +177,7 @@ def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
     with pytest.warns(RuntimeWarning, match="no draft today"):
         result = engine.generate(PROMPTS[0], max_new_tokens=12)
     assert result.tokens == expected.tokens
-    assert result.report.faults == {"mixing": 3}
+    assert result.report.faults == {"noisy": 3}
 
 
 @pytest.mark.parametrize("place", [slice(0, 1), slice(9, 9)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
-from ragspec.reports.generation import Generation
 from ragspec.rules.base import ALL_KINDS, Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
@@ -25,8 +24,9 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.session import StaticSession
+from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8, [1, 2, 3, 4, 5]]
 NEW = 24
@@ -47,16 +47,12 @@ def expected(plain: Engine) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def drafted(model: Any, expected: list[list[int]]) -> Engine:
     truth = {tuple(p): tokens for p, tokens in zip(PROMPTS, expected, strict=True)}
-    return Engine(model, drafter=MixingDrafter(truth, right=0.8), budget=10)
+    return Engine(model, drafter=NoisyTrees(truth), budget=10)
 
 
-def tokens_of(engine: Engine, **arguments: Any) -> list[list[int]]:
-    results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, **arguments)
+def tokens_of(engine: Engine) -> list[list[int]]:
+    results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True)
     return [result.tokens for result in results]
-
-
-def test_the_draft_changes_nothing(drafted: Engine, expected: list[list[int]]) -> None:
-    assert tokens_of(drafted) == expected
 
 
 def test_a_noise_index_that_is_off_by_one_is_noticed(
@@ -81,15 +77,10 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
 
     whole = texts(plain)
     truth = {tuple(prompt): tokens for prompt, tokens in zip(prompts, whole, strict=True)}
-    engine = Engine(model, drafter=MixingDrafter(truth, right=1.0, depth=8), budget=16)
+    engine = Engine(model, drafter=NoisyTrees(truth, spoiled=0.0), budget=27)
     assert texts(engine) == whole
 
-    def blind(
-        self: Penalties,
-        logits: torch.Tensor,
-        context: Sequence[int],
-        paths: Sequence[Sequence[int]],
-    ) -> torch.Tensor:
+    def blind(self: Penalties, logits: Any, context: Any, paths: Any) -> torch.Tensor:
         return true(self, logits, context, [[] for _ in paths])
 
     monkeypatch.setattr(Penalties, "apply", blind)
@@ -162,16 +153,14 @@ def test_steps_add_up_to_the_text_of_their_row_in_all_parts_of_a_batch(
 ) -> None:
     narrow = Engine(model, drafter=None, max_batch_size=2)
     known: defaultdict[int, list[int]] = defaultdict(list)
+
+    def on_step(row: int, step: Step) -> None:
+        known[row].extend(step.tokens)
+
     for engine, sampling in ((drafted, SAMPLED), (narrow, replace(SAMPLED, n=2))):
         known.clear()
-        results = engine.generate(
-            PROMPTS,
-            sampling,
-            max_new_tokens=NEW,
-            on_step=lambda row, step: known[row].extend(step.tokens),
-        )
-        flat = [text for each in results for text in (each if isinstance(each, list) else [each])]
-        for number, result in enumerate(flat):
+        results = engine.generate(PROMPTS, sampling, max_new_tokens=NEW, on_step=on_step)
+        for number, result in enumerate(flat(results)):
             tokens = known[number]
             assert [t for step in result.steps for t in step.tokens] == result.tokens == tokens
             assert len(result.steps) == result.report.forwards + result.report.prefill_forwards
@@ -183,25 +172,18 @@ def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
 ) -> None:
     whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     truth, rule = {tuple(PROMPTS[0]): whole}, Counting()
-    engine = Engine(model, drafter=MixingDrafter(truth, depth=9, right=1.0), budget=18, rule=rule)
+    engine = Engine(model, drafter=NoisyTrees(truth, spoiled=0.0), budget=27, rule=rule)
 
-    def run(using: Engine) -> Generation:
-        match: Generation = using.generate(
-            PROMPTS[0],
-            max_new_tokens=NEW,
-            logprobs=1,
-            stopping_criteria=[lambda ids, scores: ids.shape[1] >= len(PROMPTS[0]) + count],
-        )
-        return match
+    def ends(ids: torch.Tensor, scores: Any) -> bool:
+        return ids.shape[1] >= len(PROMPTS[0]) + count
 
-    result, reference = run(engine), run(plain)
+    options: Any = {"max_new_tokens": NEW, "logprobs": 1, "stopping_criteria": [ends]}
+    result, reference = (using.generate(PROMPTS[0], **options) for using in (engine, plain))
     last = result.steps[-1]
     judged = rule.opened[0].last
     assert len(judged.path) + 1 > len(last.tokens)  # the text ends inside what was accepted
     assert result.tokens == reference.tokens == whole[:count]
     assert result.finish_reason == "stop"
-    assert result.logprobs is not None
-    assert reference.logprobs is not None
     assert [scored.token for scored in result.logprobs] == result.tokens
     assert [scored.token for scored in reference.logprobs] == result.tokens
     assert result.report.tokens == len(result.tokens)
@@ -255,10 +237,8 @@ def test_a_forward_is_under_variant_while_tokens_are_handed_on(
         message.clear()
 
     assert static.target.open(1, 9).ahead
-    distribution = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
-    result = static.generate(
-        PROMPTS[0], distribution, max_new_tokens=NEW, ignore_eos=True, on_step=on_step
-    )
+    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "on_step": on_step}
+    result = static.generate(PROMPTS[0], replace(SAMPLED, seed=3), **options)
     assert result.tokens == expected[0]
     assert known[0][-1] == "launch", "the prompt is read, the first step on its way"
     assert all(each == ["settle", "launch"] for each in known[1:-1])
@@ -283,19 +263,11 @@ def test_rows_that_leave_take_their_forward_back(
 
     with static.with_limits(4) as pool:
         for _ in range(5):
-            distributions = [
-                Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)
-            ]
-            handles = [
-                pool.submit(
-                    prompt,
-                    distribution,
-                    max_new_tokens=NEW,
-                    ignore_eos=True,
-                    on_step=leaves(rng.choice([1, 2, 3, 99])),
-                )
-                for prompt, distribution in zip(PROMPTS, distributions, strict=True)
-            ]
+            handles = []
+            for seed, prompt in enumerate(PROMPTS, start=3):
+                options: Any = {"ignore_eos": True, "on_step": leaves(rng.choice([1, 2, 3, 99]))}
+                sampling = replace(SAMPLED, seed=seed)
+                handles.append(pool.submit(prompt, sampling, max_new_tokens=NEW, **options))
             for handle, whole in zip(handles, expected, strict=True):
                 result, error = ended(handle)
                 assert result == whole[: len(result)]

@@ -14,29 +14,21 @@ from hypothesis import strategies as st
 from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError
-from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 
 
-@pytest.fixture(scope="module")
-def generation() -> Generation:
+def test_the_parts_of_a_generation_agree() -> None:
     engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter="context", budget=6)
-    result: Generation = engine.generate(
-        "ab ab ab", Sampling(temperature=1.0, seed=7), max_new_tokens=9, logprobs=2
-    )
-    return result
-
-
-def test_the_parts_of_a_generation_agree(generation: Generation) -> None:
+    sampling = Sampling(temperature=1.0, seed=7)
+    generation = engine.generate("ab ab ab", sampling, max_new_tokens=9, logprobs=2)
     assert generation.text == tiny.tokenizer().decode(generation.tokens, skip_special_tokens=True)
     assert generation.prompt_tokens == tiny.tokenizer()("ab ab ab")["input_ids"]
     assert generation.report.tokens == len(generation.tokens)
     assert generation.report.label == generation.label == "exact"
     assert generation.report.finish_reason == generation.finish_reason
     assert generation.report.seed == 7
-    assert generation.logprobs is not None
     for token, scored in zip(generation.tokens, generation.logprobs, strict=True):
         assert scored.token == token
         assert scored.logprob <= scored.top[0][1] <= 0.0

@@ -26,25 +26,25 @@ SETTINGS = [
 ]
 
 
-def engine(drafter: Any = None) -> Engine:
+WHOLE: dict[str, Any] = {"max_new_tokens": 25, "ignore_eos": True}
+
+
+def engine(drafter: Any = None, **options: Any) -> Engine:
     target = tiny.model(dtype=torch.float64)
     if drafter == "model":
         return Engine(target, tiny.tokenizer(), None, tiny.model(seed=1, dtype=torch.float64))
-    return Engine(target, tiny.tokenizer(), drafter)
+    return Engine(target, tiny.tokenizer(), drafter, **options)
 
 
 def in_strides(
     request: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
 ) -> list[Generation]:
     """Write a text in strides of random lengths; returns them all."""
-    results = [request.generate(prompt, sampling, stop_after=strides.randint(1, 6), **options)]
-    while results[-1].finish_reason == "paused":
-        stop_after = strides.randint(1, 6)
-        results.append(
-            request.generate(
-                prompt, sampling, resume_from=results[-1].tokens, stop_after=stop_after, **options
-            )
-        )
+    results, written = list[Generation](), list[int]()
+    while not results or results[-1].finish_reason == "paused":
+        stride: Any = {"resume_from": written, "stop_after": strides.randint(1, 6)}
+        results.append(request.generate(prompt, sampling, **stride, **options))
+        written = results[-1].tokens
     return results
 
 
@@ -71,40 +71,29 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
 
 
 def test_a_stride_has_as_many_tokens_as_were_requested() -> None:
-    request = engine("auto")
-    first = request.generate(tiny.prompt(), stop_after=4, max_new_tokens=20, ignore_eos=True)
+    request, prompt = engine("auto"), tiny.prompt()
+    first = request.generate(prompt, stop_after=4, **WHOLE)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
-    second = request.generate(
-        tiny.prompt(), resume_from=first.tokens, stop_after=5, max_new_tokens=20, ignore_eos=True
-    )
+    second = request.generate(prompt, resume_from=first.tokens, stop_after=5, **WHOLE)
     assert (len(second.tokens), second.report.tokens) == (9, 5)
-    last = request.generate(
-        tiny.prompt(), resume_from=second.tokens, stop_after=11, max_new_tokens=20, ignore_eos=True
-    )
-    assert (len(last.tokens), last.finish_reason) == (20, "length")
+    last = request.generate(prompt, resume_from=second.tokens, stop_after=16, **WHOLE)
+    assert (len(last.tokens), last.finish_reason) == (25, "length")
 
 
 def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() -> None:
     request, sampling = engine(), Sampling(temperature=1.2, seed=5)
-    begun = request.generate(
-        tiny.prompt(10), sampling, stop_after=6, max_new_tokens=24, ignore_eos=True
-    )
+    begun = request.generate(tiny.prompt(10), sampling, stop_after=6, **WHOLE)
     other = tiny.prompt(17, seed=3)
-    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-    went_on = request.generate(other, sampling, resume_from=begun.tokens, **options)
+    went_on = request.generate(other, sampling, resume_from=begun.tokens, **WHOLE)
     assert went_on.tokens[:6] == begun.tokens
     # As the law of the other prompt has it, token by token.
     tokens = list(begun.tokens)
-    while len(tokens) < 24:
-        tokens = request.generate(
-            other, sampling, resume_from=tokens, stop_after=1, **options
-        ).tokens
+    while len(tokens) < 25:
+        tokens = request.generate(other, sampling, resume_from=tokens, stop_after=1, **WHOLE).tokens
     assert tokens == went_on.tokens
     # Were what was written taken for prompt, the noise would begin anew: this test could tell.
-    again = request.generate(
-        [*other, *begun.tokens], sampling, max_new_tokens=18, ignore_eos=True
-    ).tokens
-    assert again != went_on.tokens[6:]
+    again = request.generate([*other, *begun.tokens], sampling, **WHOLE)
+    assert again.tokens[:19] != went_on.tokens[6:]
 
 
 def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -> None:
@@ -206,10 +195,6 @@ class Tilt(Transform, RowTransform):
         return logits + 0.1 * self.states[node + 1] @ self.weights
 
 
-def transform_engine(drafter: Any = None, **options: Any) -> Engine:
-    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, **options)
-
-
 def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
     """Return the greedy text of the tilted law by whole forwards of transformers."""
     tokens = list(prompt)
@@ -225,10 +210,9 @@ def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
 
 def test_the_text_is_that_of_the_changed_distribution() -> None:
     prompt = tiny.prompt()
-    options: dict[str, Any] = {"max_new_tokens": 25, "ignore_eos": True}
-    result = transform_engine().generate(prompt, transform=Tilt(), **options)
+    result = engine().generate(prompt, transform=Tilt(), **WHOLE)
     assert result.tokens == by_hand(Tilt(), prompt, 25)
-    assert result.tokens != transform_engine().generate(prompt, **options).tokens
+    assert result.tokens != engine().generate(prompt, **WHOLE).tokens
     assert result.label == "exact-for(tilted)"
 
 
@@ -236,22 +220,14 @@ def test_the_text_is_that_of_the_changed_distribution() -> None:
 @pytest.mark.parametrize("drafter", ["context", "auto", "recycling", "model", "prediction"])
 def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 1}
-    plain = transform_engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
-    if drafter == "model":
-        request = Engine(
-            tiny.model(dtype=torch.float64), tiny.tokenizer(), None,
-            tiny.model(seed=1, dtype=torch.float64),
-        )  # fmt: skip
-    else:
-        request = transform_engine("context" if drafter == "prediction" else drafter)
+    plain = engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
     if drafter == "prediction":
         options["prediction"] = plain.tokens
-    tilt = Tilt()
+    request, tilt = engine("context" if drafter == "prediction" else drafter), Tilt()
     result = request.generate(tiny.prompt(), sampling, transform=tilt, **options)
     assert result.tokens == plain.tokens
-    assert [round(t.logprob, 9) for t in result.logprobs or ()] == [
-        round(t.logprob, 9) for t in plain.logprobs or ()
-    ]
+    drafted, expected = ([round(t.logprob, 9) for t in r.logprobs] for r in (result, plain))
+    assert drafted == expected
     assert tilt.queries == sorted(tilt.queries)
     if drafter == "prediction":
         assert result.report.accepted > 20
@@ -272,12 +248,10 @@ def test_no_drafter_asks_about_places_that_no_rule_visited() -> None:
             session.observe = watched  # type: ignore[method-assign]
             return session
 
-    transform_engine(Curious()).generate(
-        tiny.prompt(), transform=Tilt(), max_new_tokens=9, ignore_eos=True
-    )
+    engine(Curious()).generate(tiny.prompt(), transform=Tilt(), **WHOLE)
     assert views and set(views) == {None}
     views.clear()
-    transform_engine(Curious()).generate(tiny.prompt(), max_new_tokens=9, ignore_eos=True)
+    engine(Curious()).generate(tiny.prompt(), **WHOLE)
     assert None not in views  # without one they are lent
 
 
@@ -288,11 +262,9 @@ def test_several_texts_and_samples_have_one_each() -> None:
 
     prompts = [tiny.prompt(9), tiny.prompt(17, seed=2)]
     sampling = Sampling(temperature=0.8, n=2, seed=3)
-    together = transform_engine("context").generate(
-        prompts, sampling, transform=Fresh(), max_new_tokens=15
-    )
+    together = engine("context").generate(prompts, sampling, transform=Fresh(), max_new_tokens=15)
     for prompt, texts in zip(prompts, together, strict=True):
-        alone = transform_engine().generate(prompt, sampling, transform=Fresh(), max_new_tokens=15)
+        alone = engine().generate(prompt, sampling, transform=Fresh(), max_new_tokens=15)
         assert [text.tokens for text in texts] == [text.tokens for text in alone]
 
 
@@ -300,11 +272,10 @@ def test_what_is_no_transform_is_refused() -> None:
     inputs: list[Any] = [3, Tilt, "knn"]
     for wrong in inputs:
         with pytest.raises(InputError, match="expected a Transform"):
-            transform_engine().generate(tiny.prompt(), transform=wrong)
+            engine().generate(tiny.prompt(), transform=wrong)
 
 
 def test_a_rule_that_is_not_exact_keeps_its_label() -> None:
-    result = transform_engine("context", rule="typical").generate(
-        tiny.prompt(), Sampling(temperature=1.0, seed=1), transform=Tilt(), max_new_tokens=9
-    )
+    sampling, request = Sampling(temperature=1.0, seed=1), engine("context", rule="typical")
+    result = request.generate(tiny.prompt(), sampling, transform=Tilt(), max_new_tokens=9)
     assert result.label == "approximate"

@@ -42,6 +42,8 @@ def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
 
 def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert read().stop.max_new_tokens == 90
+    with pytest.raises(PromptTooLongError, match="set max_new_tokens to 90 or less"):
+        read(max_new_tokens=91)
     (unlimited,), _ = read_requests([[1]], None, {}, target(limit=None), None)
     assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
 
@@ -91,9 +93,19 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         ({"stop_token_ids": 3}, "stop_token_ids is 3"),
         ({"logprobs": "x"}, "logprobs is 'x'"),
         ({"logprobs": 1.5}, "logprobs is 1.5"),
+        ({"logprobs": 51}, "0 to 50"),
+        ({"stop": ["a", ""]}, "empty"),
+        *(({"stop": stop}, "stop is") for stop in (5, ["a", 5])),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids has the token id 'a'"),
+        ({"max_tokens": 3}, "Did you mean 'max_new_tokens'"),
+        ({"max_new_tokens": 0}, "at least 1"),
+        *(
+            ({"max_new_tokens": wrong}, "whole number, at least 1")
+            for wrong in ("5", True, np.array([5]), torch.tensor(5.0), torch.tensor(True), 5.0)
+        ),
     ],
 )
-def test_options_of_another_type_are_refused(options: dict[str, Any], match: str) -> None:
+def test_options_are_checked(options: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         read(**options)
 
@@ -103,6 +115,7 @@ def test_options_of_another_type_are_refused(options: dict[str, Any], match: str
     [
         *(({"logit_bias": {3: v}}, f"has the bias {v!r}") for v in (math.nan, math.inf, "1")),
         ({"logit_bias": {"3": 1.0}}, "logit_bias has the token id '3'"),
+        ({"logit_bias": {50: 1.0}}, "logit_bias"),
         ({"logit_bias": [3]}, r"logit_bias is \[3\]; expected a mapping"),
         ({"sequence_bias": {(3, 50): 1.0}}, "sequence_bias has the token id 50; expected 0 to 49"),
         ({"sequence_bias": {(): 1.0}}, r"sequence_bias has \(\)"),
@@ -150,29 +163,7 @@ def test_logprobs(query: int | bool, selected: int | None) -> None:
     assert read(logprobs=query).logprobs == selected
 
 
-def test_refusals() -> None:
-    with pytest.raises(InputError, match="Did you mean 'max_new_tokens'"):
-        read(max_tokens=3)
-    with pytest.raises(InputError, match="at least 1"):
-        read(max_new_tokens=0)
-    with pytest.raises(PromptTooLongError, match="set max_new_tokens to 90 or less"):
-        read(max_new_tokens=91)
-    with pytest.raises(InputError, match="empty"):
-        read(stop=["a", ""])
-    with pytest.raises(InputError, match="whole number"):
-        read(max_new_tokens="5")
-    for five in (np.int64(5), np.array(5), torch.tensor(5)):
-        rule = read(max_new_tokens=five, stop_after=five).stop
-        assert (rule.max_new_tokens, rule.stop_after) == (5, 5) and type(rule.stop_after) is int
-    for wrong in (True, np.array([5]), torch.tensor(5.0), torch.tensor(True), 5.0):
-        with pytest.raises(InputError, match="whole number, at least 1"):
-            read(max_new_tokens=wrong)
-    for stop in (5, ["a", 5]):
-        with pytest.raises(InputError, match="stop is"):
-            read(stop=stop)
-    with pytest.raises(InputError, match="stop_token_ids has the token id 'a'"):
-        read(stop_token_ids=["a"])
-    with pytest.raises(InputError, match="0 to 50"):
-        read(logprobs=51)
-    with pytest.raises(SamplingError, match="logit_bias"):
-        read(Sampling(logit_bias={50: 1.0}))
+@pytest.mark.parametrize("five", [np.int64(5), np.array(5), torch.tensor(5)])
+def test_counts_are_whole_numbers_of_any_kind(five: Any) -> None:
+    rule = read(max_new_tokens=five, stop_after=five).stop
+    assert (rule.max_new_tokens, rule.stop_after) == (5, 5) and type(rule.stop_after) is int

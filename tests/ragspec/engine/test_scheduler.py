@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,13 +183,10 @@ def test_the_memory_of_long_texts_is_returned_to_the_system(
 
 
 def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
-    sampling = Sampling(temperature=1.0, seed=4, n=3)
-    whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
-    one = Sampling(temperature=1.0, seed=4)
+    prompt, one = "What is a draft?", Sampling(temperature=1.0, seed=4)
+    whole = plain.generate(prompt, replace(one, n=3), max_new_tokens=12)
     with serving(plain, max_batch_size=2) as pool:
-        handles = [
-            pool.submit("What is a draft?", one, sample=n, max_new_tokens=12) for n in range(3)
-        ]
+        handles = [pool.submit(prompt, one, sample=n, max_new_tokens=12) for n in range(3)]
     assert [handle.result().tokens for handle in handles] == [each.tokens for each in whole]
     assert [handle.result().sample for handle in handles] == [0, 1, 2]
 

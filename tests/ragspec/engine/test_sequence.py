@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,12 +16,13 @@ from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
-from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import Sampling
+from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
-PROMPTS = [[5, 6, 7], [8, 9]]
+PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
+NEW = 14
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +39,21 @@ def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
 
 
 def test_every_prompt_has_n_sequences_of_one_seed(engine: Engine) -> None:
-    sequences = opened(engine, PROMPTS, Sampling(temperature=1.0, n=2, seed=[3, 4]))
+    sequences = opened(engine, PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=[3, 4]))
     noises = [each.distribution.noise for each in sequences]
     assert [(noise.seed, noise.sample) for noise in noises] == [(3, 0), (3, 1), (4, 0), (4, 1)]
-    assert [each.context.tokens for each in sequences] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
+    assert [each.context.tokens for each in sequences] == [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2
     assert sequences[0].context.tokens is not sequences[1].context.tokens
 
 
 def test_seeds_that_nobody_gave_differ_and_are_reported(engine: Engine) -> None:
-    sequences = opened(engine, PROMPTS, Sampling(temperature=1.0, n=2))
+    sequences = opened(engine, PROMPTS[:2], Sampling(temperature=1.0, n=2))
     seeds = [each.distribution.noise.seed for each in sequences]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
 def test_sequences_that_did_not_end_were_cancelled(engine: Engine) -> None:
-    first, second = opened(engine, PROMPTS, Sampling())
+    first, second = opened(engine, PROMPTS[:2], Sampling())
     first.stop.push(3)
     for token in (1, 2, 3, 4):
         second.stop.push(token)
@@ -64,29 +67,23 @@ def test_sequences_that_did_not_end_were_cancelled(engine: Engine) -> None:
 def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine) -> None:
     for new in (2, 9):
         plain = engine.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True)
-        drafting = Engine(
-            engine.model, drafter=MixingDrafter({tuple(PROMPTS[0]): plain.tokens}), budget=budget
-        )
+        drafter = NoisyTrees({tuple(PROMPTS[0]): plain.tokens})
+        drafting = Engine(engine.model, drafter=drafter, budget=budget)
         result = drafting.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True).report
         assert sum(result.budget_sizes.values()) == result.steps > 0
         assert result.budget_sizes == Counter(result.per_step_drafted)
 
 
 def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
-    whole = engine.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True).tokens
-    tuned = Engine(tiny.model("llama"), drafter=MixingDrafter({(5, 6, 7): whole}), budget=6)
-    config = tuned.model.generation_config
-    config.eos_token_id, selected = whole[4], config.eos_token_id
-    try:
-        ended = tuned.generate([5, 6, 7], max_new_tokens=10)
-        ignoring = tuned.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True)
-        other = tuned.generate(
-            [5, 6, 7], max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[2]]
-        )
-    finally:
-        config.eos_token_id = selected
+    ignored: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True}
+    whole = engine.generate([5, 6, 7], **ignored).tokens
+    drafter = NoisyTrees({(5, 6, 7): whole})
+    tuned = Engine(copy.deepcopy(engine.model), drafter=drafter, budget=6)
+    tuned.model.generation_config.eos_token_id = whole[4]
+    ended = tuned.generate([5, 6, 7], max_new_tokens=10)
     assert ended.tokens == whole[: whole.index(whole[4]) + 1]
-    assert ignoring.tokens == whole
+    assert tuned.generate([5, 6, 7], **ignored).tokens == whole
+    other = tuned.generate([5, 6, 7], **ignored, stop_token_ids=[whole[2]])
     assert other.tokens == whole[: whole.index(whole[2]) + 1]
 
 
@@ -99,24 +96,12 @@ def texts(seed: object) -> list[list[int]]:
     return [result.tokens for result in engine.generate(EQUAL, sampling, max_new_tokens=8)]
 
 
-def test_one_seed_is_one_noise_for_every_prompt() -> None:
-    first, *others = texts(7)
-    assert others == [first, first]
-
-
-def test_a_range_of_seeds_is_a_noise_for_each() -> None:
-    result = texts(range(7, 10))
-    assert len(set(map(tuple, result))) == 3
-    assert result == texts([7, 8, 9])
-    assert [texts(seed)[0] for seed in range(7, 10)] == result
-
-
-def test_without_a_seed_each_prompt_draws_one() -> None:
-    assert len(set(map(tuple, texts(None)))) == 3
-
-
-ROW_PROCESSORS_PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
-NEW = 14
+def test_seeds_are_one_for_all_prompts_or_one_for_each() -> None:
+    several = texts(range(7, 10))
+    assert several == texts([7, 8, 9])
+    assert [texts(seed) for seed in range(7, 10)] == [[text] * 3 for text in several]
+    for result in (several, texts(None)):
+        assert len(set(map(tuple, result))) == 3
 
 
 class Counting:
@@ -161,16 +146,9 @@ INPUTS: dict[str, Any] = {
 }
 
 
-def row_processors_texts(
-    engine: Engine, prompts: Any, sampling: Sampling, inputs: Any
-) -> list[list[int]]:
-    results = engine.generate(
-        prompts, sampling, max_new_tokens=NEW, ignore_eos=True, logits_processor=inputs
-    )
-    flat: list[Generation] = [
-        each for one in results for each in (one if isinstance(one, list) else [one])
-    ]
-    return [each.tokens for each in flat]
+def written(engine: Engine, prompts: Any, sampling: Sampling, inputs: Any) -> list[list[int]]:
+    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "logits_processor": inputs}
+    return [each.tokens for each in flat(engine.generate(prompts, sampling, **options))]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -181,32 +159,26 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
     sampling = Sampling(temperature=0.8, seed=seeds, n=n)
     plain = Engine(model, drafter=None)
     alone = [
-        row_processors_texts(plain, [prompt], Sampling(temperature=0.8, seed=[seed], n=n), make())
-        for prompt, seed in zip(ROW_PROCESSORS_PROMPTS, seeds, strict=True)
+        written(plain, [prompt], Sampling(temperature=0.8, seed=[seed], n=n), make())
+        for prompt, seed in zip(PROMPTS, seeds, strict=True)
     ]
     whole = [tokens for result in alone for tokens in result]
-    truth = {tuple(p): result[0] for p, result in zip(ROW_PROCESSORS_PROMPTS, alone, strict=True)}
-    for size in (1, 2, 16):
-        drafted = Engine(
-            model, drafter=MixingDrafter(truth, right=0.8), budget=8, max_batch_size=size
-        )
-        assert row_processors_texts(drafted, ROW_PROCESSORS_PROMPTS, sampling, make()) == whole
-        batch = Engine(model, drafter=None, max_batch_size=size)
-        assert row_processors_texts(batch, ROW_PROCESSORS_PROMPTS, sampling, make()) == whole
-    without = row_processors_texts(plain, ROW_PROCESSORS_PROMPTS, sampling, [])
+    truth = {tuple(p): result[0] for p, result in zip(PROMPTS, alone, strict=True)}
+    for size, drafter in product((1, 2, 16), (NoisyTrees(truth), None)):
+        batch = Engine(model, drafter=drafter, budget=8, max_batch_size=size)
+        assert written(batch, PROMPTS, sampling, make()) == whole
+    without = written(plain, PROMPTS, sampling, [])
     assert all(one != other for one, other in zip(whole, without, strict=True))
 
 
 def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(model: Any) -> None:
     inputs = Counting()
     engine = Engine(model, drafter=None)
-    row_processors_texts(engine, ROW_PROCESSORS_PROMPTS, Sampling(), [inputs])
-    row_processors_texts(
-        engine, ROW_PROCESSORS_PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs]
-    )
+    written(engine, PROMPTS, Sampling(), [inputs])
+    written(engine, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
     assert (inputs.calls, inputs.first) == (0, [])
-    row_processors_texts(engine, ROW_PROCESSORS_PROMPTS[:1], Sampling(), [inputs])
-    assert (inputs.calls, inputs.first) == (NEW, ROW_PROCESSORS_PROMPTS[0])
+    written(engine, PROMPTS[:1], Sampling(), [inputs])
+    assert (inputs.calls, inputs.first) == (NEW, PROMPTS[0])
 
 
 class Holding(Counting):
@@ -232,9 +204,7 @@ def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
 
     tokenizer, other = tiny.tokenizer(), torch.nn.Linear(2, 2)
     inputs = Looking(model=model, tokenizer=tokenizer, other=other)
-    row_processors_texts(
-        Engine(model, tokenizer, drafter=None), ROW_PROCESSORS_PROMPTS, Sampling(), [inputs]
-    )
+    written(Engine(model, tokenizer, drafter=None), PROMPTS, Sampling(), [inputs])
     assert set(known) == {(id(model), id(tokenizer), id(other))}
     assert inputs.calls == 0
 
@@ -243,9 +213,8 @@ def test_what_cannot_be_copied_is_refused_for_several_texts(model: Any) -> None:
     engine = Engine(model, drafter=None)
     inputs = Holding(lock=threading.Lock())
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
-        row_processors_texts(engine, ROW_PROCESSORS_PROMPTS, Sampling(), [inputs])
-    texts = row_processors_texts(engine, ROW_PROCESSORS_PROMPTS[:1], Sampling(), [inputs])
-    assert len(texts[0]) == NEW
+        written(engine, PROMPTS, Sampling(), [inputs])
+    assert len(written(engine, PROMPTS[:1], Sampling(), [inputs])[0]) == NEW
 
 
 class Rows:
@@ -266,9 +235,7 @@ class Rows:
 def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
     inputs = Rows()
     engine = Engine(model, drafter=None, max_batch_size=2)
-    result = row_processors_texts(
-        engine, ROW_PROCESSORS_PROMPTS, Sampling(temperature=1.0, n=2), [inputs]
-    )
+    result = written(engine, PROMPTS, Sampling(temperature=1.0, n=2), [inputs])
     assert inputs.queries == list(range(6))
     assert result == [[10 + row] * NEW for row in range(6)]
 
@@ -276,9 +243,9 @@ def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
 def test_an_object_may_make_the_criterion_of_each_text(model: Any) -> None:
     class Lengths:
         def of_row(self, row: int) -> Any:
-            return lambda ids, scores: ids.shape[1] >= len(ROW_PROCESSORS_PROMPTS[row]) + 2 + row
+            return lambda ids, scores: ids.shape[1] >= len(PROMPTS[row]) + 2 + row
 
     results = Engine(model, drafter=None, max_batch_size=2).generate(
-        ROW_PROCESSORS_PROMPTS, max_new_tokens=NEW, ignore_eos=True, stopping_criteria=[Lengths()]
+        PROMPTS, max_new_tokens=NEW, ignore_eos=True, stopping_criteria=[Lengths()]
     )
     assert [len(result.tokens) for result in results] == [2, 3, 4]

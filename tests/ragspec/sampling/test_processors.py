@@ -29,7 +29,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.verification.open import open_target
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 V = 12
 CONTEXT = [3, 4, 3, 5]
@@ -185,7 +185,7 @@ def ours(model: Any, sampling: Sampling | None = None, **options: Any) -> list[l
     truth = options.pop("truth", None)
     drafter = None
     if truth is not None:
-        drafter = MixingDrafter(dict(zip(map(tuple, PROMPTS), truth, strict=True)), right=0.8)
+        drafter = NoisyTrees(dict(zip(map(tuple, PROMPTS), truth, strict=True)))
     engine = Engine(model, drafter=drafter, budget=6)
     results = engine.generate(PROMPTS, sampling, max_new_tokens=NEW, **options)
     if drafter is not None:

@@ -25,7 +25,7 @@ from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, fake_clock
 from tests.support.identities import PROMPTS
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 VOCAB = 5
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
@@ -106,8 +106,8 @@ def test_accept_prob_never_rises_and_is_larger_for_longer_matches() -> None:
 
 
 def test_everything_available_becomes_one_tree_of_equals() -> None:
-    drafter = AutoDrafter(MixingDrafter({}))
-    assert [each.name for each in drafter.drafters] == ["context", "mixing", "recycling"]
+    drafter = AutoDrafter(NoisyTrees({}))
+    assert [each.name for each in drafter.drafters] == ["context", "noisy", "recycling"]
     target = CausalTarget(tiny.model())
     built = build_drafter("auto", tiny.model(num_hidden_layers=1), tiny.tokenizer(), target)
     assert [each.name for each in getattr(built, "drafters")] == ["context", "recycling", "model"]  # noqa: B009

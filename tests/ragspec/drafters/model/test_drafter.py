@@ -27,7 +27,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
 from tests.support import loops, tiny
-from tests.support.mixing import MixingDrafter
+from tests.support.noisy import NoisyTrees
 
 NEW = 24
 SAMPLINGS = {
@@ -160,13 +160,13 @@ def test_accepted_tokens_are_not_read_again() -> None:
 def test_a_fused_tree_keeps_the_cache_in_step() -> None:
     prompt = tiny.prompt()
     plain, _ = write(None, Sampling())
-    mixing = MixingDrafter({tuple(prompt): plain})
-    pairs: list[list[Drafter]] = [[ModelDrafter(alike()), mixing], [mixing, ModelDrafter(alike())]]
+    noisy = NoisyTrees({tuple(prompt): plain})
+    pairs: list[list[Drafter]] = [[ModelDrafter(alike()), noisy], [noisy, ModelDrafter(alike())]]
     for drafters in pairs:
         fuse = Watched(Fuse(drafters))
         drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
         assert drafted == plain
-        assert {name for step in steps for name in step.tree.sources} >= {"model", "mixing"}
+        assert {name for step in steps for name in step.tree.sources} >= {"model", "noisy"}
         source = next(s for s in fuse.session._sources if s.name == "model")
         assert isinstance(source.session, ModelSession)
         in_step(source.session, [*prompt, *plain])

@@ -18,8 +18,8 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from tests.ragspec.engine.test_engine import PROMPTS, SETTINGS
 from tests.support import architectures, tiny
-from tests.support.mixing import MixingDrafter
 from tests.support.model_state import state_of
+from tests.support.noisy import NoisyTrees
 
 
 def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
@@ -107,7 +107,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
         for p, n in zip(prompts, lengths, strict=True)
     ]
     truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
-    engine = Engine(open_target(model, "eager"), drafter=MixingDrafter(truth), budget=12)
+    engine = Engine(open_target(model, "eager"), drafter=NoisyTrees(truth), budget=12)
     assert engine.target.static == "eager"
     with engine.with_limits(3) as pool:
         handles = [
