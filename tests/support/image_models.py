@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -93,21 +93,26 @@ def guided(
     return combined
 
 
-def plain(
-    instance: Any,
-    row: int,
+@torch.no_grad()
+def decode(
+    logits: Callable[[list[int]], torch.Tensor],
     sampling: Sampling,
     seed: int = 0,
     *,
     sample: int = 0,
-    scale: float = 3.0,
     count: int = SIDE * SIDE,
-    padding: int = 0,
 ) -> list[int]:
-    """Return the codes that plain decoding draws, without a cache and one row at a time."""
+    """Return the codes that plain decoding draws from the logits [1, V] after those before."""
     distribution = TokenDistribution(sampling, NoiseStream(seed, sample), 0)
     codes: list[int] = []
     for index in range(count):
-        logits = guided(instance, row, codes, scale, padding)[-1:]
-        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
+        scores = distribution.process(logits(codes), codes, [[]])
+        codes.append(int(distribution.select(scores, [index])))
     return codes
+
+
+def plain(
+    instance: Any, row: int, *draws: Any, scale: float = 3.0, padding: int = 0, **more: int
+) -> list[int]:
+    """Return the codes of a row by forwards without a cache; draws and more: see `decode`."""
+    return decode(lambda codes: guided(instance, row, codes, scale, padding)[-1:], *draws, **more)

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
-from ragspec.verification.probe import ProbeVerdict, probe
+from ragspec.verification.probe import probe
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
 
@@ -252,15 +253,10 @@ class OneScale(torch.nn.Linear):
 def test_a_model_that_is_quantised_after_opening_is_probed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    probes: list[CausalTarget] = []
-
-    def counted(target: CausalTarget) -> ProbeVerdict:
-        probes.append(target)
-        return probe(target)
-
-    monkeypatch.setattr("ragspec.verification.open.probe", counted)
+    probes = Mock(wraps=probe)
+    monkeypatch.setattr("ragspec.verification.open.probe", probes)
     engine = Engine(copy.deepcopy(tiny.model("llama")), drafter="context", budget=4)
-    expected, first = engine.generate(PROMPTS[0], max_new_tokens=6).tokens, len(probes)
+    expected, first = engine.generate(PROMPTS[0], max_new_tokens=6).tokens, probes.call_count
     layers = [layer.mlp.down_proj for layer in engine.model.model.layers]
     for layer in layers:
         layer.__class__ = OneScale
@@ -269,11 +265,11 @@ def test_a_model_that_is_quantised_after_opening_is_probed_again(
     for layer in layers:
         layer.__class__ = torch.nn.Linear
     assert engine.generate(PROMPTS[0], max_new_tokens=6).tokens == expected
-    assert len(probes) == first + 1
+    assert probes.call_count == first + 1
     engine.model.to(torch.bfloat16)
     for _ in range(2):
         engine.generate(PROMPTS[0], max_new_tokens=6)
-    assert len(probes) == first + 2 and engine.target.packs
+    assert probes.call_count == first + 2 and engine.target.packs
 
 
 def test_copies_of_an_engine_work_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from ragspec.verification.tree_session import TreeSession
 from tests.ragspec.verification.test_causal import build_longrope
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
+from tests.support.sessions import shapes_fed
 
 FLOAT64 = torch.float64
 SETTINGS = [
@@ -58,16 +60,12 @@ def test_cached_turns_equal_turns_that_are_read_anew(
 
 
 def test_only_new_tokens_are_read() -> None:
-    request = engine()
+    request = Engine(copy.deepcopy(tiny.model()), tiny.tokenizer(), None)
     first = request.generate(tiny.prompt(30), max_new_tokens=8)
     text = [*tiny.prompt(30), *first.tokens, 5, 6]
-    read: list[int] = []
-    hook = request.model.register_forward_pre_hook(
-        lambda module, args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
-    )
+    fed = shapes_fed(request.model)
     again = request.generate(text, max_new_tokens=4)
-    hook.remove()
-    assert read[0] == 3  # the last token that was written has not been read by the model
+    assert fed[0] == (1, 3)  # the last token that was written has not been read by the model
     assert again.report.cached_tokens == len(text) - 3
     assert again.report.to_dict()["cached_tokens"] == len(text) - 3
 

@@ -22,8 +22,10 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.verification.test_kernels import Largest
-from tests.support.architectures import ARCHITECTURES, HEAD, VOCAB, WINDOW, build, make
+from tests.support.architectures import ARCHITECTURES, HEAD, WINDOW, build, make
 from tests.support.noisy import NoisyTrees
+from tests.support.sessions import EMPTY, prefill
+from tests.support.tiny import prompt
 
 NEW = 20
 BUDGET = 9
@@ -42,9 +44,7 @@ SETTINGS = {
 
 
 def prompts(rows: int) -> list[list[int]]:
-    random = torch.Generator().manual_seed(11)
-    lengths = [13, 19, 6, 10][:rows]
-    return [torch.randint(VOCAB - 1, (n,), generator=random).tolist() for n in lengths]
+    return [prompt(n, seed=n) for n in (13, 19, 6, 10)[:rows]]
 
 
 def run(engine: Engine, request: list[list[int]], name: str, **options: Any) -> list[Generation]:
@@ -112,8 +112,7 @@ def test_sequences_that_share_slots_get_the_logits_of_each_alone(
         for text in texts:
             row, cached = session.join(text)
             session.select_rows([row])
-            session.verify([text[cached:]], [DraftTree.empty()])
-            session.commit([()])
+            prefill(session, text[cached:])
             rows.append(row)
         rows, texts = [*rows, session.fork(rows[1])], [*texts, list(texts[1])]
         trees.append(trees[2])
@@ -147,9 +146,7 @@ def test_tokens_do_not_depend_on_drafts(name: str) -> None:
     current = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
     )
-    assert current[0, ids.shape[1] :].tolist() == greedy[0], (
-        "plain decoding is not transformers' own"
-    )
+    assert current[0, ids.shape[1] :].tolist() == greedy[0], "other than transformers' own"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -160,24 +157,6 @@ def test_tokens_do_not_depend_on_drafts_under_any_setting(architecture: str, nam
     )
     assert min(several, single) > 0.5, "too little was accepted for the test to mean anything"
     assert together[0] == alone[0], "a row depends on its neighbours"
-
-
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "phi3", "bloom", "qwen3_next"])
-def test_rows_of_a_batch_do_not_mix(name: str) -> None:
-    together, _ = compare(build(name), "greedy", 4)
-    alone, _ = compare(build(name), "greedy", 1)
-    assert together[0] == alone[0]
-
-
-@pytest.mark.parametrize("architecture", CLOSELY)
-def test_an_end_token_inside_a_draft_ends_the_text(architecture: str) -> None:
-    model, (text,) = build(architecture), prompts(1)
-    whole = Engine(model, drafter=None).generate(text, max_new_tokens=NEW).tokens
-    end = whole[7]
-    engine = Engine(model, drafter=NoisyTrees({tuple(text): whole}, spoiled=0.0), budget=BUDGET)
-    out = engine.generate(text, max_new_tokens=NEW, stop_token_ids=[end])
-    assert out.tokens == whole[: whole.index(end) + 1]
-    assert out.finish_reason == "stop"
 
 
 SOME = {"use_sliding_window": True, "max_window_layers": 1}  # the first layer sees everything
@@ -194,7 +173,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 # These work out norms and turns (llama4) or softmax (gemma2) in float32, whatever they are given.
 FLOAT32 = {"gemma2", "llama4"}
 WINDOWED = set(MODELS) - {"llama", "qwen3"}
-EMPTY = DraftTree.empty()
 # Tokens of each row's first text, then of the one behind it.
 LENGTHS = {
     "shorter": ([5], [2]),
@@ -217,11 +195,6 @@ def windowed_prompts_build(name: str) -> Any:
     return make(kind, experts=experts, **ARCHITECTURES[kind].settings | more)
 
 
-def texts(lengths: list[int], seed: int) -> list[list[int]]:
-    random = torch.Generator().manual_seed(seed)
-    return [torch.randint(VOCAB - 1, (n,), generator=random).tolist() for n in lengths]
-
-
 def local(model: Any, text: list[int]) -> torch.Tensor:
     """Return the logits of the model's plain forward: [n, V]."""
     with torch.no_grad():
@@ -235,14 +208,14 @@ def local(model: Any, text: list[int]) -> torch.Tensor:
 def worst(name: str, lengths: str) -> float:
     """Return how far the logits of the ends of both texts and of a tree behind them are off."""
     model = windowed_prompts_build(name)
-    first, second = (texts(n, i) for i, n in enumerate(LENGTHS[lengths]))
+    first, second = (
+        [prompt(n, seed=10 * i + row) for row, n in enumerate(each)]
+        for i, each in enumerate(LENGTHS[lengths])
+    )
     rows = len(first)
     tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
     with CausalTarget(model).open(rows, 8) as session:
-        results = [session.verify(first, [EMPTY] * rows)]
-        session.commit([()] * rows)
-        results.append(session.verify(second, [EMPTY] * rows))
-        session.commit([()] * rows)
+        results = [prefill(session, *first), prefill(session, *second)]
         results.append([each[3:] for each in session.verify([[9]] * rows, [tree] * rows)])
     off = 0.0
     for row, (head, tail) in enumerate(zip(first, second, strict=True)):
@@ -304,8 +277,7 @@ def test_no_mask_grows_with_the_prompt(name: str) -> None:
     """With all sizes as they are; a mask of one byte an entry would be seen."""
     n, before = 500, 6000  # a chunk, as prompts are read
     with CausalTarget(windowed_prompts_build(name)).open(1, n + before) as session:
-        session.verify(texts([before], 0), [EMPTY])
-        session.commit([()])
+        prefill(session, prompt(before))
         with Largest() as largest:
-            session.verify(texts([n], 1), [EMPTY])
+            session.verify([prompt(n, seed=1)], [EMPTY])
     assert largest.bytes < n * (n + before)

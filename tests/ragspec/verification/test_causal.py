@@ -29,6 +29,8 @@ from ragspec.verification.tree_session import TreeSession
 from tests.support.architectures import VOCAB, build, make
 from tests.support.architectures_sweep import TOWERS
 from tests.support.noisy import NoisyTrees
+from tests.support.sessions import EMPTY, prefill
+from tests.support.tiny import prompt
 
 NAMES = ["llama", "gemma3_text", "gpt2", "falcon"]
 
@@ -108,44 +110,30 @@ def check_steps(
 
 
 def test_rows_leave_and_are_copied() -> None:
-    model, empty = build("llama"), DraftTree.empty()
+    model = build("llama")
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
     with CausalTarget(model).open() as session:
         rows = [session.join(text, str(number))[0] for number, text in enumerate(texts)]
         assert session.select_rows(rows) == rows == [0, 1, 2]
-        session.verify(texts, [empty] * 3)
-        session.commit([(), (), ()])
+        prefill(session, *texts)
         session.leave(1)
         assert session.fork(2) == 1
         text_of = {0: texts[0], 1: texts[2], 2: texts[2]}
-        tree_of = {
-            0: DraftTree.chain([20, 21], "test"),
-            1: empty,
-            2: DraftTree.build([30, 31], [-1, -1], "t"),
-        }
+        chain = DraftTree.chain([20, 21], "test")
+        tree_of = {0: chain, 1: EMPTY, 2: DraftTree.build([30, 31], [-1, -1], "t")}
         for rows in ([2, 0, 1], [0, 2], [1], [2, 1]):
-            active_rows = session.select_rows(rows)
-            assert active_rows == rows
-            trees = [tree_of[row] for row in active_rows]
-            logits = session.verify([[11 + row] for row in active_rows], trees)
-            assert_right(model, logits, [[*text_of[row], 11 + row] for row in active_rows], trees)
+            assert session.select_rows(rows) == rows
+            trees = [tree_of[row] for row in rows]
+            logits = session.verify([[11 + row] for row in rows], trees)
+            assert_right(model, logits, [[*text_of[row], 11 + row] for row in rows], trees)
             session.discard_uncommitted()
 
 
-def test_only_expected_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = copy.deepcopy(build("llama"))
-    known: list[int] = []
-    head = model.lm_head.forward
-
-    def counted(hidden: torch.Tensor) -> torch.Tensor:
-        known.append(hidden.shape[1])
-        logits: torch.Tensor = head(hidden)
-        return logits
-
-    monkeypatch.setattr(model.lm_head, "forward", counted)
+def test_only_expected_logits_are_computed() -> None:
+    model, known = copy.deepcopy(build("llama")), list[int]()
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: known.append(inputs[0].shape[1]))
     with CausalTarget(model).open(1, 32) as session:
-        session.verify([list(range(20))], [DraftTree.empty()])
-        session.commit([()])
+        prefill(session, list(range(20)))
         session.verify([[3]], [DraftTree.chain([1, 2], "test")])
     assert known == [1, 3]
 
@@ -165,10 +153,9 @@ def test_prompts_report_the_best_tokens_of_their_ends(
             logits, top_tokens = session.read_prompts(rows, k)
             session.commit([()] * len(rows))
             trees = [DraftTree.chain([20, 21], "test")] * len(rows)
-            assert_right(model, logits, rows, [DraftTree.empty()] * len(rows))
-            assert_right(
-                model, session.verify([[3]] * len(rows), trees), [[*row, 3] for row in rows], trees
-            )
+            assert_right(model, logits, rows, [EMPTY] * len(rows))
+            logits = session.verify([[3]] * len(rows), trees)
+            assert_right(model, logits, [[*row, 3] for row in rows], trees)
         for row, top in zip(rows, top_tokens, strict=True):
             first = max(0, len(row) - most // (len(rows) * VOCAB))
             assert len(top) == len(row) - first
@@ -226,8 +213,7 @@ def test_a_mutant_is_detected(part: str, mutant: Any, monkeypatch: pytest.Monkey
     model, text = build("llama"), [1, 2, 3, 4]
     tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
     with CausalTarget(model).open(1, 32) as session:
-        session.verify([text], [DraftTree.empty()])
-        session.commit([()])
+        prefill(session, text)
         monkeypatch.setattr(session_module, part, mutant)
         logits = session.verify([[8]], [tree])
     with pytest.raises(AssertionError):
@@ -283,11 +269,6 @@ def build_longrope(name: str) -> Any:
     return make(name, dtype, **{"rope_parameters": LONGROPE} | MODELS[name])
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    random = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCAB - 1, (length,), generator=random).tolist()
-
-
 def greedy(model: Any, text: list[int]) -> list[int]:
     """Return what transformers' own plain decoding writes.
 
@@ -300,12 +281,11 @@ def greedy(model: Any, text: list[int]) -> list[int]:
             for _ in range(NEW):
                 best = model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)
                 ids = torch.cat([ids, best], dim=1)
-        written: list[int] = ids[0, len(text) :].tolist()
-        return written
-    mask = torch.ones_like(ids)
-    current = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
-    tokens: list[int] = current[0, len(text) :].tolist()
-    return tokens
+    else:
+        mask = torch.ones_like(ids)
+        ids = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    written: list[int] = ids[0, len(text) :].tolist()
+    return written
 
 
 @pytest.mark.parametrize("mode", ["tree", "chain"])
@@ -329,7 +309,7 @@ def test_texts_that_cross_the_border_are_those_of_plain_decoding(name: str, mode
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_a_batch_do_not_choose_each_others_table(name: str, drafted: bool) -> None:
     model = build_longrope(name)
-    texts = [prompt(40, 1), prompt(90, 2), prompt(64, 3), prompt(9, 4)]
+    texts = [prompt(n, seed=n) for n in (40, 90, 64, 9)]
     expected = [greedy(copy.deepcopy(model), text) for text in texts]
     truths = {tuple(text): out for text, out in zip(texts, expected, strict=True)}
     engine = Engine(open_target(model), drafter=NoisyTrees(truths) if drafted else None, budget=9)
@@ -350,8 +330,8 @@ def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
     target = open_target(build_longrope("llama"))
     assert not target.packs
     with target.open(2, 80) as session:
-        trees = [DraftTree.chain([3, 4, 5], "test"), DraftTree.empty()]
-        session.verify([[1] * 65, [1, 2]], [DraftTree.empty()] * 2)  # rows take turns
+        trees = [DraftTree.chain([3, 4, 5], "test"), EMPTY]
+        session.verify([[1] * 65, [1, 2]], [EMPTY] * 2)  # rows take turns
         session.discard_uncommitted()
         with pytest.raises(InputError, match="both sides of 64"):
             session.verify([[1] * 62, [1, 2]], trees)

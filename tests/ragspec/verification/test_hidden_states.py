@@ -6,6 +6,7 @@ import copy
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST, Needs
-from ragspec.rules.base import Step, TargetView
+from ragspec.rules.base import Step
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
@@ -23,6 +26,7 @@ from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
+from tests.support.sessions import EMPTY, prefill
 
 PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
 SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
@@ -53,7 +57,6 @@ class Watching(DraftSession):
         self.prompts: list[tuple[Ints, Any]] = []
         self.known: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
         self.steps: list[tuple[list[int], Step, Ints | None]] = []
-        self.late: TargetView | None = None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         self.root = list(context.tokens)
@@ -81,13 +84,11 @@ def model() -> Any:
     return tiny.model("llama", dtype=torch.float64)
 
 
-def states(text: list[int], instance: Any = None) -> torch.Tensor:
+@torch.no_grad()
+def states(text: list[int]) -> Any:
     """Return what the output head reads at every token of the text: [T, H]."""
-    instance = instance or model()
-    with torch.no_grad():
-        out = instance(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
-    last: torch.Tensor = out.hidden_states[-1][0]
-    return last
+    out = model()(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
+    return out.hidden_states[-1][0]
 
 
 def texts(root: list[int], tree: DraftTree) -> list[list[int]]:
@@ -134,16 +135,11 @@ def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> No
 
 def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:
     """Return the target's own choice after the text: its law there and the noise of its index."""
-    from ragspec.sampling.distribution import TokenDistribution
-    from ragspec.sampling.noise import NoiseStream
-
-    sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4)
-    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
+    distribution = TokenDistribution(SAMPLING, NoiseStream(seed), len(prompt))
     with torch.no_grad():
         logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
-    return int(
-        distribution.select(distribution.process(logits, text, [[]]), [len(text) - len(prompt)])
-    )
+    scores = distribution.process(logits, text, [[]])
+    return int(distribution.select(scores, [len(text) - len(prompt)]))
 
 
 def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
@@ -194,12 +190,12 @@ def test_a_model_is_left_as_it_was_detected() -> None:
     head = instance.get_output_embeddings()
     engine = Engine(instance, drafter=watcher, budget=3)
     between = []
+
+    def on_step(row: int, step: Step) -> None:
+        between.append(len(head._forward_pre_hooks))
+
     for tokens in PROMPTS[0], PROMPTS[1]:
-        engine.generate(
-            tokens,
-            max_new_tokens=4,
-            on_step=lambda row, step: between.append(len(head._forward_pre_hooks)),
-        )
+        engine.generate(tokens, max_new_tokens=4, on_step=on_step)
         assert not head._forward_pre_hooks
     assert set(between) == {0}
     assert len(watcher.sessions[1].known) > 0
@@ -229,8 +225,7 @@ def test_inputs_of_layers_are_those_of_transformers(
         session.keep_hidden(taps)
         session.read_prompts([prompt[:9]], 0)
         session.commit([()])
-        session.verify([prompt[9:]], [DraftTree.empty()])
-        session.commit([()])
+        prefill(session, prompt[9:])
         session.verify([[3]], [tree])
         found = session.hidden[0]
     texts = [[*prompt, 3], [*prompt, 3, 5], [*prompt, 3, 5, 6], [*prompt, 3, 7]]
@@ -274,16 +269,15 @@ def test_models_that_give_all_logits_report_of_the_right_places() -> None:
         session.verify(PROMPTS[:2], trees)
         for row, (prompt, tree) in enumerate(zip(PROMPTS, trees, strict=False)):
             expected = torch.stack([states(text)[-1] for text in texts(prompt, tree)])
-            torch.testing.assert_close(
-                session.hidden[row].of((LAST,))[0, : len(tree) + 1], expected
-            )
+            hidden = session.hidden[row].of((LAST,))[0, : len(tree) + 1]
+            torch.testing.assert_close(hidden, expected)
 
 
 def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
     target = CausalTarget(model())
     with target.open(1, 64) as session:
         session.keep_hidden()
-        logits = session.verify([PROMPTS[0]], [DraftTree.empty()])
+        logits = session.verify([PROMPTS[0]], [EMPTY])
         again = target.head_logits(session.hidden[0].of((LAST,)), torch.tensor([[11]]))
     torch.testing.assert_close(again[0, -1:], logits[0])
     tokens = torch.tensor([PROMPTS[0]])
@@ -292,11 +286,10 @@ def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
 
 @pytest.mark.parametrize("keeps_logits", [True, False])
 def test_states_of_a_whole_text_need_no_logits_of_it(keeps_logits: bool) -> None:
-    target, text = CausalTarget(model()), PROMPTS[2]
+    target, text, widths = CausalTarget(model()), PROMPTS[2], list[int]()
     target.keeps_logits = keeps_logits
-    instance: list[int] = []
     count = target.output_head.register_forward_hook(
-        lambda module, inputs, output: instance.append(output.shape[1])
+        lambda module, inputs, output: widths.append(output.shape[1])
     )
     with target.open(1, 64) as session:
         session.keep_hidden()
@@ -308,22 +301,18 @@ def test_states_of_a_whole_text_need_no_logits_of_it(keeps_logits: bool) -> None
     count.remove()
     torch.testing.assert_close(torch.cat(parts, 1)[0], states(text))
     if keeps_logits:
-        assert set(instance) == {1}
+        assert set(widths) == {1}
     assert not target.output_head._forward_pre_hooks
 
 
 def test_a_prompt_whose_layers_are_read_has_logits_of_its_last_token_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    target, rows = CausalTarget(tiny.model()), list[Any]()
-    forward, prompt = target.forward, tiny.prompt(9)
-
-    def watched(tokens: Any, batch: Any, keep: Any) -> Any:
-        rows.append(keep)
-        return forward(tokens, batch, keep)
-
-    monkeypatch.setattr(target, "forward", watched)
+    target, prompt = CausalTarget(tiny.model()), tiny.prompt(9)
+    forward = Mock(wraps=target.forward)
+    monkeypatch.setattr(target, "forward", forward)
     with target.open(1, 16) as session:
         session.keep_hidden((1,))
         logits, _ = session.read_prompts([prompt], 0)
-    assert rows == [1] and len(logits[0]) == 1 and len(session.hidden[0]) == len(prompt)
+    assert [call.args[2] for call in forward.mock_calls] == [1]
+    assert len(logits[0]) == 1 and len(session.hidden[0]) == len(prompt)

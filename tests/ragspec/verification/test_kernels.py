@@ -22,7 +22,7 @@ from ragspec.verification.kernels import (
     with_sinks,
 )
 
-KERNELS_HEADS, KERNELS_WIDTH, LOCAL = 4, 8, 8
+HEADS, WIDTH, LOCAL = 4, 8, 8
 RULES = {
     "sliding": sliding_window_causal_mask_function(LOCAL),
     "chunked": chunked_causal_mask_function(LOCAL, torch.zeros(3, dtype=torch.int64)),
@@ -32,10 +32,8 @@ RULES = {
 def draw(rows: int, groups: int, n: int, slots: int, seed: int = 0) -> list[torch.Tensor]:
     """Return query, key and value; keys are a view of a longer buffer, as a cache's are."""
     random = torch.Generator().manual_seed(seed)
-    query = torch.randn(
-        rows, n, KERNELS_HEADS, KERNELS_WIDTH, generator=random, dtype=torch.float64
-    )
-    shape = rows, groups, slots + 5, KERNELS_WIDTH
+    query = torch.randn(rows, n, HEADS, WIDTH, generator=random, dtype=torch.float64)
+    shape = rows, groups, slots + 5, WIDTH
     keys = torch.randn(2, *shape, generator=random, dtype=torch.float64)[..., :slots, :]
     return [query.transpose(1, 2), keys[0], keys[1]]
 
@@ -80,7 +78,7 @@ def test_blocks_of_queries_give_what_one_product_does(
     mask = None if causal else mask_of("sliding", [11, 4], n)
     query, key, value = draw(rows, groups, n, 11 + n)
     softcap = 1.5 if extra in ("softcap", "both") else None
-    sinks = torch.linspace(-1, 2, KERNELS_HEADS).double() if extra in ("sinks", "both") else None
+    sinks = torch.linspace(-1, 2, HEADS).double() if extra in ("sinks", "both") else None
     inputs = query, key, value, AttentionForm(mask, causal, 0.4, 0.0, softcap, sinks)
     expected = products(*inputs)
     monkeypatch.setattr(kernels, "SCORES", 1)
@@ -90,7 +88,7 @@ def test_blocks_of_queries_give_what_one_product_does(
 @pytest.mark.parametrize("starts", [[0, 0], [11, 11], [4, 17]])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, KERNELS_HEADS).double()])
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS).double()])
 def test_the_kernel_with_weights_gives_what_products_do(
     sinks: torch.Tensor | None, groups: int, rule: str, starts: list[int]
 ) -> None:
@@ -107,7 +105,7 @@ def test_the_kernel_with_weights_gives_what_products_do(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, KERNELS_HEADS).double()])
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS).double()])
 def test_the_kernel_rounds_as_near_as_products(
     dtype: torch.dtype, sinks: torch.Tensor | None
 ) -> None:
@@ -145,4 +143,4 @@ def test_weights_of_all_queries_are_not_held_at_once(
         with Largest() as largest:
             products(query, key, value, AttentionForm(causal=True, softcap=softcap))
         sizes.append(largest.bytes)
-    assert sizes[0] <= 8 * 16 * KERNELS_HEADS * (start + n) < 8 * n * (start + n) <= sizes[1]
+    assert sizes[0] <= 8 * 16 * HEADS * (start + n) < 8 * n * (start + n) <= sizes[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,16 +71,10 @@ def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
         result.append(is_as_it_was(model))
         return inputs[-1]
 
-    def on_progress(row: int, step: Step) -> None:
-        look(step)
-
+    looks: Any = {"logits_processor": [look], "on_step": look}
+    looks["stopping_criteria"] = [lambda ids, scores: look(False)]
     Engine(model, drafter="context", budget=4).generate(
-        [5, 6, 5, 6, 5, 6],
-        max_new_tokens=6,
-        ignore_eos=True,
-        logits_processor=[look],
-        stopping_criteria=[lambda ids, scores: look(False)],
-        on_step=on_progress,
+        [5, 6, 5, 6, 5, 6], max_new_tokens=6, ignore_eos=True, **looks
     )
     assert len(result) > 12
     assert all(result)
@@ -88,17 +83,10 @@ def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
 def test_weights_are_looked_at_once_a_text_and_not_for_every_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = 0
-
-    def counted() -> bool:
-        nonlocal looks
-        looks += 1
-        return True
-
-    engine = Engine(tiny.model("llama"), drafter=None)
-    monkeypatch.setattr(packing, "available", counted)
+    engine, available = Engine(tiny.model("llama"), drafter=None), Mock(return_value=True)
+    monkeypatch.setattr(packing, "available", available)
     result = engine.generate(IDS, max_new_tokens=NEW, ignore_eos=True)
-    assert (looks, result.report.forwards) == (1, NEW - 1)
+    assert (available.call_count, result.report.forwards) == (1, NEW - 1)
 
 
 def _modules(count: int = 2) -> list[torch.nn.Linear]:
@@ -173,12 +161,10 @@ def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
 
 
 def engine_of(kind: str) -> Engine:
-    if kind == "recycling for all texts":
-        drafter = NeighbourDrafter(NeighbourTable())
-        return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
     if kind == "model":
         return Engine(tiny.model("llama"), tiny.tokenizer(), None, tiny.model("llama", seed=1))
-    return Engine(tiny.model("llama"), tiny.tokenizer(), kind, budget=6)
+    drafter = NeighbourDrafter(NeighbourTable()) if kind == "recycling for all texts" else kind
+    return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
 
 
 @pytest.mark.filterwarnings("error")  # a drafter that fails is left out with a warning

@@ -20,9 +20,9 @@ from ragspec.verification.path_rows import LAG, PathTarget, snapshot
 from tests.ragspec.verification.test_causal import assert_right, check_steps
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures import ARCHITECTURES, VOCAB, build, make
+from tests.support.sessions import EMPTY, prefill, shapes_fed
 
 RECURRENT, SLOTTED, WINDOWED = "qwen3_5_text", "bloom", "mistral"
-EMPTY = DraftTree.empty()
 close = partial(assert_right, atol=1e-3)  # for models that compute states in float32
 
 
@@ -35,27 +35,11 @@ def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
         check_steps(data, model, session, rows, steps=4, nodes=5, more=2, atol=1e-3)
 
 
-def fed(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return a list that grows by the shape of the tokens of every forward."""
-    known: list[tuple[int, ...]] = []
-    forward = model.forward
-
-    def counted(**kwargs: Any) -> Any:
-        known.append(tuple(kwargs["input_ids"].shape))
-        return forward(**kwargs)
-
-    monkeypatch.setattr(model, "forward", counted)
-    return known
-
-
-def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_accepted_tokens_are_replayed_in_front_of_the_next_forward() -> None:
     model = copy.deepcopy(build(RECURRENT))
-    text, known = [1, 2, 3, 4, 5], fed(model, monkeypatch)
+    text, known = [1, 2, 3, 4, 5], shapes_fed(model)
     with PathTarget(model).open(1, 0) as session:
-        session.verify([text], [EMPTY])
-        session.commit([()])
+        prefill(session, text)
         session.verify([[6]], [DraftTree.chain([7, 8, 9], "test")])
         session.commit([(0,)])  # two of three rejected: the states come back
         tree = DraftTree.chain([11], "test")
@@ -67,12 +51,11 @@ def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
     close(build(RECURRENT), last, [[*text, 6, 7, 10, 11, 12]], [EMPTY])
 
 
-def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_key_value_layers_are_cropped_instead() -> None:
     model = copy.deepcopy(build(SLOTTED))
-    known = fed(model, monkeypatch)
+    known = shapes_fed(model)
     with PathTarget(model).open(1, 0) as session:
-        session.verify([[1, 2, 3]], [EMPTY])
-        session.commit([()])
+        prefill(session, [1, 2, 3])
         session.verify([[4]], [DraftTree.chain([5, 6, 7], "test")])
         session.commit([(0,)])
         logits = session.verify([[8]], [EMPTY])
@@ -80,12 +63,11 @@ def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPa
     close(build(SLOTTED), logits, [[1, 2, 3, 4, 5, 8]], [EMPTY])
 
 
-def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_replay_is_settled() -> None:
     model = copy.deepcopy(build(RECURRENT))
-    text, known = [1, 2, 3], fed(model, monkeypatch)
+    text, known = [1, 2, 3], shapes_fed(model)
     with PathTarget(model).open(1, 0) as session:
-        session.verify([text], [EMPTY])
-        session.commit([()])
+        prefill(session, text)
         for token in range(4, 4 + LAG + 4):
             tree = DraftTree.chain([90], "test")
             logits = session.verify([[token]], [tree])
@@ -134,8 +116,7 @@ def test_positions_are_those_that_generate_gives() -> None:
         expected = model(input_ids=ids, position_ids=torch.arange(14)[None]).logits[0]
         by_itself = model(input_ids=ids).logits[0]
     with PathTarget(model).open(1, 0) as session:
-        first = session.verify([text], [EMPTY])
-        session.commit([()])
+        first = prefill(session, text)
         logits = session.verify([[1]], [tree])
     torch.testing.assert_close(first[0][0], expected[10])
     torch.testing.assert_close(logits[0], expected[11:])
@@ -167,8 +148,7 @@ def test_float64_models_without_states_are_exact_to_rounding() -> None:
     text = list(range(20, 20 + 11))
     assert max(text) < VOCAB
     with PathTarget(model).open(1, 0) as session:
-        session.verify([text], [EMPTY])
-        session.commit([()])
+        prefill(session, text)
         session.verify([[1]], [tree])
         session.commit([(0,)])
         logits = session.verify([[2]], [tree])
@@ -195,8 +175,7 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
         (CausalTarget(tempered), bushy, False),
     ):
         with target.open(1, 64) as session:
-            session.verify([text], [EMPTY])
-            session.commit([()])
+            prefill(session, text)
             assert far(tempered, session.verify([[1]], [tree]), [*text, 1], tree) == (not right)
     assert isinstance(open_target(tempered), PathTarget), "though the probe does not reach so far"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import prod
 from typing import Any
 
 import pytest
@@ -16,24 +17,12 @@ from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, sho
 from ragspec.verification.sequence_cache import SequenceCache
 from tests.ragspec.verification.test_causal import by_slot, chains_only
 from tests.support.architectures import build
+from tests.support.sessions import shapes_fed
 
 
 def changed(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
     """Return a copy of a model, to be changed."""
     return copy.deepcopy(build(name, dtype))
-
-
-def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the tokens of every forward of the model."""
-    known: list[int] = []
-    forward = model.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        known.append(kwargs["input_ids"].numel())
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(model, "forward", counted)
-    return known
 
 
 # The error in float32 depends on the order in which a processor adds products up.
@@ -45,13 +34,12 @@ def test_a_model_that_verifies_trees_is_reported_so(dtype: torch.dtype, share: f
     assert verdict.tolerance < 1e-3
 
 
-def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_is_a_handful_of_short_forwards() -> None:
     model = changed()
-    target = CausalTarget(model)
-    known = forwards(model, monkeypatch)
+    target, known = CausalTarget(model), shapes_fed(model)
     probe(target)
-    assert len(known) <= 8
-    assert sum(known) < 400
+    assert 0 < len(known) <= 8
+    assert sum(map(prod, known)) < 400
 
 
 def test_windows_are_crossed_where_that_is_affordable() -> None:

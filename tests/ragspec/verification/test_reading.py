@@ -18,27 +18,13 @@ from tests.ragspec.verification.test_causal import build_longrope
 from tests.ragspec.verification.test_hidden_states import Watcher
 from tests.support import tiny
 from tests.support.architectures import build
+from tests.support.sessions import shapes_fed
 
 
 def chunked(model: Any, piece: int | None = 7) -> CausalTarget:
     target = CausalTarget(model)
     target.piece = piece
     return target
-
-
-class Widths:
-    """Notes how many positions each forward of a model has."""
-
-    def __init__(self, model: Any) -> None:
-        self.known: list[int] = []
-        self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def _note(self, module: Any, arguments: Any, inputs: Any) -> None:
-        self.known.append(inputs["input_ids"].shape[1])
-
-    def taken(self) -> list[int]:
-        self._hook.remove()
-        return self.known
 
 
 @pytest.mark.parametrize("drafter", [None, "context", "recycling"])
@@ -69,21 +55,21 @@ def test_a_drafter_gets_the_states_of_all_chunks() -> None:
 
 
 def test_progress_counts_the_tokens_that_are_not_cached() -> None:
-    request = Engine(chunked(tiny.model("llama", dtype=torch.float64)), tiny.tokenizer(), None)
+    model = copy.deepcopy(tiny.model("llama", dtype=torch.float64))
+    request, fed = Engine(chunked(model), tiny.tokenizer(), None), shapes_fed(model)
     message: list[tuple[int, int]] = []
 
     def note(done: int, total: int) -> None:
         message.append((done, total))
 
     text = tiny.prompt(30)
-    widths = Widths(request.model)
     first = request.generate(text, max_new_tokens=8, on_read=note)
     assert message == [(0, 30), (7, 30), (14, 30), (21, 30), (28, 30), (30, 30)]
     text = [*text, *first.tokens, *tiny.prompt(9, seed=2)]
     message.clear()
     request.generate(text, max_new_tokens=8, on_read=note)
     assert message == [(0, 10), (7, 10), (10, 10)]  # with the last token of the text before
-    assert widths.taken()[:5] == [7, 7, 7, 7, 2]
+    assert fed[:5] == [(1, 7)] * 4 + [(1, 2)]
     message.clear()
     request.generate([1, 2, 3], max_new_tokens=4, on_read=note)
     assert message == [], "short prompts are read at once"
@@ -115,23 +101,23 @@ def test_prompts_that_cannot_be_divided_are_read_at_once() -> None:
     paths = PathTarget(copy.deepcopy(build("llama")))
     paths.piece, message = 4, list[int]()
     for target in (paths, CausalTarget(build_longrope("llama"))):
-        widths = Widths(target.model)
+        fed = shapes_fed(target.model)
         Engine(target, drafter=None).generate(
             list(range(1, 20)), max_new_tokens=2, on_read=lambda *figures: message.extend(figures)
         )
-        assert widths.taken()[0] == 19
+        assert fed[0] == (1, 19)
     assert message == []
 
 
 def test_prompts_are_read_in_smaller_chunks_beside_running_texts() -> None:
-    plain = Engine(tiny.model("llama", dtype=torch.float64), tiny.tokenizer(), None)
-    request = plain.with_limits(16, chunk=8)
+    model = copy.deepcopy(tiny.model("llama", dtype=torch.float64))
+    request = Engine(model, tiny.tokenizer(), None).with_limits(16, chunk=8)
     handle = request.submit([4, 5], max_new_tokens=60, ignore_eos=True)
     next(handle)
-    widths = Widths(request.model)
+    fed = shapes_fed(model)
     long = request.submit(tiny.prompt(40), max_new_tokens=2)
     assert len(long.result().tokens) == 2 and len(handle.result().tokens) == 60
-    assert max(widths.taken()) <= 8
+    assert 0 < max(width for _, width in fed) <= 8
 
 
 def test_accelerators_read_larger_chunks() -> None:

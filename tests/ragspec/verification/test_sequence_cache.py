@@ -11,7 +11,9 @@ from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.sequence_cache import SequenceCache
+from tests.ragspec.verification.test_causal import path_to
 from tests.support.architectures import VOCAB, build
+from tests.support.sessions import prefill
 
 HEADS, WIDTH, LAYERS = 2, 3, 2
 
@@ -134,18 +136,14 @@ def test_keeping_slots_equals_recomputing_them(data: st.DataObject) -> None:
             n = data.draw(st.integers(1, 5))
             parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
             tokens = torch.randperm(VOCAB - 1, generator=random)[:n].tolist()
-            selected.verify([pending], [DraftTree.build(tokens, parents, "test")])
-            node = data.draw(st.integers(-1, n - 1))
-            path: list[int] = []
-            while node >= 0:
-                path.insert(0, node)
-                node = parents[node]
+            tree = DraftTree.build(tokens, parents, "test")
+            selected.verify([pending], [tree])
+            path = path_to(tree, data.draw(st.integers(-1, n - 1)))
             selected.commit([path])
             text = [*text, *(tokens[i] for i in path)]
             pending = torch.randint(VOCAB - 1, (1,), generator=random).tolist()
             text = [*text, *pending]
-        again.verify([text[:-1]], [DraftTree.empty()])
-        again.commit([()])
+        prefill(again, text[:-1])
         one, other = (session.active_rows[0].cache for session in (selected, again))
         assert one.length == other.length == len(text) - 1
         layers = other.layers(other.length)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,7 +34,9 @@ from ragspec.verification.tree_attention import (
     tree_mask,
     tree_view,
 )
-from tests.support.architectures import VOCAB, build
+from tests.support.architectures import build
+from tests.support.sessions import prefill
+from tests.support.tiny import prompt
 
 WINDOW = 4
 RULES = {
@@ -122,15 +125,9 @@ def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
 
 
 def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     with attending(view(7)):
-        mask = tree_mask(
-            1,
-            6,
-            4,
-            mask_function=bidirectional_mask_function,
-            allow_is_causal_skip=False,
-            allow_is_bidirectional_skip=False,
-        )
+        mask = tree_mask(1, 6, 4, mask_function=bidirectional_mask_function, **skips)
     assert mask is not None
     assert mask.shape == (1, 1, 6, 4)
     assert (mask == 0).all()
@@ -217,14 +214,9 @@ def later(start: int, n: int, length: int, rows: int = 1) -> TreeView:
 
 def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the mask [B, 1, n, S] of full attention that is left out."""
+    rows, n = visible.positions.shape
     with attending(visible):
-        mask = tree_mask(
-            len(visible.positions),
-            visible.positions.shape[1],
-            slots,
-            dtype=dtype,
-            allow_is_causal_skip=False,
-        )
+        mask = tree_mask(rows, n, slots, dtype=dtype, allow_is_causal_skip=False)
     assert mask is not None and type(mask) is torch.Tensor
     return mask
 
@@ -266,27 +258,16 @@ def test_parts_add_up_to_what_a_mask_gives(
     value = value[..., :6] if direction == "width" else value
     softcap = 1.5 if direction == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
-    joined = count_calls(monkeypatch, "by_weights")
+    by_weights = Mock(wraps=attention_module.by_weights)
+    monkeypatch.setattr(attention_module, "by_weights", by_weights)
     with attending(known):
         assert tree_mask(2, n, slots) is None
         got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
-    assert bool(joined) is (direction in ("joined", "softcap", "sinks"))
+    assert by_weights.called is (direction in ("joined", "softcap", "sinks"))
     mask = whole_mask(known, slots, torch.float64)
     assert int((mask == 0).sum()) < mask.numel()
     expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    calls: list[int] = []
-    real = getattr(attention_module, name)
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return real(*arguments)
-
-    monkeypatch.setattr(attention_module, name, counted)
-    return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -319,14 +300,13 @@ def test_small_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
 def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = build(name), ids(6)[0].tolist()
+    model, text = build(name), prompt(12, seed=6)
     tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
     results = []
     for large in (1 << 17, 1):
         monkeypatch.setattr(attention_module, "LARGE_MASK", large)
         with lease(model), CausalTarget(model).open(1, 32) as session:
-            session.verify([text], [DraftTree.empty()])
-            session.commit([()])
+            prefill(session, text)
             results.append(session.verify([[3, 4]], [tree]))
     torch.testing.assert_close(
         results[0], results[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0
@@ -336,13 +316,9 @@ def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.M
 # --- the model is left as it was found ------------------------------------------------------------
 
 
-def ids(seed: int = 0, n: int = 12) -> torch.Tensor:
-    return torch.randint(VOCAB - 1, (1, n), generator=torch.Generator().manual_seed(seed))
-
-
 def local(model: Any, seed: int = 0) -> list[int]:
     """Return what transformers' own generate gives."""
-    text = ids(seed)
+    text = torch.tensor([prompt(12, seed=seed)])
     mask = torch.ones_like(text)
     out = model.generate(text, attention_mask=mask, max_new_tokens=16, do_sample=False)
     tokens: list[int] = out[0].tolist()
@@ -391,7 +367,7 @@ def test_the_model_is_left_as_it_was_detected(name: str) -> None:
     configuration, names = model.config.to_dict(), set(vars(model))
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     implementation = model.config._attn_implementation
-    Engine(model, drafter="context", budget=6).generate(ids(1)[0].tolist(), max_new_tokens=8)
+    Engine(model, drafter="context", budget=6).generate(prompt(12, seed=1), max_new_tokens=8)
     assert model.config._attn_implementation == implementation
     assert model.config.to_dict() == configuration
     assert set(vars(model)) == names
@@ -404,7 +380,7 @@ def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
     with lease(model), CausalTarget(model).open(1, 32) as session:
-        session.verify([ids(2)[0].tolist()], [DraftTree.chain([1, 2], "test")])
+        session.verify([prompt(12, seed=2)], [DraftTree.chain([1, 2], "test")])
         assert model.config._attn_implementation == NAME
         assert local(model) == before
         session.commit([(0,)])
@@ -414,30 +390,16 @@ def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
 def test_threads_share_one_model() -> None:
     """Two engines in threads of their own and transformers' generate in a third, all at once."""
     model = copy.deepcopy(build("gemma3_text"))
-    prompts = [ids(seed)[0].tolist() for seed in (3, 4)]
     engines = [Engine(model, drafter="context", budget=n) for n in (4, 9)]
-    alone = [
-        engine.generate(prompt, max_new_tokens=24).tokens
-        for engine, prompt in zip(engines, prompts, strict=True)
-    ]
-    expected = [*alone, local(model, 5)]
-    matches: list[list[list[int]]] = [[], [], []]
 
-    def speculate(i: int) -> None:
-        for _ in range(3):
-            matches[i].append(engines[i].generate(prompts[i], max_new_tokens=24).tokens)
+    def write(number: int) -> list[int]:
+        if number == 2:
+            return local(model, 5)
+        text = prompt(12, seed=3 + number)
+        return list(engines[number].generate(text, max_new_tokens=24).tokens)
 
-    def generate() -> None:
-        for _ in range(6):
-            matches[2].append(local(model, 5))
-
-    threads = [threading.Thread(target=speculate, args=(i,)) for i in range(2)]
-    threads.append(threading.Thread(target=generate))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, results in enumerate(matches):
-        assert results, f"thread {i} failed"
-        assert all(tokens == expected[i] for tokens in results)
+    expected = [write(number) for number in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        results = threads.map(lambda number: [write(number) for _ in range(6)], range(3))
+    assert list(results) == [[tokens] * 6 for tokens in expected]
     assert model.config._attn_implementation == "sdpa"

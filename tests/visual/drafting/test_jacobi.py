@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,8 @@ from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 PROMPT = (7, 7)
 
 
-def session(drafter: JacobiDrafter, vocab: int = 50, noise: NoiseStream | None = None) -> Any:
-    distribution = TokenDistribution(
-        Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT)
-    )
+def session(drafter: JacobiDrafter, vocab: int = 50) -> Any:
+    distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT))
     return drafter.open(DraftRequest(PROMPT, vocab, distribution=distribution))
 
 
@@ -86,8 +85,6 @@ def test_it_saves_forwards_where_distributions_hardly_depend_on_the_last_codes(
 
 def faint() -> Any:
     """Return a model whose laws depend a little on the text."""
-    import copy
-
     instance = copy.deepcopy(target())
     with torch.no_grad():
         instance.lm_head.weight *= 0.1

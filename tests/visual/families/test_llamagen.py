@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,6 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline
 from tests.support import image_models, tiny_images
@@ -30,7 +29,7 @@ def features(*sizes: int) -> list[torch.Tensor]:
 
 
 def guided(
-    model: Any, codes: list[int], features: torch.Tensor, negative: torch.Tensor | None
+    model: Any, features: torch.Tensor, negative: torch.Tensor | None, codes: list[int]
 ) -> torch.Tensor:
     """Return the guided logits after codes below features [n, d], by masked forwards over all.
 
@@ -68,15 +67,11 @@ def test_prompts_of_several_lengths_are_those_of_a_masked_reference(
         for drafter in ("jacobi", None)
     )
     for row, inputs in enumerate(current):
-        sampling = Sampling(temperature=temperature)
-        distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
         negative = none[row % negatives] if negatives else None
-        codes: list[int] = []
-        for index in range(SIDE**2):
-            with torch.no_grad():
-                logits = distribution.process(guided(model, codes, inputs, negative), codes, [[]])
-            codes.append(int(distribution.select(logits, [index])))
-        assert out.codes[row].flatten().tolist() == codes
+        logits = partial(guided, model, inputs, negative)
+        sampling, seed = Sampling(temperature=temperature), out.stats.seeds[row]
+        expected = image_models.decode(logits, sampling, seed, count=SIDE**2)
+        assert out.codes[row].flatten().tolist() == expected
     assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
 
 

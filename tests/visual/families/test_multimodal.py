@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,10 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.call import ImageCall
-from tests.support import tiny_images, tiny_prompted
+from tests.support import image_models, tiny_images, tiny_prompted
 from tests.support.tiny_images import dice
 from tests.support.tiny_prompted import BOOK, FIRST, LINE, SIDE, Seeded
 
@@ -30,6 +29,7 @@ FAMILIES = ("janus", "emu3", "chameleon")
 KINDS = pytest.mark.parametrize("kind", FAMILIES)
 PROMPTS = ["a red bicycle", "tree", "a blue cat a blue tree"]
 SCALE = 3.0
+IMAGE = {"generation_mode": "image", "do_sample": False}
 
 
 def opened(kind: str, drafter: Any = "jacobi", rule: Any = "exact", **more: Any) -> Any:
@@ -61,31 +61,22 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
     """Return the codes [R, n] that the model's own generate draws, prompts padded by the tokenizer.
 
     Its noise is replaced by the project's, by a processor that comes last."""
-    read = padded(pipe)
     chosen = Seeded(sampling, seeds, list(range(BOOK)))
-    instance = pipe.model
 
     class Guided(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             current, none = scores.chunk(2)
             return chosen(input_ids, none + SCALE * (current - none))
 
-    sample: torch.Tensor = instance.generate(
-        read.input_ids,
-        attention_mask=read.attention_mask,
-        generation_mode="image",
-        guidance_scale=1.0,
-        logits_processor=LogitsProcessorList([Guided()]),
-        do_sample=False,
-    )
+    guided = {"guidance_scale": 1.0, "logits_processor": LogitsProcessorList([Guided()])}
+    sample: torch.Tensor = pipe.model.generate(**padded(pipe), **IMAGE, **guided)
     return sample
 
 
 def test_janus_draws_what_its_generate_draws() -> None:
     pipe = opened("janus")
     out = pipe(PROMPTS, temperature=0.0, guidance_scale=SCALE, output_type="pt")
-    settings = {"generation_mode": "image", "guidance_scale": SCALE, "do_sample": False}
-    sample = pipe.model.generate(**padded(pipe), **settings)
+    sample = pipe.model.generate(**padded(pipe), **IMAGE, guidance_scale=SCALE)
     assert torch.equal(out.codes.flatten(1), sample)
     assert len({tuple(row) for row in sample.tolist()}) == len(PROMPTS)
     pictures = pipe.model.decode_image_tokens(sample).permute(0, 3, 1, 2).float()
@@ -171,24 +162,15 @@ def test_sampled_emu3_has_the_distribution_of_its_generate() -> None:
         assert torch.equal(out.codes[row], known)
 
 
-def local_chameleon(
-    pipe: Any, ids: list[int], none: list[int], distribution: TokenDistribution
-) -> list[int]:
-    """Decode by whole forwards: the model's own generate never draws a code."""
-    model = pipe.model
+def local_chameleon(model: Any, ids: list[int], none: list[int], codes: list[int]) -> Any:
+    """Return guided logits by whole forwards: the model's own generate never draws a code."""
     known = model.model.vocabulary_mapping.img2bpe
-    tokens = torch.tensor([known[code] for code in range(BOOK)])
-    codes: list[int] = []
-    for index in range(SIDE**2):
-        sample = [int(tokens[code]) for code in codes]
-        with torch.no_grad():
-            current, beside = (
-                model.lm_head(model.model(torch.tensor([each + sample])).last_hidden_state[:, -1])
-                for each in (ids, none)
-            )
-        logits = (beside + SCALE * (current - beside))[:, tokens]
-        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
-    return codes
+    sample = [known[code] for code in codes]
+    current, beside = (
+        model.lm_head(model.model(torch.tensor([each + sample])).last_hidden_state[:, -1])
+        for each in (ids, none)
+    )
+    return (beside + SCALE * (current - beside))[:, [known[code] for code in range(BOOK)]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -201,10 +183,10 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
         read = pipe.family.text_tokenizer
         ids = read(f"{text}<sep><boi>").input_ids
         none = read("<boi>" if negative is None else f"{negative}<sep><boi>").input_ids
-        distribution = TokenDistribution(
-            Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0
-        )
-        assert out.codes[row].flatten().tolist() == local_chameleon(pipe, ids, none, distribution)
+        logits = partial(local_chameleon, pipe.model, ids, none)
+        sampling, seed = Sampling(temperature=temperature), out.stats.seeds[row]
+        expected = image_models.decode(logits, sampling, seed, count=SIDE**2)
+        assert out.codes[row].flatten().tolist() == expected
     decoder = tiny_prompted.chameleon_vq().double()
     entry = decoder.quantize.embedding(out.codes).permute(0, 3, 1, 2)
     with torch.no_grad():

@@ -47,16 +47,20 @@ def model(kind: str, seed: int = 1) -> Any:
         return ImageGPTForCausalImageModeling(config).double().eval()
 
 
-def target(kind: str, seed: int = 1, scale: float = 3.0) -> ImageTarget:
+def target(
+    kind: str, seed: int = 1, scale: float = 3.0, prompts: Any = PROMPTS, beside: Any = None
+) -> ImageTarget:
+    """Return the target of prompts; beside: what they are guided from, None for the usual."""
     instance = model(kind, seed)
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
+    if kind == "janus":
+        usual = [janus_unconditional(prompt, BOS, BOI, PAD) for prompt in prompts]
+        return JanusTarget(instance, prompts, beside or usual, scale, raster=SQUARE)
+    beside = beside or [NOTHING] * len(prompts)
     if kind == "emu3":
-        return Emu3Target(instance, PROMPTS, [NOTHING] * 2, scale, raster=GRID)
-    if kind == "chameleon":
-        return ChameleonTarget(instance, PROMPTS, [NOTHING] * 2, scale, raster=ROW)
-    beside = [janus_unconditional(prompt, BOS, BOI, PAD) for prompt in PROMPTS]
-    return JanusTarget(instance, PROMPTS, beside, scale, raster=SQUARE)
+        return Emu3Target(instance, prompts, beside, scale, raster=GRID)
+    return ChameleonTarget(instance, prompts, beside, scale, raster=ROW)
 
 
 def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]:
@@ -120,21 +124,13 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
     """Padding is neither seen nor counted, in prompts and in what they are guided from."""
     prompts = [*PROMPTS, [BOS, 11, 11, 13, 14, 15, 12, BOI], [BOS, BOI]]
     none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 14, BOI]]
-
-    def instance(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:
-        if kind == "emu3":
-            return Emu3Target(model(kind), rows, beside, 3.0, raster=GRID)
-        if kind == "chameleon":
-            return ChameleonTarget(model(kind), rows, beside, 3.0, raster=ROW)
-        return JanusTarget(model(kind), rows, beside, 3.0, raster=SQUARE)
-
     sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
-    together = instance(prompts, none)
+    together = target(kind, prompts=prompts, beside=none)
     drafts = NoisyTrees({tuple(together.prompt(row)): [1] * COUNT for row in range(4)})
     for drafters in (None, drafts):
         result = draw(Engine(together, None, drafter=drafters, budget=5), [0, 1, 2, 3], sampling)
         for row, (prompt, beside) in enumerate(zip(prompts, none, strict=True)):
-            alone = instance([prompt], [beside])
+            alone = target(kind, prompts=[prompt], beside=[beside])
             assert alone.condition_length == max(len(prompt), len(beside))
             one = Sampling(temperature=1.0, seed=row + 1)
             assert draw(Engine(alone, None, drafter=None), [0], one) == [result[row]]
@@ -183,13 +179,12 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
 
     offloaded = copy.deepcopy(model("chameleon"))
     cpu_offload(offloaded, torch.device("cpu"))
-    sample = [
+    targets = [ChameleonTarget(m, PROMPTS, raster=ROW) for m in (offloaded, model("chameleon"))]
+    there, here = (
         Engine(target, drafter=None).generate(target.prompt(0), max_new_tokens=4).tokens
-        for target in [
-            ChameleonTarget(each, PROMPTS, raster=ROW) for each in (offloaded, model("chameleon"))
-        ]
-    ]
-    assert sample[0] == sample[1]
+        for target in targets
+    )
+    assert there == here
 
 
 def test_what_a_model_asks_of_text_is_not_requested_of_its_pictures() -> None:

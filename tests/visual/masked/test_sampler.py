@@ -36,29 +36,24 @@ def bounded(model: MaskedModel) -> MaskedModel:
     return instance
 
 
-def sampled(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
+def sampled(
+    model: MaskedModel,
+    plain: plain_mar.Plain,
+    iterations: int = 5,
+    steps: int = 12,
+    scale: float = 2.5,
+    temperature: float = 0.9,
+) -> tuple[Any, Any]:
     """Return a picture of the library and that of the plain reading, under the same noise."""
-    inputs = {"iterations": 5, "steps": 12, "scale": 2.5, "temperature": 0.9} | changed
-    schedule = LearnedSchedule(inputs["steps"])
-    sampler = MaskedSampler(
-        bounded(model) if plain.clip == CLIP else model,
-        schedule,
-        inputs["iterations"],
-        inputs["scale"],
-        inputs["temperature"],
-    )
-    noise = NoiseStream(7)
+    instance, noise = bounded(model) if plain.clip == CLIP else model, NoiseStream(7)
+    sampler = MaskedSampler(instance, LearnedSchedule(steps), iterations, scale, temperature)
     result = sampler.draw(torch.tensor([1]), [noise])[0].numpy()
-    expected = plain.picture(
-        1,
-        order_of(noise, PLACES).tolist(),
-        lambda place: sampler.noise(noise, [place])[0].numpy(),
-        inputs["iterations"],
-        inputs["steps"],
-        inputs["scale"],
-        inputs["temperature"],
-    )
-    return result, expected
+
+    def noise_of(place: int) -> Any:
+        return sampler.noise(noise, [place])[0].numpy()
+
+    order = order_of(noise, PLACES).tolist()
+    return result, plain.picture(1, order, noise_of, iterations, steps, scale, temperature)
 
 
 @pytest.mark.parametrize(

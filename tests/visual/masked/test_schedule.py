@@ -33,13 +33,8 @@ def test_steps_are_those_of_a_plain_prefill(steps: int) -> None:
 def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
     from diffusers import DDPMScheduler
 
-    theirs = DDPMScheduler(
-        1000,
-        beta_schedule="squaredcos_cap_v2",
-        variance_type="learned_range",
-        clip_sample=False,
-        timestep_spacing="linspace",
-    )
+    variance = {"beta_schedule": "squaredcos_cap_v2", "variance_type": "learned_range"}
+    theirs = DDPMScheduler(1000, **variance, clip_sample=False, timestep_spacing="linspace")
     theirs.set_timesteps(100)
     schedule = LearnedSchedule(100)
     assert schedule.times == theirs.timesteps.flip(0).tolist()

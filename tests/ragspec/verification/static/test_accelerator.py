@@ -24,11 +24,11 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from ragspec.verification.static.layout import MOST_QUERIES
-from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import StepShape
 from tests.support import tiny
 from tests.support.pretend import EVERY_SETTING, NAME, Pretend, pretend
 from tests.support.pretend_steps import Bushes, Steps, count_steps
+from tests.support.sessions import prefill, static_session
 
 VOCAB = 20_032  # large enough for candidates to be found block by block, as in large models
 SETTINGS = {
@@ -57,14 +57,9 @@ def of_the_forward(rows: int, n: int) -> int:
         alone = pretend(model())
         ids = torch.zeros(rows, n, dtype=torch.int64).to(NAME)
         mask = torch.zeros(rows, 1, n, n).to(NAME)
+        cache = {"past_key_values": DynamicCache(), "use_cache": True}
         with device.recording() as record:
-            alone(
-                input_ids=ids,
-                position_ids=ids,
-                attention_mask=mask,
-                past_key_values=DynamicCache(),
-                use_cache=True,
-            )
+            alone(input_ids=ids, position_ids=ids, attention_mask=mask, **cache)
     return record.kernels
 
 
@@ -177,21 +172,17 @@ def test_a_second_look_leaves_the_others_their_tokens() -> None:
         TokenDistribution(each, NoiseStream(row), 9) for row, each in enumerate(samplings)
     ]
     tree = DraftTree.chain([7, 8, 9], "test")
-    with torch.no_grad():
-        target = open_static(CausalTarget(model()), "eager")
-        with target.open(len(distributions), 64) as session:
-            assert isinstance(session, StaticSession)
-            texts = prompts(len(distributions))
-            session.verify(texts, [DraftTree.empty()] * len(distributions))
-            session.commit([()] * len(distributions))
-            texts = [[*text, 1] for text in texts]
-            session.follow(distributions, texts)
-            logits = session.verify([[1]] * len(distributions), [tree] * len(distributions))
-            assert session.chosen is not None
-            for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
-                paths = [[7, 8, 9][:depth] for depth in range(4)]
-                scores = current.process(logits[row][:4], text, paths)
-                assert session.chosen[row] == current.select(scores, [1, 2, 3, 4]).tolist()
+    rows = len(distributions)
+    with static_session(open_static(CausalTarget(model()), "eager"), rows, 64) as session:
+        prefill(session, *prompts(rows))
+        texts = [[*text, 1] for text in prompts(rows)]
+        session.follow(distributions, texts)
+        logits = session.verify([[1]] * rows, [tree] * rows)
+        assert session.chosen is not None
+        for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
+            paths = [[7, 8, 9][:depth] for depth in range(4)]
+            scores = current.process(logits[row][:4], text, paths)
+            assert session.chosen[row] == current.select(scores, [1, 2, 3, 4]).tolist()
 
 
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
@@ -216,12 +207,9 @@ def test_rows_of_all_distributions_at_once() -> None:
         TokenDistribution(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)
     ]
     with Pretend() as device, torch.no_grad():
-        target = open_static(CausalTarget(pretend(model())), "eager")
-        with target.open(rows, 64) as session:
-            assert isinstance(session, StaticSession)
-            texts = prompts(rows)
-            session.verify(texts, [DraftTree.empty()] * rows)
-            session.commit([()] * rows)
+        target, texts = open_static(CausalTarget(pretend(model())), "eager"), prompts(rows)
+        with static_session(target, rows, 64) as session:
+            prefill(session, *texts)
             for token in range(3):
                 texts = [[*text, token] for text in texts]
                 session.follow(distributions, texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -41,17 +41,9 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
 def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
     engine = Engine(open_target(model, "eager"), budget=3)
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
-    record: dict[int, list[int]] = {}
-
-    def write(number: int) -> None:
-        record[number] = engine.generate(PROMPTS[number], max_new_tokens=12).tokens
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [record[number] for number in range(4)] == expected
+    with ThreadPoolExecutor(4) as threads:
+        texts = threads.map(lambda prompt: engine.generate(prompt, max_new_tokens=12), PROMPTS)
+    assert _tokens(texts) == expected
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])
@@ -60,17 +52,16 @@ def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> No
     engine = Engine(open_target(model, "eager"), budget=3)
     sampling = SETTINGS["penalties"]
     expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
-    before, calls = state_of(model), 0
+    before, steps = state_of(model), list[Any]()
 
     def raises(row: int, step: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > at:
+        steps.append(step)
+        if len(steps) > at:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         engine.generate(PROMPTS, sampling, max_new_tokens=12, on_step=raises)
-    assert at < calls <= at + len(PROMPTS) and state_of(model) == before
+    assert at < len(steps) <= at + len(PROMPTS) and state_of(model) == before
     assert _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12)) == expected
 
 
@@ -97,32 +88,29 @@ def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) -> None:
     """The padded rows of a step, and its padded queries, stand at places that the model has."""
-    model = tiny.model(architecture, dtype=torch.float64, max_position_embeddings=64)
     limit = 64
+    model = tiny.model(architecture, dtype=torch.float64, max_position_embeddings=limit)
     prompts = [tiny.prompt(limit - 8, seed=1), tiny.prompt(limit - 20, seed=2), [5] * 30]
-    sampling = Sampling(repetition_penalty=1.1)
-    lengths = [limit - len(prompt) for prompt in prompts]
-    plain = [
-        Engine(model, drafter=None).generate(p, sampling, max_new_tokens=n, ignore_eos=True)
-        for p, n in zip(prompts, lengths, strict=True)
-    ]
-    truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
+
+    def write(take: Any) -> list[Any]:
+        """Return what is written up to the limit by `generate` or `submit`."""
+        options: Any = {"sampling": Sampling(repetition_penalty=1.1), "ignore_eos": True}
+        return [take(prompt, max_new_tokens=limit - len(prompt), **options) for prompt in prompts]
+
+    expected = _tokens(write(Engine(model, drafter=None).generate))
+    truth = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
     engine = Engine(open_target(model, "eager"), drafter=NoisyTrees(truth), budget=12)
     assert engine.target.static == "eager"
     with engine.with_limits(3) as pool:
-        handles = [
-            pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
-            for p, n in zip(prompts, lengths, strict=True)
-        ]
-        assert [handle.result().tokens for handle in handles] == [text.tokens for text in plain]
+        assert _tokens(handle.result() for handle in write(pool.submit)) == expected
     for static in ("off", "eager"):
+        other = Engine(open_target(model, static), budget=3)
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
-            Engine(open_target(model, static), budget=3).generate(
-                prompts[0], max_new_tokens=9, ignore_eos=True
-            )
+            other.generate(prompts[0], max_new_tokens=9, ignore_eos=True)
 
 
-def test_auto_is_off_on_a_cpu(model: Any) -> None:
+def test_auto_is_off_on_a_cpu_and_a_target_that_is_ready_is_used_as_it_is(model: Any) -> None:
+    assert Engine(CausalTarget(model), budget=3).target.runner is None
     engine = Engine(model, budget=3)
     assert engine.target.runner is None
     assert engine.generate(PROMPTS[0], max_new_tokens=3).report.static == "off"
@@ -172,10 +160,6 @@ def test_a_model_that_reads_masks_otherwise_fails_the_trial(
     target = open_static(CausalTarget(model), "eager")
     assert target.runner is None
     assert "goes wrong here (logits are off by" in target.static
-
-
-def test_a_target_that_is_ready_is_used_as_it_is(model: Any) -> None:
-    assert Engine(CausalTarget(model), budget=3).target.runner is None
 
 
 def _tokens(texts: Any) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.session import StaticSession
 from ragspec.verification.tree_session import TreeSession
 from tests.support import architectures
 from tests.support.model_state import state_of
+from tests.support.sessions import EMPTY, prefill, static_session
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "starter")
 STEPS = 24
@@ -56,7 +55,7 @@ def runner(target: CausalTarget) -> StepRunner:
 def a_tree(rng: np.random.Generator, most: int = 20) -> DraftTree:
     n = int(rng.integers(0, most))
     if not n:
-        return DraftTree.empty()
+        return EMPTY
     parents = [int(rng.integers(-1, node)) for node in range(n)]
     return DraftTree.build(rng.choice(90, n, replace=False).tolist(), parents, "test")
 
@@ -73,17 +72,29 @@ def a_path(rng: np.random.Generator, tree: DraftTree) -> tuple[int, ...]:
 def start(rng: np.random.Generator, rows: int, *sessions: TreeSession) -> list[list[int]]:
     prompts = [rng.integers(0, 90, rng.integers(2, 30)).tolist() for _ in range(rows)]
     for session in sessions:
-        session.verify(prompts, [DraftTree.empty()] * rows)
-        session.commit([()] * rows)
+        prefill(session, *prompts)
     return prompts
 
 
-def slots(session: TreeSession) -> Iterator[torch.Tensor]:
-    """Yield the committed keys and values of every layer and row."""
-    for row in session.active_rows:
-        for keys, values in row.cache.layers(row.cache.length).values():
-            yield keys
-            yield values
+def check_logits(one: TreeSession, other: TreeSession, roots: Any, trees: list[DraftTree]) -> None:
+    """Verify trees in both sessions, and check that their logits are the same."""
+    both = zip(one.verify(roots, trees), other.verify(roots, trees), trees, strict=True)
+    for expected, result, tree in both:
+        expected, result = expected[: len(tree) + 1], result[: len(tree) + 1]
+        assert float((expected - result).abs().max()) < CLOSE
+        assert torch.equal(expected.argmax(-1), result.argmax(-1))
+
+
+def check_slots(one: TreeSession, other: TreeSession) -> None:
+    """Check that the committed keys and values of every layer and row are the same."""
+
+    def slots(session: TreeSession) -> list[torch.Tensor]:
+        caches = [row.cache.layers(row.cache.length) for row in session.active_rows]
+        return [part for layers in caches for pair in layers.values() for part in pair]
+
+    assert lengths(one) == lengths(other)
+    for expected, result in zip(slots(one), slots(other), strict=True):
+        assert float((expected - result).abs().max()) < CLOSE
 
 
 def lengths(session: TreeSession) -> list[int]:
@@ -100,17 +111,11 @@ def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> Non
         for _ in range((FEWER if name == "starter" else TREES)[rows] // rows):
             roots = [[int(token)] for token in rng.integers(0, 90, rows)]
             trees = [a_tree(rng) for _ in range(rows)]
-            expected, result = one.verify(roots, trees), other.verify(roots, trees)
-            for row, tree in enumerate(trees):
-                current, again = expected[row][: len(tree) + 1], result[row][: len(tree) + 1]
-                assert float((current - again).abs().max()) < CLOSE
-                assert torch.equal(current.argmax(-1), again.argmax(-1))
+            check_logits(one, other, roots, trees)
             paths = [a_path(rng, tree) for tree in trees]
             one.commit(paths)
             other.commit(paths)
-        assert lengths(one) == lengths(other)
-        for selected, again in zip(slots(one), slots(other), strict=True):
-            assert float((selected - again).abs().max()) < CLOSE
+        check_slots(one, other)
 
 
 def distribution(seed: int, **settings: Any) -> TokenDistribution:
@@ -163,8 +168,7 @@ def test_the_device_walks_as_the_host_does(
             selected += sum(map(len, paths))
             one.commit(paths)
             other.commit(paths)
-            for expected, result in zip(slots(one), slots(other), strict=True):
-                assert float((expected - result).abs().max()) < CLOSE
+            check_slots(one, other)
         assert selected > steps * rows
 
 
@@ -205,13 +209,11 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
     _, static = targets()
     rng = np.random.default_rng(0)
     places = []
-    with static.open(most=4) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
+    with static_session(static, most=4) as session:
         for prompt in ([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11]):
             row, _ = session.join(prompt)
             session.select_rows([row])
-            session.verify([prompt], [DraftTree.empty()])
-            session.commit([()])
+            prefill(session, prompt)
         for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
             for row in set(session._rows) - set(rows):
                 session.leave(row)
@@ -226,10 +228,9 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
 def test_buffers_and_steps_outlive_a_session() -> None:
     _, static = targets()
     for _ in range(3):
-        with static.open(2, 40) as session, torch.no_grad():
-            assert isinstance(session, StaticSession)
+        with static_session(static, 2, 40) as session:
             start(np.random.default_rng(0), 2, session)
-            session.verify([[1], [2]], [DraftTree.empty()] * 2)
+            session.verify([[1], [2]], [EMPTY] * 2)
             arena = session._arena
             steps = list(arena.steps.values())
             addresses = [buffer.data_ptr() for buffer in arena.buffers]
@@ -246,27 +247,20 @@ def test_two_sessions_at_once_have_separate_buffers() -> None:
     with openings[0] as one, openings[1] as other, openings[2] as truth, torch.no_grad():
         start(rng, 1, one, truth)
         start(rng, 1, other)
-        tree = a_tree(rng)
-        result, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
-    assert float((result[0][: len(tree) + 1] - expected[0][: len(tree) + 1]).abs().max()) < CLOSE
+        check_logits(one, truth, [[1]], [a_tree(rng)])
 
 
 def test_buffers_grow_and_what_they_held_stays() -> None:
     plain, static = targets()
     rng = np.random.default_rng(2)
-    with plain.open(1, 8) as one, static.open(1, 8) as other, torch.no_grad():
-        assert isinstance(other, StaticSession)
+    with plain.open(1, 8) as one, static_session(static, 1, 8) as other:
         start(rng, 1, one, other)
         slots_before = other._arena.slots
         long = rng.integers(0, 90, slots_before).tolist()
         for session in (one, other):
-            session.verify([long], [DraftTree.empty()])
-            session.commit([()])
-        tree = a_tree(rng)
-        expected, result = one.verify([[1]], [tree]), other.verify([[1]], [tree])
+            prefill(session, long)
+        check_logits(one, other, [[1]], [a_tree(rng)])
         assert other._arena.slots > slots_before
-        difference = (result[0][: len(tree) + 1] - expected[0][: len(tree) + 1]).abs()
-        assert float(difference.max()) < CLOSE
 
 
 def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
@@ -275,11 +269,10 @@ def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
     chain = DraftTree.chain(rng.integers(0, 90, 80).tolist(), "long")
     with plain.open(1, 200) as one, static.open(1, 200) as other, torch.no_grad():
         start(rng, 1, one, other)
-        expected, result = one.verify([[1]], [chain]), other.verify([[1]], [chain])
-        assert float((expected[0] - result[0]).abs().max()) < CLOSE
+        check_logits(one, other, [[1]], [chain])
         for session in (one, other):
             session.commit([(0, 1, 2)])
-            session.verify([[4]], [DraftTree.empty()])
+            session.verify([[4]], [EMPTY])
         assert lengths(one) == lengths(other)
 
 
@@ -296,8 +289,7 @@ def test_hidden_states_are_those_of_the_plain_session() -> None:
         for row, tree in enumerate(trees):
             n = len(tree) + 1
             mine, theirs = (each.hidden[row].of((LAST,))[:, :n] for each in (one, other))
-            difference = mine - theirs
-            assert float(difference.abs().max()) < CLOSE
+            assert float((mine - theirs).abs().max()) < CLOSE
 
 
 def test_the_model_is_left_as_it_was_detected() -> None:
@@ -310,7 +302,7 @@ def test_the_model_is_left_as_it_was_detected() -> None:
         session.keep_hidden()
         start(np.random.default_rng(0), 2, session)
         for _ in range(2):
-            session.verify([[1], [2]], [DraftTree.chain([3, 4], "test"), DraftTree.empty()])
+            session.verify([[1], [2]], [DraftTree.chain([3, 4], "test"), EMPTY])
             assert state_of(result) == before
             session.commit([(0,), ()])
         raise KeyError
@@ -347,8 +339,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             assert other.chosen == partly(None, None, whole=looked)[0][:, :7].tolist()
             one.commit([path])
             other.commit([path])
-            for expected, result in zip(slots(one), slots(other), strict=True):
-                assert float((expected - result).abs().max()) < CLOSE
+            check_slots(one, other)
 
 
 def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,10 @@ from ragspec.verification.static.layout import (
     walk,
     windowed,
 )
-from ragspec.verification.static.session import StaticSession
+from tests.ragspec.verification.static.test_session import check_logits
 from tests.support import architectures
 from tests.support.model_state import state_of
+from tests.support.sessions import EMPTY, prefill, static_session
 
 STEPS = 50
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
@@ -56,26 +57,20 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     sampling = Sampling(**DISTRIBUTIONS[settings])
     distributions = [TokenDistribution(sampling, NoiseStream(row), 2) for row in range(2)]
     texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
-    with plain.open(2, 400) as one, static.open(2, 400) as other, torch.no_grad():
-        assert isinstance(other, StaticSession)
+    with plain.open(2, 400) as one, static_session(static, 2, 400) as other:
         for session in (one, other):
             if name == "gemma3_text":
                 session.keep_hidden()
-            session.verify(texts, [DraftTree.empty()] * 2)
-            session.commit([()] * 2)
+            prefill(session, *texts)
         addresses = [buffer.data_ptr() for buffer in other._arena.buffers]
         for _ in range(STEPS):
             roots = [[int(root)] for root in rng.integers(0, 90, 2)]
-            peeked = [int(each[0].argmax()) for each in one.verify(roots, [DraftTree.empty()] * 2)]
+            peeked = [int(each[0].argmax()) for each in one.verify(roots, [EMPTY] * 2)]
             one.discard_uncommitted()
             trees = [a_tree(rng, current) for current in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
-            expected = one.verify(roots, trees)
             other.follow(distributions, texts)
-            result = other.verify(roots, trees)
-            for row, tree in enumerate(trees):
-                difference = expected[row][: len(tree) + 1] - result[row][: len(tree) + 1]
-                assert float(difference.abs().max()) < 1e-12
+            check_logits(one, other, roots, trees)
             paths = [walked(*inputs) for inputs in zip(trees, other.chosen or (), strict=True)]
             accepted += sum(map(len, paths))
             for text, tree, path in zip(texts, trees, paths, strict=True):
@@ -93,7 +88,7 @@ def a_tree(rng: np.random.Generator, current: int) -> DraftTree:
     """Return a tree below whose root, behind others, the target's own token often stands."""
     n = int(rng.integers(0, 8))
     if not n:
-        return DraftTree.empty()
+        return EMPTY
     parents = [int(rng.integers(-1, node)) for node in range(n)]
     tokens = [token for token in rng.choice(90, n + 1, replace=False).tolist() if token != current][
         :n

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,11 +22,11 @@ from ragspec.verification.open import open_static
 from ragspec.verification.static.buffers import Arena, LayerShape, compact
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_attention import lease
 from tests.support import tiny
 from tests.support.model_state import state_of
+from tests.support.sessions import EMPTY, prefill, static_session
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 NEW = 12
@@ -57,10 +57,8 @@ def written(model: Any, sampling: Sampling | None = None) -> list[int]:
 
 def take_a_step(target: CausalTarget) -> Any:
     """Take a step in a session that ends, and return the arena that it was taken in."""
-    with target.open(1, 40) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
-        session.verify([PROMPT], [DraftTree.empty()])
-        session.commit([()])
+    with static_session(target, 1, 40) as session:
+        prefill(session, PROMPT)
         session.verify([[1]], [DraftTree.chain([2, 3], "test")])
         return session._arena
 
@@ -107,13 +105,10 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
 def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
     """A pool keeps one session for all its texts."""
     model = local_model()
-    with opened(model).open(most=2) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
+    with static_session(opened(model), most=2) as session:
         session.select_rows([session.join(prompt)[0] for prompt in ([1, 2], [3, 4])])
-        session.verify([[1, 2], [3, 4]], [DraftTree.empty()] * 2)
-        session.commit([(), ()])
-        session.verify([[5], [6]], [DraftTree.empty()] * 2)
-        session.commit([(), ()])
+        prefill(session, [1, 2], [3, 4])
+        prefill(session, [5], [6])
         session.leave(1)
         session.join([7, 8])
         steps = session._arena.steps
@@ -128,14 +123,11 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
     """A capture runs it several times, and so does a retry after memory has ended."""
     model = local_model()
     distribution = TokenDistribution(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
-    with opened(model).open(1, 40) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
-        session.verify([[1, 2]], [DraftTree.empty()])
-        session.commit([()])
+    with static_session(opened(model), 1, 40) as session:
+        prefill(session, [1, 2])
         for text in ([1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 6]):
             session.follow([distribution], [text])
-            session.verify([text[-1:]], [DraftTree.empty()])
-            session.commit([()])
+            prefill(session, text[-1:])
         keys: list[Any] = list(session._arena.steps)
         (key,) = (key for key in keys if key[0][0].distribution is not None)
         penalties = session._arena.distributions[1].distributions._penalties
@@ -149,11 +141,9 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
     """The trial takes them one kernel at a time, whatever the mode."""
-    with opened(local_model(), "compile").open(2, 40) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
-        session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
-        session.commit([(), ()])
-        session.verify([[1], [2]], [DraftTree.empty()] * 2)
+    with static_session(opened(local_model(), "compile"), 2, 40) as session:
+        prefill(session, PROMPT, PROMPT)
+        session.verify([[1], [2]], [EMPTY] * 2)
         steps = session._arena.steps
     shape = StepShape(rows=2, queries=1, slots=128)
     keys: list[Any] = list(steps)
@@ -284,11 +274,10 @@ def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
 def test_a_model_in_training_is_refused() -> None:
     model = local_model()
     with opened(model).open(1, 40) as session, torch.no_grad():
-        session.verify([PROMPT], [DraftTree.empty()])
-        session.commit([()])
+        prefill(session, PROMPT)
         model.train()
         with pytest.raises(ModelError, match=r"put into training mode .* Call model\.eval\(\)"):
-            session.verify([[1]], [DraftTree.empty()])
+            session.verify([[1]], [EMPTY])
 
 
 @pytest.mark.parametrize("modes", [("eager", "eager"), ("eager", "off")])
@@ -303,18 +292,13 @@ def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> Non
         for stream in streams:
             next(stream, None)
     assert [stream.result.tokens for stream in streams] == [expected] * 2
-    results: list[list[int]] = []
 
-    def write(engine: Engine) -> None:
+    def write(engine: Engine) -> list[list[int]]:
         texts = [engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True) for _ in range(3)]
-        results.extend(text.tokens for text in texts)
+        return [text.tokens for text in texts]
 
-    threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert results == [expected] * 6
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(write, engines, timeout=60)) == [[expected] * 3] * 2
     assert state_of(model) == before
 
 
