@@ -8,6 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    TemperatureLogitsWarper,
+    TextIteratorStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers import RepetitionPenaltyLogitsProcessor as Penalty
 
 from ragspec.bridge import Speculation, _settings, generate, speculative
 from ragspec.errors import InputError, PromptTooLongError
@@ -77,14 +86,6 @@ def test_several_sequences_of_each_prompt(model: Any, spec: Speculation) -> None
 
 
 def test_filters_become_settings_only_where_the_order_is_ours() -> None:
-    from transformers import (
-        GenerationConfig,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-    from transformers import RepetitionPenaltyLogitsProcessor as Penalty
-
     config = GenerationConfig(do_sample=True)
     usual = [Penalty(1.2), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4), TopPLogitsWarper(0.9)]
     sampling, rest = _settings(config, usual, 3)
@@ -106,8 +107,6 @@ def test_a_dictionary_where_it_is_requested(model: Any, spec: Speculation) -> No
 
 @pytest.mark.parametrize("place", ["config", "model", "both"])
 def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> None:
-    from transformers import GenerationConfig
-
     tokenizer = tiny.tokenizer()
     settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
     whole = model.generate(IDS, **settings)
@@ -129,8 +128,6 @@ def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> 
 
 
 def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
-    from transformers import TextIteratorStreamer
-
     tokenizer = tiny.tokenizer()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
     arguments = {"max_new_tokens": NEW, "do_sample": False, "streamer": streamer}
@@ -146,8 +143,6 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
 
 
 def test_a_refused_call_ends_its_stream(model: Any) -> None:
-    from transformers import TextIteratorStreamer
-
     calls: list[dict[str, Any]] = [{"num_beams": 2}, {"foo": 1}, {"stop_strings": "x"}]
     for call in calls:
         streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
@@ -190,8 +185,6 @@ def test_a_seed_of_torch_repeats_a_sampled_text(model: Any) -> None:
 
 
 def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None:
-    from transformers import DynamicCache
-
     def refused(match: str, **arguments: Any) -> None:
         with pytest.raises(InputError, match=match):
             generate(model, speculation=spec, max_new_tokens=2, **arguments)

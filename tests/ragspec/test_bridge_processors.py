@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from ragspec.bridge import Speculation, generate
 from ragspec.errors import InputError
@@ -151,8 +152,6 @@ PROMPTS_OF_ONE = torch.tensor(PROMPTS[:1])
 
 @pytest.mark.parametrize("kind", ["strings", "length", "local"])
 def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
-    from transformers import MaxLengthCriteria, StoppingCriteriaList
-
     tokenizer = tiny.tokenizer()
     one, two = plain()
     ends = {"eos_token_id": [95], "pad_token_id": PAD}  # with none, transformers pads nothing
@@ -176,8 +175,6 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
 
 
 def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -> None:
-    from transformers import EosTokenCriteria, MaxLengthCriteria
-
     end = plain()[0][2]
     inputs = [MaxLengthCriteria(6 + NEW + 3), EosTokenCriteria(end)]
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, "stopping_criteria": inputs}

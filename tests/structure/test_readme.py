@@ -24,7 +24,9 @@ import httpx
 import pytest
 from typer.main import get_command
 
+from ragspec.drafters.method import listed
 from ragspec.pipelines.cli.app import app, main
+from ragspec.registry import names
 from tests.support import tiny
 from tests.support.scripts import run_script
 
@@ -190,9 +192,6 @@ def test_every_file_in_the_tree_of_readme_exists() -> None:
 
 
 def test_the_table_of_methods_is_that_of_their_files() -> None:
-    from ragspec.drafters.method import listed
-    from ragspec.registry import names
-
     rows = []
     for name, method in listed().items():
         module = names("drafter")[name].partition(":")[0].removeprefix("ragspec.")

@@ -112,7 +112,7 @@ def decode(
 
 
 def plain(
-    instance: Any, row: int, *draws: Any, scale: float = 3.0, padding: int = 0, **more: int
+    instance: Any, row: int, *draws: Any, scale: float = 3.0, padding: int = 0, **more: Any
 ) -> list[int]:
     """Return the codes of a row by forwards without a cache; draws and more: see `decode`."""
     return decode(lambda codes: guided(instance, row, codes, scale, padding)[-1:], *draws, **more)

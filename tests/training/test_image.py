@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ragspec.visual import ImagePipeline
+from ragspec.visual.families.latents import Latents
 from ragspec.visual.models.vq import VQTokenizer
 
 module = importlib.import_module
@@ -188,8 +190,6 @@ def test_export_writes_the_running_mean(
 def test_latents_are_learnt_preserved_and_sampled(
     script: str, built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.visual import ImagePipeline
-
     latents = module(script)
     monkeypatch.setattr(latents, "BATCH", 4)
     pictures = module("image_data").read_pictures(built_up, "tiles")
@@ -221,9 +221,6 @@ def test_latents_are_learnt_preserved_and_sampled(
 
 def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: Path) -> None:
     """Train a draft model of the target in a folder: it comes nearer to it, and lies beside it."""
-    from ragspec.visual import ImagePipeline
-    from ragspec.visual.families.latents import Latents
-
     teacher = Latents.load_model(place / "target", "cpu", "float32")
     trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
     before, selected = trainer.measure(), teacher.head.write.weight.clone()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import ImageGPTImageProcessor
 
 from ragspec.errors import InputError, ModelError
@@ -212,8 +213,6 @@ def test_a_folder_of_others_is_not_replaced(folders: dict[str, Path], tmp_path: 
 
 @pytest.mark.parametrize("kind", ["codes", "latents", "janus"])
 def test_adapters_of_peft_draw(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
     pipe, call = opened(folders[kind], "jacobi"), CALLS[kind]
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
+from ragspec.models.resolve import STARTER
 from ragspec.pipelines import DocQA
-from ragspec.pipelines.answering.template import WORDINGS
 from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
@@ -190,27 +191,7 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
         DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?", refuse=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "evidence", "short"),
-    [
-        (" [2] A sentence.\nAnswer: word", "A sentence.", "word"),
-        ("Evidence: [1] A.\nAnswer: b\n", "A.", "b"),
-        ("[1] Two\nlines.\n\nAnswer: two\nlines", "Two\nlines.", "two\nlines"),
-        ("Answer: b", "", "b"),
-        (" [1] A.\nAnswer:", "A.", ""),
-        ("no parts at all", "", ""),
-        ("", "", ""),
-    ],
-)
-def test_parts_of_an_answer(text: str, evidence: str, short: str) -> None:
-    result = WORDINGS["evidence"].parts(text)
-    assert [text[slice(*span)] if span else "" for span in result] == [evidence, short]
-
-
 def test_what_the_layout_prescribes_is_drafted() -> None:
-    from ragspec.engine.engine import Engine
-    from ragspec.models.resolve import STARTER
-
     engine = Engine.from_pretrained("starter", budget=6)
     answer = DocQA.from_documents(STARTER / "guide", engine=engine).ask("What is a draft tree?")
     spans = answer.prompt.spans
@@ -223,23 +204,17 @@ def test_what_the_layout_prescribes_is_drafted() -> None:
 
 
 def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: Path) -> None:
-    from ragspec.engine.engine import Engine
-
     model = tiny.model("llama", vocab_size=320, max_position_embeddings=1024)
-    tokenizer = tiny.bpe_tokenizer()
-    answers = [
-        DocQA.from_documents(
-            folder, engine=Engine(model, tokenizer, drafter, budget=8), embedder=embedder
-        ).ask("What does the draft model propose?", max_new_tokens=24)
-        for drafter in ("context", None)
-    ]
-    assert answers[0].generation.tokens == answers[1].generation.tokens
-    for answer in answers:
+    tokens = []
+    for drafter in ("context", None):
+        engine = Engine(model, tiny.bpe_tokenizer(), drafter, budget=8)
+        qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+        answer = qa.ask("What does the draft model propose?", max_new_tokens=24)
         check(answer.text, answer.prompt, answer.citations)
-    long = " ".join(["word"] * 3000)
-    engine = Engine(model, tokenizer, None)
-    with pytest.raises(PromptTooLongError):
-        DocQA.from_documents(folder, engine=engine, embedder=embedder).ask(long, refuse=False)
+        tokens.append(answer.generation.tokens)
+        with pytest.raises(PromptTooLongError):
+            qa.ask(" ".join(["word"] * 3000), refuse=False)
+    assert tokens[0] == tokens[1]
 
 
 def test_what_the_index_does_not_speak_of_is_refused(folder: Path, embedder: Path) -> None:

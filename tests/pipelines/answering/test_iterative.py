@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, pluralize
@@ -43,9 +46,6 @@ SAMPLINGS = [
 
 def words() -> Any:
     """Return a tokenizer of whole words, so that random text shares some with the documents."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {word: i for i, word in enumerate([*WORDS, "[unk]"])}
     vocabulary |= {f"z{i}": i for i in range(len(vocabulary), tiny.VOCAB - 1)}
     vocabulary[tiny.EOS] = tiny.VOCAB - 1
@@ -146,9 +146,8 @@ def test_flare_looks_up_after_less_probable_tokens_alone(
     middle = sorted(math.exp(token.logprob) for token in result)[len(result) // 3]
     texts, queries = [], []
     for speculate, overlap in (("off", None), ("auto", None), (4, True)):
-        answer = iterative(
-            request, index, speculate=speculate, overlap=overlap, flare=middle, **options
-        ).ask(QUESTION, sampling, **inputs)
+        settings: Any = {"speculate": speculate, "overlap": overlap, "flare": middle, **options}
+        answer = iterative(request, index, **settings).ask(QUESTION, sampling, **inputs)
         assert answer.report.retrieval is not None
         texts.append(answer.generation.tokens)
         queries.append(answer.report.retrieval.queries)
@@ -298,14 +297,13 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
     def silent(query: str) -> list[tuple[str, float, dict[str, Any]]]:
         return [(documents()[0].text, 1.0, {})] if query == QUESTION else []
 
-    results = [
-        iterative(engine(), silent, speculate=speculate).ask(
-            QUESTION, max_new_tokens=20, ignore_eos=True
-        )
+    inputs: Any = {"max_new_tokens": 20, "ignore_eos": True}
+    off, ahead = (
+        iterative(engine(), silent, speculate=speculate).ask(QUESTION, **inputs)
         for speculate in ("off", 4)
-    ]
-    assert results[0].text == results[1].text
-    assert {hit.passage.text for hit in results[1].passages} == {documents()[0].text}
+    )
+    assert off.text == ahead.text
+    assert {hit.passage.text for hit in ahead.passages} == {documents()[0].text}
     with pytest.raises(InputError, match="found nothing for the question"):
         iterative(engine(), lambda query: []).ask(QUESTION)
 
@@ -368,10 +366,11 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
     with pytest.raises(InputError, match="unknown option"):
         rag.ask(QUESTION, max_tokens=3)
     long = [Document("long.txt", "long", " ".join(WORDS * 400))]
+    whole = PassageIndex.build(long, embedder=None, words=5000)
     with pytest.raises(PromptTooLongError):
-        iterative(
-            engine(max_position_embeddings=256), PassageIndex.build(long, embedder=None, words=5000)
-        ).ask("walk the tree token", max_new_tokens=40)
+        iterative(engine(max_position_embeddings=256), whole).ask(
+            "walk the tree token", max_new_tokens=40
+        )
 
 
 def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -> None:
@@ -386,16 +385,11 @@ def test_without_words_to_judge_by_every_search_is_one_of_the_text(
     assert index.dense is not None
     dense = PassageIndex.build(documents(), embedder=index.dense.embedder, sparse=False)
     assert dense.dense is not None
-    searched, search = list[int](), dense.dense.search_vectors
-
-    def counted(queries: Any, k: int) -> Any:
-        searched.append(len(queries))
-        return search(queries, k)
-
-    monkeypatch.setattr(dense.dense, "search_vectors", counted)
+    search = Mock(wraps=dense.dense.search_vectors)
+    monkeypatch.setattr(dense.dense, "search_vectors", search)
     result = iterative(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
     assert result.report.retrieval is not None
-    assert len(searched) == result.report.retrieval.calls > 1
+    assert search.call_count == result.report.retrieval.calls > 1
 
 
 def in_rounds(
@@ -409,10 +403,8 @@ def in_rounds(
         places.append(hit.passage.document)
         prompts = PassagePrompts(request.tokenizer, QUESTION, rag.template)
         ids = list(prompts.of(RetrievedPassage(hit)).token_ids)
-        result = request.generate(
-            ids, sampling, max_new_tokens=30, stop=rag.template.stop,
-            stopping_criteria=[EndRepetition(len(ids))],
-        )  # fmt: skip
+        ends: Any = {"stop": rag.template.stop, "stopping_criteria": [EndRepetition(len(ids))]}
+        result = request.generate(ids, sampling, max_new_tokens=30, **ends)
         tokens, query = result.tokens, f"{QUESTION} {result.text}"
     return tokens, places
 
@@ -428,11 +420,9 @@ def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
         tokens, places = in_rounds(request, index, rounds, sampling)
         known.add(tuple(places))
         for speculate in ("off", "auto", 3):
-            rag = iterative(request, index, rounds=rounds, speculate=speculate)
-            chunks: list[str] = []
-            result = rag.ask(
-                QUESTION, sampling, max_new_tokens=30, refuse=False, stream=chunks.append
-            )
+            rag, chunks = iterative(request, index, rounds=rounds, speculate=speculate), list[str]()
+            inputs: Any = {"max_new_tokens": 30, "refuse": False, "stream": chunks.append}
+            result = rag.ask(QUESTION, sampling, **inputs)
             assert result.generation.tokens == tokens
             assert [hit.passage.document for hit in result.passages] == places
             assert "".join(chunks) == result.text

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,17 +78,12 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert message[0][0] == 0 and message[-1][0] == message[-1][1] >= opened.tokens
     assert opened.bytes > 0
-    read: list[int] = []
-    forward = request.target.forward
-
-    def counting(tokens: Any, *arguments: Any) -> Any:
-        read.append(tokens.shape[1])
-        return forward(tokens, *arguments)
-
-    monkeypatch.setattr(request.target, "forward", counting)
+    forward = Mock(wraps=request.target.forward)
+    monkeypatch.setattr(request.target, "forward", forward)
     for question in QUESTIONS:
-        read.clear()
+        forward.reset_mock()
         result = opened.ask(question, **INPUTS)
+        read = [call.args[0].shape[1] for call in forward.mock_calls]
         assert max(read) < opened.tokens
         assert sum(read[:4]) < opened.tokens
         assert result.passages[0].document.name == "report.txt"
@@ -95,19 +91,13 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), engine("context"))
-    alone = {question: opened.ask(question, **INPUTS).text for question in QUESTIONS}
-    record: dict[str, list[str]] = {question: [] for question in QUESTIONS}
 
-    def ask(question: str) -> None:
-        for _ in range(4):
-            record[question].append(opened.ask(question, **INPUTS).text)
+    def ask(question: str) -> list[str]:
+        return [opened.ask(question, **INPUTS).text for _ in range(4)]
 
-    threads = [threading.Thread(target=ask, args=(question,)) for question in QUESTIONS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert record == {question: [text] * 4 for question, text in alone.items()}
+    alone = [[opened.ask(question, **INPUTS).text] * 4 for question in QUESTIONS]
+    with ThreadPoolExecutor(len(QUESTIONS)) as threads:
+        assert list(threads.map(ask, QUESTIONS)) == alone
 
 
 def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
@@ -197,17 +187,12 @@ def test_a_drafter_with_a_separate_context_reads_what_the_question_finds(
     target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
     request = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
     opened = LongDocument.open(parts(), request)
-    read: list[tuple[int, ...]] = []
-    generate = request.generate
-
-    def watched(*inputs: Any, **options: Any) -> Any:
-        read.append(options["draft_prompt"])
-        return generate(*inputs, **options)
-
-    monkeypatch.setattr(request, "generate", watched)
+    generate = Mock(wraps=request.generate)
+    monkeypatch.setattr(request, "generate", generate)
     result = opened.ask("Who keeps the rule?", **INPUTS)
-    assert 10 < len(read[0]) < opened.tokens // 2
-    assert "The rule is kept" in request.tokenizer.decode(list(read[0]))
+    read = generate.call_args.kwargs["draft_prompt"]
+    assert 10 < len(read) < opened.tokens // 2
+    assert "The rule is kept" in request.tokenizer.decode(list(read))
     assert result.to_dict()["chunks"][0]["start"] == result.chunks[0].passage.start
     starts = [chunk.passage.start for chunk in result.chunks]
     assert starts == sorted(starts)

@@ -60,14 +60,9 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
         QUESTION, sampling, transform=rapid.transform, **INPUTS
     )
     chunks = Chunks(opened.hit, opened.tokens)
-    by_hand = plain.generate(
-        list(result.prompt.token_ids),
-        sampling,
-        stop=opened.template.stop,
-        transform=Steering(reader(), 20.0),
-        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.template)[1],
-        **INPUTS,
-    )
+    inputs: Any = {"stop": opened.template.stop, "transform": Steering(reader(), 20.0), **INPUTS}
+    inputs["draft_prompt"] = chunks.find(plain.tokenizer, QUESTION, opened.template)[1]
+    by_hand = plain.generate(list(result.prompt.token_ids), sampling, **inputs)
     tokens = result.generation.tokens
     assert by_hand.tokens[: len(tokens)] == tokens
     assert result.label == "exact-for(RAPID, eta 20)" and (result.report.drift or 0.0) > 0.0
@@ -149,16 +144,11 @@ def selected(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_answers_are_those_of_the_target_alone(
     opened: LongDocument, selected: Path, sampling: Sampling, beside: tuple[str, ...]
 ) -> None:
-    current = opened.engine
-    plain = opened.over(Engine(current.target, current.tokenizer, None)).ask(
-        QUESTION, sampling, **SHORT
-    )
-    beside_it = Engine(
-        current.target,
-        current.tokenizer,
-        [*current.drafter.drafters, *beside],  # type: ignore[union-attr]
-        budget=5,
-    )
+    current: Any = opened.engine
+    alone = Engine(current.target, current.tokenizer, None)
+    plain = opened.over(alone).ask(QUESTION, sampling, **SHORT)
+    drafters = [*current.drafter.drafters, *beside]
+    beside_it = Engine(current.target, current.tokenizer, drafters, budget=5)
     again = LongDocument.open(selected, head_engine(beside=beside))
     for request in (opened.over(beside_it), again):
         result = request.ask(QUESTION, sampling, **SHORT)

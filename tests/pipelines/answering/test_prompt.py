@@ -229,6 +229,13 @@ def test_a_system_text_comes_first_and_needs_a_chat_template() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "evidence", "short"),
     [
+        ("evidence", " [2] A sentence.\nAnswer: word", "A sentence.", "word"),
+        ("evidence", "Evidence: [1] A.\nAnswer: b\n", "A.", "b"),
+        ("evidence", "[1] Two\nlines.\n\nAnswer: two\nlines", "Two\nlines.", "two\nlines"),
+        ("evidence", "Answer: b", "", "b"),
+        ("evidence", " [1] A.\nAnswer:", "A.", ""),
+        ("evidence", "no parts at all", "", ""),
+        ("evidence", "", "", ""),
         ("quote", " [2] A sentence.", "A sentence.", ""),
         ("quote", "Evidence: A sentence.\n", "A sentence.", ""),
         ("quote", "", "", ""),

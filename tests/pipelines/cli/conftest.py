@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +18,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt the third step of decoding."""
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that lets a step of decoding be interrupted, by its number from 0."""
     take, passes = Loop._take, iter(range(100))
 
-    def interrupted(*arguments: Any) -> Any:
-        if next(passes) == 3:
-            raise KeyboardInterrupt
-        return take(*arguments)
+    def interrupt_at(step: int) -> None:
+        def interrupted(*arguments: Any) -> Any:
+            if next(passes) == step:
+                raise KeyboardInterrupt
+            return take(*arguments)
 
-    monkeypatch.setattr(Loop, "_take", interrupted)
+        monkeypatch.setattr(Loop, "_take", interrupted)
+
+    return interrupt_at

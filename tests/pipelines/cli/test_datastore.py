@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,6 @@ def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
 
 
 def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
-    import shutil
-
     assert run(capsys, "store", "verify", store)["kind"] == "datastore"
     shutil.copytree(store, tmp_path / "hurt")
     hurt = next((tmp_path / "hurt").rglob("keys.bin"))

@@ -40,36 +40,6 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
     assert all(Path(path).is_file() for path in result["images"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([], 2, "Expected a prompt or --class, got neither"),
-        (["cat", "--class", "1"], 2, "got both"),
-        (["--class", "7"], 2, "expected a whole number from 0 to 2"),
-        (["--class", "violet"], 2, "expected one of red, green/leaf, blue"),
-        (["--class", "1", "--seed", "99999999999999999999999"], 2, "64 bits"),
-        (["--class", "1", "--drafter", ""], 2, "Expected --drafter auto"),
-        (["--class", "1", "--drafter", "starter+"], 2, "got 'starter+'"),
-        (["--class", "1", "--drafter", "none+starter"], 2, "none by itself"),
-        (["--class", "1", "--drafter", "head"], 5, "nothing of that kind lies with"),
-        (["--class", "1", "--rule", "exact", "-s", "delta=0.1"], 2, "rule 'exact' has no delta"),
-        (["--class", "1", "--rule", "lantern", "-s", "delta=7"], 2, "delta"),
-        (["--class", "1", "--rule", "lantern", "-s", "delta"], 2, "NAME=VALUE"),
-        (["--class", "1", "--rule", "lantern", "-s", "neighbours=1.5"], 2, "whole number"),
-        (["--class", "1", "-s", "iterations=4"], 2, "rule 'exact' has no iterations"),
-        (["--class", "1", "--n", "0"], 2, "n"),
-    ],
-)
-def test_errors_are_one_message_and_a_code(
-    folder: str, tmp_path: Path, capsys: Capture, arguments: list[str], code: int, message: str
-) -> None:
-    assert main(["draw", *arguments, "--model", folder, "--out", str(tmp_path / "out")]) == code
-    text, err = capsys.readouterr()
-    assert text == ""
-    assert message in err and "Traceback" not in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_figures_may_lie_in_the_folder_that_sampling_makes(
     folder: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -77,12 +47,6 @@ def test_figures_may_lie_in_the_folder_that_sampling_makes(
     arguments = ["draw", "--class", "1", "--model", folder, "--out", str(out), "--seed", "1"]
     assert main([*arguments, "--json", str(out / "figures.json")]) == 0, capsys.readouterr().err
     assert json.loads((out / "figures.json").read_text(encoding="utf-8"))["label"] == "exact"
-
-
-def test_an_empty_prompt_is_named_as_such(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["draw", "", "--model", "emoji", "--out", str(tmp_path / "out")]) == 2
-    assert "got the prompt ''" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def draw(*arguments: object) -> dict[str, object]:

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(folder / "a.store", "corpus", lambda folder: None)
     (folder / "q.jsonl").write_text('{"question": "Who sleeps?"}')
     (folder / "mine.html").write_text("<!doctype html><title>mine</title>")
+    (folder / "odd.jsonl").write_text('{"a": "x", "c": "y"}')
     return folder
 
 
@@ -155,6 +156,19 @@ CASES = [
     ("bench image --temperature nan", 2, "got temperature=nan"),
     ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
+    ("draw", 2, "Expected a prompt or --class, got neither"),
+    ("draw cat --class 1", 2, "Expected a prompt or --class, got both"),
+    ("draw '' --model emoji", 2, "got the prompt ''"),
+    ("draw --class violet", 2, "got the class 'violet'; expected one of dngn/altars, "),
+    ("draw --class 1 --seed 99999999999999999999999", 2, "Expected --seed of 64 bits"),
+    ("draw --class 1 --drafter ''", 2, "Expected --drafter auto"),
+    ("draw --class 1 --drafter starter+", 2, "got 'starter+'"),
+    ("draw --class 1 --drafter none+starter", 2, "none by itself"),
+    ("draw --class 1 --rule exact -s delta=0.1", 2, "rule 'exact' has no delta"),
+    ("draw --class 1 --rule lantern -s delta", 2, "Expected --set NAME=VALUE"),
+    ("draw --class 1 --rule lantern -s neighbours=1.5", 2, "Give a whole number"),
+    ("draw --class 1 -s iterations=4", 2, "rule 'exact' has no iterations"),
+    ("draw --class 1 --n 0", 2, "Invalid value for '--n'"),
     ("draw star --family junus", 2, "Did you mean 'janus'"),
     ("draw star --budget many", 2, "got budget 'many'"),
     ("serve --docs none", 7, "none is missing"),
@@ -179,7 +193,16 @@ CASES = [
     ("index info a.store", 8, "expected 'passages'"),
     ("store info an.index", 8, "expected 'corpus'"),
     ("store build docs --out an.index --replace", 8, "expected 'corpus'"),
+    ("store info none.store", 8, "none.store holds no store"),
+    ("store verify none.store", 8, "none.store holds no store"),
     ("store build docs --out docs", 8, "docs holds other files (a.txt) and no store"),
+    ("store build docs --out q.jsonl", 8, "q.jsonl is a file"),
+    ("store build docs --out s.store --model nosuch", 5, "no model 'nosuch'"),
+    ("store build docs --out s.store --max-tokens 0", 2, "should be greater than or equal to 1"),
+    ("store build docs --out s.store --max-tokens many", 2, "should be a valid integer"),
+    ("store build hf:no/where --out s.store", 2, "hf:no/where is no data set that loads"),
+    ("store build odd.jsonl --out s.store -s field=b", 2, "no column 'b'; it has a, c"),
+    ("store from-answers odd.jsonl --out s.store", 2, "no column of a usual name"),
     ("store build docs --out s.store -s split=test", 2, "docs has no splits"),
     ("datastore build docs --out a.store", 8, "expected 'datastore'"),
     ("datastore info a.store", 8, "expected 'datastore'"),
@@ -204,6 +227,7 @@ CASES = [
     ("train-head --data bad.npz --out h --model tiles", 2, "bad.npz cannot be read"),
     ("store build rows.jsonl --out s.store", 2, "rows.jsonl, line 2 holds int"),
     ("store from-answers empty.jsonl --out s.store", 7, "empty.jsonl holds no rows"),
+    ("report none.jsonl", 2, "cannot read the trace 'none.jsonl'"),
     ("report docs/a.txt", 2, "line 1 of 'docs/a.txt' is not JSON"),
     (f"{ASK} --trace docs/a.txt", 2, "docs/a.txt holds something else"),
     ("generate a --trace q.jsonl", 2, "q.jsonl holds something else"),
@@ -215,7 +239,9 @@ CASES = [
     ("bench answers q.jsonl --docs docs --html docs", 2, "docs is a folder"),
     ("bench answers q.jsonl --docs docs --html mine.html", 2, "mine.html holds something else"),
 ]
-NOTES = ("", "starting ... ", "reading the trace ... ", "reading the documents ... ")
+CASES += [("nonsense", 2, "No such command"), ("generate a --wrong", 2, "No such option: --wrong")]
+NOTES = ("", *(f"{note} ... " for note in ("starting", "hashing", "reading the trace")))
+NOTES += ("reading the documents ... ",)
 BEGINS = (*(f"{note}error: " for note in NOTES), "Usage: ")
 
 SCRIPT = """
@@ -235,7 +261,12 @@ for words in sys.stdin.read().splitlines():
 """
 
 
-def test_wrong_input_is_named_before_torch_is_imported(folder: Path) -> None:
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_wrong_input_is_named_before_torch_is_imported_and_nothing_is_written(folder: Path) -> None:
+    before = contents(folder)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input="\n".join(words for words, _, _ in CASES),
@@ -250,5 +281,4 @@ def test_wrong_input_is_named_before_torch_is_imported(folder: Path) -> None:
         if not (row.startswith(tuple(f"{exit_code} {each}" for each in BEGINS)) and message in row)
     ]
     assert wrong == []
-    assert (folder / "docs" / "a.txt").read_text() == "The cat sleeps."
-    assert (folder / "q.jsonl").read_text() == '{"question": "Who sleeps?"}'
+    assert contents(folder) == before

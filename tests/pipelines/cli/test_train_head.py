@@ -15,17 +15,22 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
+from ragspec.models.load import load_model
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
 from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.training import run as train_head_run
 from ragspec.training.batches import StateReader
 from ragspec.training.files import CHECKPOINT, check_out
 from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
+from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import heads, image_models, tiny
 from tests.support.damage import full_disk
 
@@ -62,10 +67,6 @@ def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
 
 
 def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
-    from ragspec.drafters.heads.drafter import HeadDrafter
-    from ragspec.engine.engine import Engine
-    from ragspec.models.load import load_model
-
     out = tmp_path / "head"
     code, printed, err = run(capsys, *small(model, texts, out, "--json"))
     assert code == 0, err
@@ -101,23 +102,21 @@ def test_prefill_may_end_early(model: str, texts: Path, tmp_path: Path, capsys: 
     assert json.loads(printed)["tokens"] == 40
 
 
+def pictures(folder: Path, count: int) -> tuple[Path, Path]:
+    """Write an image model and codes of pictures; return the folder and the file."""
+    image_models.model("class").save_pretrained(folder / "model")
+    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (count, 16))
+    np.savez(folder / "codes.npz", codes=codes, labels=np.arange(count) % 3)
+    return folder / "model", folder / "codes.npz"
+
+
 def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
-    import numpy as np
-
-    from ragspec.visual.families.llamagen import LlamaGen
-    from tests.support import image_models
-
-    folder = tmp_path / "model"
-    image_models.model("class").save_pretrained(folder)
-    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (24, 16))
-    np.savez(tmp_path / "codes.npz", codes=codes, labels=np.arange(24) % 3)
+    folder, data = pictures(tmp_path, 24)
     out = tmp_path / "head"
-    code, printed, err = run(capsys, *small(folder, tmp_path / "codes.npz", out, "--json"))
+    code, printed, err = run(capsys, *small(folder, data, out, "--json"))
     assert code == 0, err
     result = json.loads(printed)
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
-    from ragspec.drafters.heads.drafter import HeadDrafter
-
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
 
@@ -129,8 +128,6 @@ def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys:
 
 
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
-    from ragspec.errors import InputError
-
     save_head(heads.fresh(CausalTarget(heads.model())), tmp_path / "head")
     check_out(tmp_path / "head")
     tiny.model().save_pretrained(tmp_path / "model")
@@ -176,10 +173,7 @@ def test_pictures_are_read_whole_whatever_the_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece without its condition would be read at the condition's place."""
-    model, data = tmp_path / "model", tmp_path / "codes.npz"
-    image_models.model("class").save_pretrained(model)
-    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (6, 16))
-    np.savez(data, codes=codes, labels=np.arange(6) % 3)
+    model, data = pictures(tmp_path, 6)
     read, known = StateReader.read, list[Any]()
 
     def spy(self: StateReader, numbers: Any) -> Any:
@@ -244,8 +238,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
 def test_the_best_head_on_held_out_texts_is_written(
     some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.training import run as train_head_run
-
     monkeypatch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
     judged, heads = iter([0.1, 0.5, *[0.2] * 20]), []
 
@@ -264,8 +256,6 @@ def test_the_best_head_on_held_out_texts_is_written(
 def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    from ragspec.training import run as train_head_run
-
     with monkeypatch.context() as patch:
         patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
         patch.setattr(torch, "save", full_disk)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ragspec.drafters.fuse import within
 from ragspec.errors import InputError, ModelError, SamplingError
@@ -150,8 +151,6 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixtur
 
 
 def test_prefill_is_displayed_on_a_terminal_until_all_is_read() -> None:
-    from rich.console import Console
-
     terminal, err = Terminal(), io.StringIO()
     terminal.err = Console(file=err, force_terminal=True, width=80)
     with terminal.prefill_progress() as on_progress:

@@ -4,7 +4,9 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
+import datasets
 import pytest
 
 from ragspec.errors import DocumentError, InputError
@@ -35,30 +37,21 @@ def test_rows_of_a_file_of_lines(tmp_path: Path, name: str) -> None:
 
 
 def test_rows_of_parquet(tmp_path: Path) -> None:
-    import datasets
-
     datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
     assert read(tmp_path / "rows.parquet") == ["one", "two"]
     assert read(*[tmp_path / "rows.parquet"] * 2) == ["one", "two"] * 2
 
 
 def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    requests: list[Any] = []
-
-    def load(name: str, config: str | None, *, split: str, **options: Any) -> list[dict[str, Any]]:
-        requests.append((name, config, split, options))
-        return ROWS
-
+    load = Mock(return_value=ROWS)
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     assert read("hf:owner/name", split="test", config="en") == ["one", "two"]
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert read("hf:owner/name") == ["one", "two"]
-    assert requests == [
-        ("owner/name", "en", "test", {"streaming": True}),
-        ("owner/name", None, "train", {"streaming": False}),
+    assert load.mock_calls == [
+        call("owner/name", "en", split="test", streaming=True),
+        call("owner/name", None, split="train", streaming=False),
     ]
     with pytest.raises(DocumentError, match=r"owner/name is missing.*hf:NAME"):
         read("owner/name")
@@ -139,8 +132,6 @@ def test_what_is_no_prompt_is_reported_with_its_row(tmp_path: Path, wrong: Any) 
 
 def in_hub_layout(folder: Path) -> Path:
     """Write a data set as `push_to_hub` does, with a split for each of its two rows."""
-    import datasets
-
     (folder / "data").mkdir(parents=True)
     for split, row in (("train", ROWS[0]), ("test", ROWS[2])):
         path = folder / "data" / f"{split}-00000-of-00001.parquet"

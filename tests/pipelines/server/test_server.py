@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ragspec.engine.engine import Engine
+from ragspec.errors import ModelError
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers.search.documents import Document
@@ -217,8 +218,6 @@ def test_bodies_may_be_packed(client: httpx.Client) -> None:
 
 
 def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
-    from ragspec.errors import ModelError
-
     with pytest.raises(ModelError, match="tokenizer"):
         Serving(Engine(instance.target, None), "bare")
 

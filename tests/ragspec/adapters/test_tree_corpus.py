@@ -10,6 +10,7 @@ import pytest
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
 from ragspec.adapters.tree_corpus import PAD, TreeCorpus
 from ragspec.errors import InputError
+from ragspec.retrievers import CorpusIndex
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors
 from tests.support.vllm_driver import LIMIT, VOCAB, requests
@@ -135,8 +136,6 @@ def test_reset_forgets_requests() -> None:
 
 
 def test_a_store_is_drafted_from(tmp_path: Path) -> None:
-    from ragspec.retrievers import CorpusIndex
-
     text = list(range(100, 140))
     CorpusIndex.build([text], None, tmp_path / "store", vocab_size=VOCAB).close()
     instance = corpus(HostOptions.read({"store": str(tmp_path / "store")}))

@@ -12,8 +12,9 @@ from ragspec.adapters.host_text import HostText
 from ragspec.adapters.vllm import RUNNER, Proposer, check_host
 from ragspec.errors import HostError, InputError, StoreError, UnknownNameError
 from ragspec.retrievers import CorpusIndex
+from ragspec.retrievers.methods.context import ContextSession
 from ragspec.rules.base import Step
-from tests.support import vllm_driver
+from tests.support import tiny, vllm_driver
 from tests.support.vllm_driver import LIMIT, VOCAB, config, drive, requests
 
 
@@ -127,8 +128,6 @@ def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
-    from tests.support import tiny
-
     one, other = tiny.tokenizer(), tiny.bpe_tokenizer()
     CorpusIndex.build(["a text"], one, tmp_path / "store").close()
     other.save_pretrained(tmp_path / "model")
@@ -139,8 +138,6 @@ def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ragspec.retrievers.methods.context import ContextSession
-
     proposer, request = Proposer(config(drafter="context")), requests(2)
 
     def fail(*_: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import (
@@ -109,8 +110,6 @@ def test_a_target_is_opened_after_the_probe() -> None:
 
 
 def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers.utils import logging
-
     logging.enable_progress_bar()
     load_model("starter", "cpu")
     text = capsys.readouterr()

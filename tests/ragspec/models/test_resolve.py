@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from ragspec.errors import ModelNotFoundError
 from ragspec.models import resolve as models
@@ -36,8 +38,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from huggingface_hub import constants
-
     cache = tmp_path / "cache"
     cache.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -123,8 +123,6 @@ def test_the_error_lists_every_place(empty_cache: Path, hub: list[str]) -> None:
 def test_the_hub_is_tried_once_and_its_files_are_checked(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
-
     calls: list[bool] = []
 
     def download(name: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
@@ -146,8 +144,6 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
 def test_an_unreachable_hub_is_an_answer_and_no_error(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

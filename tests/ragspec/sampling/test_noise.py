@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from ragspec.errors import SamplingError
 from ragspec.sampling.noise import NoiseStream, NoiseUse, exponential_of_keys
@@ -215,8 +216,6 @@ def test_seeds_by_prompt_are_plain_integers() -> None:
 
 
 def test_settings_of_a_generation_config() -> None:
-    from transformers import GenerationConfig
-
     fields: dict[str, Any] = {"temperature": 0.7, "top_k": 11, "top_p": 0.9}
     fields |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[4]]}
     config = GenerationConfig(do_sample=True, num_return_sequences=3, **fields)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification import tree_attention, tree_session
@@ -164,8 +165,6 @@ def test_rounding_with_one_scale_for_all_tokens_is_named_as_a_cause() -> None:
 
 
 def test_an_offloaded_model_is_probed_where_it_runs() -> None:
-    from accelerate import cpu_offload
-
     model = changed()
     cpu_offload(model, torch.device("cpu"))
     assert model.get_input_embeddings().weight.device.type == "meta"

@@ -125,7 +125,7 @@ def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
 
 
 def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    skips: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     with attending(view(7)):
         mask = tree_mask(1, 6, 4, mask_function=bidirectional_mask_function, **skips)
     assert mask is not None
@@ -258,7 +258,7 @@ def test_parts_add_up_to_what_a_mask_gives(
     value = value[..., :6] if direction == "width" else value
     softcap = 1.5 if direction == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
-    by_weights = Mock(wraps=attention_module.by_weights)
+    by_weights = Mock(wraps=kernels.by_weights)
     monkeypatch.setattr(attention_module, "by_weights", by_weights)
     with attending(known):
         assert tree_mask(2, n, slots) is None

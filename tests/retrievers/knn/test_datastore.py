@@ -17,6 +17,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import DocumentError, InputError, StoreError
+from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.knn import datastore
 from ragspec.retrievers.knn.datastore import Datastore, NearestKeys, Neighbours
 from ragspec.retrievers.knn.distributions import AHEAD, Knn, NeighbourCache
@@ -163,8 +164,6 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
         store.check(engine(seed=4))
     with pytest.raises(StoreError, match="holds no store"):
         Datastore.open(tmp_path)
-    from ragspec.retrievers.corpus.index import CorpusIndex
-
     CorpusIndex.build([[4, 5, 6]], None, tmp_path / "corpus", vocab_size=97).close()
     with pytest.raises(StoreError, match="expected 'datastore'"):
         Datastore.open(tmp_path / "corpus")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.drafters.build import build_drafter
@@ -56,8 +57,6 @@ def test_the_copy_is_that_of_a_naive_search(text: list[int], longest: int, short
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_copy_is_that_of_transformers(size: int) -> None:
-    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
-
     theirs = PromptLookupCandidateGenerator(
         num_output_tokens=7, max_matching_ngram_size=size, max_length=1000
     )

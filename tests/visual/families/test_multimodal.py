@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    Emu3ImageProcessor,
+    Emu3Processor,
+    JanusImageProcessor,
+    JanusProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+)
 
 from ragspec.errors import (
     InputError,
@@ -305,9 +314,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def bare() -> Any:
     """Return a tokenizer that knows no images."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     instance = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
     instance.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=instance, unk_token="<unk>")
@@ -328,8 +334,6 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
 
 
 def test_prompts_are_read_as_by_the_models_processors() -> None:
-    from transformers import Emu3ImageProcessor, Emu3Processor, JanusImageProcessor, JanusProcessor
-
     words = tiny_prompted.tokenizer("emu3")
     words.image_token_id = words.convert_tokens_to_ids("<image>")
     emu3 = Emu3Processor(Emu3ImageProcessor(), words)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
 from ragspec.drafters.model.drafter import ModelDrafter
@@ -175,8 +176,6 @@ def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
 
 
 def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
-    from accelerate import cpu_offload
-
     offloaded = copy.deepcopy(model("chameleon"))
     cpu_offload(offloaded, torch.device("cpu"))
     targets = [ChameleonTarget(m, PROMPTS, raster=ROW) for m in (offloaded, model("chameleon"))]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from ragspec.errors import InputError, ModelError
 from ragspec.visual import ImagePipeline
@@ -24,9 +26,6 @@ def opened(encoder: Any, model: Any = None) -> Any:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny T5 encoder and a tokenizer that knows four words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
-
     folder = tmp_path_factory.mktemp("encoder")
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "red": 3, "blue": 4, "heart": 5, "cat": 6}
     instance = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
-from ragspec.visual.masked.checkpoint import load_mar
+from ragspec.visual.masked.checkpoint import _config, load_mar
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
 from tests.support.damage import Change, with_one, without
@@ -53,8 +53,6 @@ def test_weights_alone_and_safetensors_do_too(tmp_path: Path) -> None:
 def test_the_published_sizes_are_known(
     width: int, layers: int, heads: int, head: tuple[int, int], parameters: int
 ) -> None:
-    from ragspec.visual.masked.checkpoint import _config
-
     config = MaskedConfig(
         **{"hidden_size": width, "encoder_layers": layers, "decoder_layers": layers},
         **{"num_attention_heads": heads, "head_layers": head[0], "head_width": head[1]},

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler
 
 from ragspec.errors import InputError
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
@@ -31,8 +32,6 @@ def test_steps_are_those_of_a_plain_prefill(steps: int) -> None:
 
 
 def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
-    from diffusers import DDPMScheduler
-
     variance = {"beta_schedule": "squaredcos_cap_v2", "variance_type": "learned_range"}
     theirs = DDPMScheduler(1000, **variance, clip_sample=False, timestep_spacing="linspace")
     theirs.set_timesteps(100)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import VQModel
 from PIL import Image
 from torch.nn import functional
 
@@ -22,8 +23,6 @@ CODES, SIZE = 16, 4
 
 def small_model(**changes: Any) -> Any:
     """Build a tiny `VQModel`: pictures of 8 x 8, 2 x 2 codes of 16, rows of very unequal length."""
-    from diffusers import VQModel
-
     torch.manual_seed(0)
     fields: dict[str, Any] = {
         "block_out_channels": (8, 8, 8),

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import VQModel
 from torch.nn import functional
+from transformers import Emu3VQVAE, Emu3VQVAEConfig, JanusVQVAE, JanusVQVAEConfig
 
 from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.visual import ImagePipeline
@@ -75,8 +77,6 @@ def test_the_comparison_catches_two_layers_that_are_taken_for_each_other(
 
 
 def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) -> None:
-    from diffusers import VQModel
-
     tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt"))
     tokenizer.save_pretrained(tmp_path / "folder", dtype=torch.float32)
     expected = tokenizer.decode(some_codes())
@@ -145,8 +145,6 @@ def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_pat
 
 def janus() -> Any:
     """Return a tiny tokenizer of Janus with random weights."""
-    from transformers import JanusVQVAE, JanusVQVAEConfig
-
     sizes = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1}
     book = {"latent_channels": LATENT, "embed_dim": DIM, "num_embeddings": CODES, "num_patches": 4}
     with torch.random.fork_rng(devices=[]):
@@ -171,8 +169,6 @@ def test_layers_by_the_names_of_ldm_are_those_of_janus(tmp_path: Path) -> None:
 
 
 def test_tokenizers_of_another_layout_are_refused() -> None:
-    from transformers import Emu3VQVAE, Emu3VQVAEConfig
-
     config = Emu3VQVAEConfig(base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1)
     with pytest.raises(UnsupportedModelError, match=r"without config\.block_out_channels"):
         VQTokenizer(Emu3VQVAE(config))
