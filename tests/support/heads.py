@@ -8,13 +8,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
+from ragspec.engine.engine import Engine
 from ragspec.needs import LAST, HiddenStates
+from ragspec.reports.generation import Generation
+from ragspec.sampling.settings import Sampling
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
@@ -58,6 +63,22 @@ def trained() -> DraftHead:
 def fresh(target: CausalTarget, seed: int = 0) -> DraftHead:
     """Return an untrained head."""
     return fresh_head(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
+
+
+def check_texts(
+    model: Any, head: DraftHead | Path, temperature: float = 1.0, budget: int = 6, **options: Any
+) -> tuple[HeadDrafter, list[Generation]]:
+    """Check that the drafts of a head change no text; return its drafter, and what was written."""
+    drafter = HeadDrafter(head, model, min_expected_gain=0.0, **options)
+    prompts = [tiny.prompt(20, vocab_size=90, seed=1), tiny.prompt(7, vocab_size=90, seed=2)]
+    sampling = Sampling(temperature=temperature, seed=3)
+    plain, results = (
+        Engine(model, drafter=each, budget=budget).generate(prompts, sampling, max_new_tokens=16)
+        for each in (None, drafter)
+    )
+    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    assert not any(each.report.faults for each in results)
+    return drafter, results
 
 
 def picture_target(scale: float = 3.0) -> ImageTarget:

@@ -16,7 +16,7 @@ from ragspec.engine.loop import Loop
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.pretend import Pretend
-from tests.support.pretend_record import Record
+from tests.support.pretend_record import Cause, Record
 
 _BEGUN = 2  # steps in which laws and shapes are new
 _NEW = 6
@@ -95,6 +95,17 @@ def count_steps(
     assert len(result.records) > _BEGUN, "too few steps"
     result.records = result.records[_BEGUN:]
     return result
+
+
+def check_drafting(device: Pretend, session: DraftSession, beside: int) -> None:
+    """Check that each level of a chain waits once, and what it launches beside model and graph."""
+    context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
+    session.propose(context, 5)
+    with device.recording() as record:
+        assert len(session.propose(context, 5)) == 5
+    assert (record.waits, record.asynchronous) == (5, 5)
+    within = [each for each in record.of(Cause.KERNEL) if "_step.py" in each.where]  # of a graph
+    assert record.kernels_beside - len(within) <= beside * 5
 
 
 @contextmanager

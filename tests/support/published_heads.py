@@ -37,6 +37,12 @@ def sines(name: str, *shape: int) -> torch.Tensor:
     return numbers.reshape(shape) + float("norm" in name and name.endswith("weight"))
 
 
+def spread(values: torch.Tensor) -> list[float]:
+    """Return six numbers from everywhere in a tensor, as they were recorded."""
+    result: list[float] = values.flatten()[:: max(1, values.numel() // 6)][:6].tolist()
+    return result
+
+
 def layer(prefix: str, width: int = H, *, wide: bool = False) -> dict[str, torch.Tensor]:
     """Return the weights of a Llama layer; `wide` has EAGLE-3's attention and norms."""
     inputs = 2 * width if wide else width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import random
@@ -88,10 +89,8 @@ def test_share_alike_text_is_left_out(tmp_path: Path) -> None:
         {"kind": "docs", "doc": "b", "license": "MIT", "text": "# Title\n\nyes"},
         {"kind": "qa", "doc": "covid/1", "license": "CC-BY", "text": qa + " text\nAnswer: own\n"},
     ]
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
-    (folder / "train.jsonl").rename(folder / "train.jsonl.gz")
-    compressed = module("gzip").compress((folder / "train.jsonl.gz").read_bytes())
-    (folder / "train.jsonl.gz").write_bytes(compressed)
+    with gzip.open(folder / "train.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, records)))
     assert [d.title for d in data.read_documents(tmp_path)] == ["Title"]
     questions = data.read_questions(tmp_path)
     # The other passages of a question may be share-alike: only the gold one is kept.

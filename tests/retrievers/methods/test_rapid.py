@@ -159,6 +159,19 @@ def other() -> Any:
     return tiny.model(seed=1, dtype=torch.float64)
 
 
+def steered(
+    engine: Engine,
+    prompt: list[int],
+    sampling: Sampling,
+    distribution: Steering,
+    draft_prompt: list[int] = OF_MODEL,
+    **options: Any,
+) -> Any:
+    """Return what is written over a prompt while a model steers that reads another."""
+    inputs = {**STEERED_INPUTS, "transform": distribution, "draft_prompt": draft_prompt, **options}
+    return engine.generate(prompt, sampling, **inputs)
+
+
 def naive(p: torch.Tensor, q: torch.Tensor, eta: float, z: torch.Tensor) -> torch.Tensor:
     """Return z / T moved, by the paper's words: laws p, q and scaled logits z [T, V]."""
     plausible = q >= 0.1 * q.max(-1, keepdim=True).values
@@ -198,18 +211,14 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
 def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     prompt = tiny.prompt(50)
     distribution = Steering(other())
-    plain = engine().generate(
-        prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **STEERED_INPUTS
-    )
+    plain = steered(engine(), prompt, sampling, distribution)
     assert plain.label == "exact-for(RAPID, eta 10)"
     assert plain.tokens != engine().generate(prompt, sampling, **STEERED_INPUTS).tokens
     noisy = NoisyTrees({tuple(prompt): plain.tokens})
     drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
     for drafter in drafters:
         for budget in (4, 40) if drafter is noisy else (0, "auto") if drafter == "auto" else (4,):
-            result = engine(drafter, budget).generate(
-                prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **STEERED_INPUTS
-            )
+            result = steered(engine(drafter, budget), prompt, sampling, distribution)
             assert result.tokens == plain.tokens and result.label == plain.label
             assert result.report.drift == pytest.approx(plain.report.drift)
             assert drafter is not noisy or budget != 40 or result.report.accepted > 5
@@ -232,17 +241,14 @@ def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
 
 def test_greedy_text_is_steered_in_logits() -> None:
     prompt, eta = tiny.prompt(30), 4.0
-    distribution = Steering(other(), eta)
-    result = engine().generate(
-        prompt, transform=distribution, draft_prompt=OF_MODEL, **STEERED_INPUTS
-    )
+    result = steered(engine(), prompt, Sampling(), Steering(other(), eta))
     rows = []
     with torch.no_grad():
         for model, start in ((target(), prompt), (other(), OF_MODEL)):
             rows.append(model(torch.tensor([start + result.tokens])).logits[0][len(start) - 1 : -1])
-    steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), eta, rows[0])
-    assert steered.argmax(-1).tolist() == result.tokens
-    changed = (steered.argmax(-1) != rows[0].argmax(-1)).double().mean()
+    moved = naive(rows[0].softmax(-1), rows[1].softmax(-1), eta, rows[0])
+    assert moved.argmax(-1).tolist() == result.tokens
+    changed = (moved.argmax(-1) != rows[0].argmax(-1)).double().mean()
     assert result.report.drift == pytest.approx(float(changed)) and changed > 0
     assert result.label == "exact-for(RAPID, eta 4)"
 
@@ -254,33 +260,25 @@ def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling
     few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)
     for model, read in ((short, current), (few, [token % 40 for token in current])):
         distribution = Steering(model, 40.0)
-        plain = engine().generate(
-            prompt, sampling, transform=distribution, draft_prompt=read, **STEERED_INPUTS
-        )
+        plain = steered(engine(), prompt, sampling, distribution, read)
         noisy = NoisyTrees({tuple(prompt): plain.tokens})
         for budget in (3, 40):
-            result = engine(noisy, budget).generate(
-                prompt, sampling, transform=distribution, draft_prompt=read, **STEERED_INPUTS
-            )
+            result = steered(engine(noisy, budget), prompt, sampling, distribution, read)
             assert result.tokens == plain.tokens and result.report.accepted > 5
             assert result.report.drift == pytest.approx(plain.report.drift)
         assert model is few or (plain.report.drift or 0.0) > 0.0
 
 
 def test_a_text_that_goes_on_is_steered_alike() -> None:
-    prompt, distribution = tiny.prompt(40), Steering(other())
-    inputs = {**STEERED_INPUTS, "transform": distribution, "draft_prompt": OF_MODEL}
-    whole = engine("context").generate(prompt, STEERED[1], **inputs)
-    first = engine("context").generate(prompt, STEERED[1], stop_after=11, **inputs)
-    rest = engine("context").generate(prompt, STEERED[1], resume_from=first.tokens, **inputs)
+    inputs = engine("context"), tiny.prompt(40), STEERED[1], Steering(other())
+    whole, first = steered(*inputs), steered(*inputs, stop_after=11)
+    rest = steered(*inputs, resume_from=first.tokens)
     assert rest.tokens == whole.tokens
 
 
 def test_several_samples_and_memories_have_one_each() -> None:
-    prompt, distribution = tiny.prompt(24), Steering(other())
-    inputs = {**STEERED_INPUTS, "transform": distribution, "draft_prompt": OF_MODEL}
-    three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
-    alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
+    inputs = tiny.prompt(24), Sampling(temperature=0.9, n=3, seed=1), Steering(other())
+    three, alone = steered(engine("context"), *inputs), steered(engine(), *inputs)
     assert [text.tokens for text in three] == [text.tokens for text in alone]
     assert len({tuple(text.tokens) for text in three}) == 3
 
@@ -296,8 +294,8 @@ def test_what_cannot_steer_is_refused() -> None:
         Rapid(ContextDrafter(), eta=10.0)
     with pytest.raises(UnsupportedModelError):
         Steering(tiny.model("qwen3_next"))
-    steered = Rapid(other(), eta=10.0)
+    drafter = Rapid(other(), eta=10.0)
     with pytest.raises(InputError, match="expected one of them"):
-        engine(steered).generate(tiny.prompt(), transform=Steering(other()))
+        engine(drafter).generate(tiny.prompt(), transform=Steering(other()))
     with pytest.raises(InputError, match="each bring a transform"):
-        engine([steered, Rapid(other(), eta=10.0)]).generate(tiny.prompt())
+        engine([drafter, Rapid(other(), eta=10.0)]).generate(tiny.prompt())

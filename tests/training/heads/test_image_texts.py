@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec.drafters.heads.head import check_head
 from ragspec.errors import InputError
 from ragspec.training.files import read_codes
 from ragspec.training.image_texts import code_texts
@@ -51,8 +52,6 @@ def test_some_conditions_are_left_out(condition: str) -> None:
 
 def test_they_show_the_guided_target_of_the_same_model() -> None:
     """What a head learns here it is asked for there: it fits the target with guidance."""
-    from ragspec.drafters.heads.head import check_head
-
     instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
     check_head(heads.fresh(instance).config, image_models.target(image_models.model(), 3.0))
 

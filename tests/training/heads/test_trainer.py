@@ -61,9 +61,8 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
 
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     """Their ids are the same: they only number the conditions."""
-    one, other = picture(1.0), picture(1.0)
+    (one, prompts), (other, _) = picture(1.0), picture(1.0)
     other._conditions = other._conditions + 1.0
-    prompts = pictures(one)
     settings = HeadTraining(steps=6, batch_size=3, length=16)
     first, second = (HeadTrainer(instance, prompts, settings) for instance in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):
@@ -91,8 +90,7 @@ def test_a_head_may_draft_frequent_tokens_only() -> None:
     with pytest.raises(InputError, match=f"vocabulary of {heads.VOCAB + 1} tokens; expected 1 to"):
         heads.train_head(target(), inputs, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
     with pytest.raises(UnsupportedModelError, match="no single linear map"):
-        instance = picture(3.0)
-        prompts = pictures(instance)
+        instance, prompts = picture(3.0)
         heads.train_head(instance, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
 
 
@@ -115,17 +113,15 @@ def test_the_target_is_left_as_it_was() -> None:
     assert not instance.get_output_embeddings()._forward_pre_hooks
 
 
-def pictures(instance: ImageTarget) -> list[list[int]]:
-    return [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
-
-
-def picture(scale: float) -> ImageTarget:
-    return image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
+def picture(scale: float) -> tuple[ImageTarget, list[list[int]]]:
+    """Return a target of pictures, and texts for it."""
+    instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
+    codes = enumerate(texts(3, 15))
+    return instance, [[*instance.prompt(row), *each] for row, each in codes]
 
 
 def test_a_picture_with_guidance_can_be_learned() -> None:
-    instance = picture(3.0)
-    prompts = pictures(instance)
+    instance, prompts = picture(3.0)
     known: list[TrainingProgress] = []
     settings = HeadTraining(steps=12, batch_size=3, length=16, learning_rate=3e-3)
     heads.train_head(instance, prompts, settings, on_step=known.append)
@@ -133,8 +129,7 @@ def test_a_picture_with_guidance_can_be_learned() -> None:
 
 
 def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
-    instance = picture(1.0)
-    prompts = pictures(instance)
+    instance, prompts = picture(1.0)
     settings = HeadTraining(steps=1, batch_size=3, length=15)
     with pytest.raises(InputError, match=r"text of 16 tokens that length=15 cuts.*length to 16"):
         heads.train_head(instance, prompts, settings)
@@ -257,8 +252,7 @@ def test_states_are_those_of_the_target_and_padding_is_marked() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_copies_are_separate_rows(scale: float) -> None:
-    instance = picture(scale)
-    prompts = pictures(instance)
+    instance, prompts = picture(scale)
     read = StateReader(instance, prompts).read(range(3))
     assert len(read.states) == 3 * instance.copies
     for row, text in enumerate(prompts):

@@ -27,7 +27,7 @@ from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.identities import target as text_model
 from tests.support.pretend import Pretend, pretend
-from tests.support.pretend_record import Cause
+from tests.support.pretend_steps import check_drafting
 
 FORMS: dict[str, dict[str, Any]] = {
     "coupled": {},
@@ -83,19 +83,13 @@ def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
 
 
 def test_a_step_of_fixed_shape_waits_once_and_launches_little_else() -> None:
-    context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
     with Pretend() as device:
         target = CausalTarget(pretend(heads.model()))
         head = heads.fresh(CausalTarget(heads.model())).to(target.device)
         instance = HeadDrafter(head, target, width=1, static="eager", min_expected_gain=0.0)
         session = instance.open(DraftRequest((1, 2, 3, 4, 5), heads.VOCAB))
         session.cache.notify(torch.zeros(1, 5, 32, dtype=target.dtype).to(target.device))
-        session.propose(context, 5)
-        with device.recording() as record:
-            assert len(session.propose(context, 5)) == 5
-    assert (record.waits, record.asynchronous) == (5, 5)
-    within = [each for each in record.of(Cause.KERNEL) if "_step.py" in each.where]  # of a graph
-    assert record.kernels_beside - len(within) <= 9 * 5
+        check_drafting(device, session, beside=9)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ragspec import Engine, Sampling
-from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
-from tests.support import architectures, tiny
-from tests.support.published_heads import sines
+from tests.support import architectures, heads
+from tests.support.published_heads import sines, write
 
 NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "deepseek_v3": (
@@ -93,13 +90,10 @@ class Reference:
                 tensors |= {f"{base}.{i}.down_proj.weight": each for i, each in enumerate(weight)}
             else:
                 tensors[key] = weight
-        folder.mkdir(parents=True, exist_ok=True)
         config = self.model.config.to_dict()
         config |= {"model_type": "mimo"} if self.kind == "mimo" else {}
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        kept = {name: each.detach().clone().contiguous() for name, each in tensors.items()}
-        save_file(kept, folder / "model.safetensors")
-        return folder
+        kept = {name: each.detach().clone() for name, each in tensors.items()}
+        return write(folder, config, kept)
 
     @torch.no_grad()
     def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -135,13 +129,8 @@ def test_a_layer_computes_what_the_targets_class_does(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "mimo"])
 def test_texts_stay_as_they_are(kind: str, temperature: float, tmp_path: Path) -> None:
     reference = Reference(kind)
-    drafter = HeadDrafter(reference.save(tmp_path), reference.model, min_expected_gain=0.0)
-    sampling = Sampling(temperature=temperature, seed=3)
-    prompts = [tiny.prompt(20, vocab_size=90, seed=1), tiny.prompt(7, vocab_size=90, seed=2)]
-    plain = Engine(reference.model, drafter=None).generate(prompts, sampling, max_new_tokens=12)
-    engine = Engine(reference.model, drafter=drafter, budget=6)
-    results = engine.generate(prompts, sampling, max_new_tokens=12)
-    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    folder = reference.save(tmp_path)
+    _, results = heads.check_texts(reference.model, folder, temperature)
     assert all(result.report.drafted_by_source["head"] > 0 for result in results)
 
 

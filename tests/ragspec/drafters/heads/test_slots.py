@@ -30,7 +30,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import tree_view
 from tests.support import heads, published_heads, tiny
-from tests.support.published_heads import IDS, INPUTS, H
+from tests.support.published_heads import IDS, INPUTS, H, spread
 
 Values = list[list[float]]
 LAYOUTS: dict[str, tuple[Callable[[], Any], Values]] = {
@@ -110,12 +110,6 @@ def opened(name: str, folder: Path, target: CausalTarget) -> DraftHead:
     return open_head(published_heads.write(folder, *LAYOUTS[name][0]()), target)
 
 
-def spread(values: torch.Tensor) -> list[float]:
-    """Return six numbers from everywhere in a tensor, as they were recorded."""
-    result: list[float] = values.flatten()[:: max(1, values.numel() // 6)][:6].tolist()
-    return result
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
     model, expected = target(), LAYOUTS[name][1]
@@ -192,19 +186,11 @@ def test_texts_stay_as_they_are(
 ) -> None:
     model = target().model if weights is None else quantized(target().model)
     published_heads.write(tmp_path, *LAYOUTS[name][0]())
-    sampling = Sampling(temperature=temperature, seed=3)
-    prompts = [tiny.prompt(20, seed=1), tiny.prompt(7, seed=2)]
-    plain = Engine(model, drafter=None).generate(prompts, sampling, max_new_tokens=16)
-    drafter = HeadDrafter(tmp_path, model, min_expected_gain=0.0)
-    results = Engine(model, drafter=drafter, budget=6).generate(
-        prompts, sampling, max_new_tokens=16
-    )
-    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    drafter, results = heads.check_texts(model, tmp_path, temperature)
     trees = [step.tree for each in results for step in each.steps[1:4]]
     deepest = max(int(depths(tree.parents).max()) for tree in trees)
     assert all(len(tree) for tree in trees) and deepest <= drafter.head.config.slots
     assert weights is None or deepest == drafter.head.config.slots  # chains
-    assert not any(result.report.faults for result in results)
 
 
 @pytest.mark.parametrize("mode", ["deterministic", "sampled", "sampled-without-replacement"])
@@ -285,15 +271,9 @@ def test_one_slot_is_a_pass_too(form: str, tmp_path: Path) -> None:
     model = target()
     head = fresh_head(model, torch.Generator().manual_seed(0), form=form, slots=1)
     save_head(head, tmp_path)
-    sampling, prompt = Sampling(seed=3), tiny.prompt(20, seed=1)
-    plain = Engine(model, drafter=None).generate(prompt, sampling, max_new_tokens=12)
     for place in (head, tmp_path):
-        drafter = HeadDrafter(place, model, min_expected_gain=0.0)
-        result = Engine(model, drafter=drafter, budget=4).generate(
-            prompt, sampling, max_new_tokens=12
-        )
-        assert result.tokens == plain.tokens and not result.report.faults
-        assert {int(depths(step.tree.parents).max()) for step in result.steps[1:-1]} == {1}
+        for result in heads.check_texts(model, place, 0.0, budget=4)[1]:
+            assert {int(depths(step.tree.parents).max()) for step in result.steps[1:-1]} == {1}
     short = HeadTraining(2, form=form, slots=6, length=4)  # fewer tokens than slots
     assert len(list(HeadTrainer(model, [[1, 2, 3, 4]] * 4, short).run())) == 2
 

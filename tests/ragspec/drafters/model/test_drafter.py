@@ -26,6 +26,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.tree_attention import lease
 from tests.support import loops, tiny
 from tests.support.noisy import NoisyTrees
 
@@ -186,8 +187,6 @@ class Watched(Drafter):
 
 def in_step(session: ModelSession, text: list[int]) -> None:
     """Compare what the cache holds with a fresh run over the same tokens."""
-    from ragspec.verification.tree_attention import lease
-
     held = len(session.cache)
     assert 24 < held < len(text)
     with lease(session.cache.model.model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ragspec.drafters.model.forward_step import ForwardStep
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.models.load import load_model
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
@@ -25,27 +26,22 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
-from ragspec.verification.static.session import StaticSession
 from tests.support import architectures, tiny
 from tests.support.pretend import Pretend, pretend
-from tests.support.pretend_record import Cause
+from tests.support.pretend_steps import check_drafting
+from tests.support.sessions import prefill, static_session
 
 SHAPE = TreeShape.by_rank((3, 4, 3, 1))
 STEPS = 50
 
 
-def starter() -> Any:
-    from ragspec.models.load import load_model
-
-    return load_model("starter-draft", dtype=torch.float64)[0]
+NAMES = ("llama", "qwen3", "gemma3_text", "starter-draft")  # the third has layers of two windows
 
 
-MODELS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: architectures.build("llama"),
-    "qwen3": lambda: architectures.build("qwen3"),
-    "gemma3_text": lambda: architectures.build("gemma3_text"),  # layers of two windows
-    "starter-draft": starter,
-}
+def model_of(name: str) -> Any:
+    if name == "starter-draft":
+        return load_model(name, dtype=torch.float64)[0]
+    return architectures.build(name)
 
 
 def session_of(
@@ -98,9 +94,9 @@ def walked(
     return nodes
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
-    model = MODELS[name]()
+    model = model_of(name)
     one, other = session_of(model, "off"), session_of(model, "eager")
     assert (one.static, other.static) == ("off", "eager")
     size = min(int(model.config.vocab_size), 90)
@@ -120,7 +116,7 @@ def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
 def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
     name: str, options: dict[str, Any]
 ) -> None:
-    model = MODELS[name]()
+    model = model_of(name)
     size = int(model.config.vocab_size)
     noise = TokenDistribution(Sampling(temperature=0.8, top_k=20), NoiseStream(2), 5)
     request = DraftRequest((1, 2, 3, 4, 5), size, distribution=noise)
@@ -135,28 +131,18 @@ def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
 
 
 def test_a_forward_of_fixed_shape_waits_once_and_launches_little_else() -> None:
-    model, request = MODELS["llama"](), DraftRequest((1, 2, 3, 4, 5), 90)
+    model, request = architectures.build("llama"), DraftRequest((1, 2, 3, 4, 5), 90)
     with Pretend() as device:
         drafter = ModelDrafter(pretend(model), width=1, static="eager", min_expected_gain=0.0)
-        session = drafter.open(request)
-        session.propose(DraftContext([1, 2, 3, 4, 5, 6], 5, 40), 5)
-        with device.recording() as record:
-            assert len(session.propose(DraftContext([1, 2, 3, 4, 5, 6], 5, 40), 5)) == 5
-    assert (record.waits, record.asynchronous) == (5, 5)
-    within = [each for each in record.of(Cause.KERNEL) if "_step.py" in each.where]  # of a graph
-    assert record.kernels_beside - len(within) <= 6 * 5
+        check_drafting(device, drafter.open(request), beside=6)
 
 
 @pytest.mark.parametrize("shape", [TreeShape.by_rank((2, 2)), None])
 def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     shape: TreeShape | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ragspec.drafters.model.drafter as module
-    from ragspec.verification.open import open_static
-
-    monkeypatch.setattr(
-        module, "open_static", lambda target, mode: open_static(target, mode, backend="eager")
-    )
+    eager = partial(open_static, backend="eager")
+    monkeypatch.setattr("ragspec.drafters.model.drafter.open_static", eager)
     torch._dynamo.reset()
     counters.clear()
     model = architectures.build("llama")
@@ -256,10 +242,8 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     wrong = (b + 1) % tiny.VOCAB
     tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(PROMPT))
-    with static.open(1, 64) as session, torch.no_grad():
-        assert isinstance(session, StaticSession)
-        session.verify([PROMPT], [DraftTree.empty()])
-        session.commit([()])
+    with static_session(static, 1, 64) as session:
+        prefill(session, PROMPT)
         session.follow([distribution], [[*PROMPT, root]])
         session.verify([[root]], [tree])
         assert session._selection[0][1] == [a, b, c]
@@ -267,7 +251,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
         chosen = session.chosen[0]
         assert len(chosen) == 6
         session.commit([(2, 3, 4)])
-        result = session.verify([[chosen[5]]], [DraftTree.empty()])[0][-1]
+        result = prefill(session, [chosen[5]])[0][-1]
         text = torch.tensor([[*PROMPT, root, a, b, c, chosen[5]]])
         expected = model()(input_ids=text, use_cache=False).logits[0, -1]
     assert float((result - expected).abs().max()) < 1e-12
@@ -275,11 +259,8 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
 
 def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> None:
     request = DraftRequest(tuple(PROMPT), tiny.VOCAB)
-    noisy = DraftRequest(
-        tuple(PROMPT),
-        tiny.VOCAB,
-        distribution=TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT)),
-    )
+    noise = TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT))
+    noisy = DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=noise)
     drafter = ModelDrafter(model(), tree=LEVELS, static="eager")
     assert drafter.open(request).static == drafter.open(noisy).static == "eager"
     assert ModelDrafter(model(), tree=LEVELS).open(request).static == "off"

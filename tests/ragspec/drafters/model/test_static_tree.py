@@ -31,37 +31,43 @@ from tests.support import image_models, tiny
 
 PROMPT = tiny.prompt(8)
 SAMPLED = Sampling(temperature=1.0)
+SHAPE = TreeShape.by_rank((3, 4, 3))
 
 
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
+def model(architecture: str = "llama") -> Any:
+    return tiny.model(architecture, dtype=torch.float64)
 
 
-def filled(
-    shape: TreeShape, sampling: Sampling = SAMPLED, budget: int = 60, depth: int = 9
-) -> DraftTree:
+def opened(architecture: str = "llama", vocab_size: int = tiny.VOCAB) -> DraftCache:
+    return DraftCache(CausalTarget(model(architecture)), vocab_size)
+
+
+def grown(
+    shape: TreeShape = SHAPE, sampling: Sampling = SAMPLED, budget: int = 60, depth: int = 9
+) -> tuple[StaticGrowth, DraftTree]:
     distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
-    cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
-    draft_state = DraftState(cache, DraftContext([*PROMPT, 5], len(PROMPT), 40), budget, depth)
-    return StaticGrowth(distribution, "static", shape).grow(draft_state)
+    growth = StaticGrowth(distribution, "static", shape)
+    context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
+    return growth, growth.grow(DraftState(opened(), context, budget, depth))
+
+
+def filled(*inputs: Any, **options: Any) -> DraftTree:
+    return grown(*inputs, **options)[1]
 
 
 def choices(path: list[int], sampling: Sampling, k: int) -> list[int]:
     """Return the k first choices of plain decoding after the prompt, its root and a path."""
     distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
-    with torch.no_grad():
-        text = torch.tensor([[*PROMPT, 5, *path]])
-        logits = model()(input_ids=text, use_cache=False).logits[0, -1:]
+    logits = afresh("llama", [*PROMPT, 5, *path])[None]
     result: list[int] = distribution.best(logits, [1 + len(path)], k)[0][0].tolist()
     return result
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(), Sampling(temperature=0.7, top_k=30)])
 def test_every_place_holds_the_choice_of_its_rank(sampling: Sampling) -> None:
-    shape = TreeShape.by_rank((3, 4, 3))
-    tree = filled(shape, sampling)
+    tree = filled(SHAPE, sampling)
     check(tree, tiny.VOCAB)
-    assert len(tree) == len(shape.parents) == 10
+    assert len(tree) == len(SHAPE.parents) == 10
     paths: dict[int, list[int]] = {ROOT: []}
     for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens.tolist(), strict=True)):
         above = paths[int(parent)]
@@ -72,15 +78,11 @@ def test_every_place_holds_the_choice_of_its_rank(sampling: Sampling) -> None:
 
 
 def test_budget_and_depth_cut_from_below() -> None:
-    whole = filled(TreeShape.by_rank((3, 4, 3)))
-    for tree in (filled(TreeShape.by_rank((3, 4, 3)), budget=7), filled(_shape(), depth=2)):
+    whole = filled()
+    for tree in (filled(budget=7), filled(depth=2)):
         assert tree.tokens.tolist() == whole.tokens.tolist()[:7]
         assert tree.parents.tolist() == whole.parents.tolist()[:7]
-    assert len(filled(_shape(), depth=1)) == 3
-
-
-def _shape() -> TreeShape:
-    return TreeShape.by_rank((3, 4, 3))
+    assert len(filled(depth=1)) == 3
 
 
 def test_a_shape_may_be_any_tree() -> None:
@@ -116,10 +118,7 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
 
 
 def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
-    distribution = TokenDistribution(SAMPLED, NoiseStream(4), len(PROMPT))
-    growth = StaticGrowth(distribution, "static", _shape())
-    cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
-    tree = growth.grow(DraftState(cache, DraftContext([*PROMPT, 5], len(PROMPT), 40), 60, 9))
+    growth, tree = grown()
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
@@ -174,100 +173,87 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
     assert 0.0 < sum(sum(step.excess) for step in result.steps) <= 0.4
 
 
-CACHE_ROOT = -1
-
-
 def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
     """Return the logits after the last token, by the model as it is: [V]."""
     with torch.no_grad():
-        logits: torch.Tensor = cache_model(architecture)(torch.tensor([tokens])).logits
+        logits: torch.Tensor = model(architecture)(torch.tensor([tokens])).logits
     return logits[0, -1]
 
 
-def cache_model(architecture: str = "llama") -> torch.nn.Module:
-    instance: torch.nn.Module = tiny.model(architecture, dtype=torch.float64)
-    return instance
-
-
-def opened(architecture: str = "llama", vocab_size: int = tiny.VOCAB) -> DraftCache:
-    return DraftCache(CausalTarget(cache_model(architecture)), vocab_size)
-
-
-def cache_check(logits: torch.Tensor, architecture: str, texts: Sequence[Sequence[int]]) -> None:
-    expected = torch.stack([afresh(architecture, text) for text in texts])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
+def check_rows(
+    logits: torch.Tensor, architecture: str, text: Sequence[int], *paths: Sequence[int]
+) -> None:
+    """Check the logits after each path below a text, or after the text."""
+    expected = [afresh(architecture, [*text, *path]) for path in paths or [()]]
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "olmo3"])
 def test_a_draft_grows_forward_by_forward(architecture: str) -> None:
     text, cache = tiny.prompt(20), opened(architecture)
-    with lease(cache_model(architecture)):
-        cache_check(cache.read(text), architecture, [text])
-        cache_check(
-            cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT]), architecture, [[*text, 3], [*text, 4]]
-        )
+    with lease(model(architecture)):
+        check_rows(cache.read(text), architecture, text)
+        check_rows(cache.extend([3, 4], [ROOT, ROOT]), architecture, text, [3], [4])
         # One query that must not see the sibling of its parent, then nodes of several depths.
-        cache_check(cache.extend([5], [1]), architecture, [[*text, 4, 5]])
+        check_rows(cache.extend([5], [1]), architecture, text, [4, 5])
         first = cache.drafted
-        logits = cache.extend([6, 7, 8], [first - 1, 0, CACHE_ROOT])
-        cache_check(logits, architecture, [[*text, 4, 5, 6], [*text, 3, 7], [*text, 8]])
-        cache_check(cache.extend([9], [first]), architecture, [[*text, 4, 5, 6, 9]])
+        logits = cache.extend([6, 7, 8], [first - 1, 0, ROOT])
+        check_rows(logits, architecture, text, [4, 5, 6], [3, 7], [8])
+        check_rows(cache.extend([9], [first]), architecture, text, [4, 5, 6, 9])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
 def test_accepted_nodes_stay_and_are_not_read_again(architecture: str) -> None:
     text, cache = tiny.prompt(20), opened(architecture)
-    with lease(cache_model(architecture)):
+    with lease(model(architecture)):
         for emitted in [(4, 5, 11), (3, 12), (13,), (4, 6, 5, 14)]:
-            cache_check(cache.read(text), architecture, [text])
-            cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT])
+            check_rows(cache.read(text), architecture, text)
+            cache.extend([3, 4], [ROOT, ROOT])
             cache.extend([5, 6], [1, 1])
             cache.extend([5], [3])
             cache.commit(emitted)
             text = [*text, *emitted]
             # The last token is the next root, which is read for its logits.
             assert len(cache) == len(text) - 1
-        cache_check(cache.read(text), architecture, [text])
+        check_rows(cache.read(text), architecture, text)
 
 
 def test_what_the_draft_lacks_is_read_at_the_next_turn() -> None:
     text, cache = tiny.prompt(20), opened()
-    with lease(cache_model()):
+    with lease(model()):
         cache.read(text)
-        cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT])
+        cache.extend([3, 4], [ROOT, ROOT])
         cache.commit((4, 9, 9, 8))  # the second token was another drafter's
         assert len(cache) == len(text) + 1
         cache.commit((7, 7))  # a step without a draft of ours
         text = [*text, 4, 9, 9, 8, 7, 7]
-        cache_check(cache.read(text), "llama", [text])
+        check_rows(cache.read(text), "llama", text)
 
 
 def test_an_unfinished_draft_is_dropped() -> None:
     text, cache = tiny.prompt(20), opened()
-    with lease(cache_model()):
+    with lease(model()):
         for _ in range(2):
-            cache_check(cache.read(text), "llama", [text])
-            cache_check(
-                cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT]), "llama", [[*text, 3], [*text, 4]]
-            )
-            cache_check(cache.extend([5, 5], [0, 1]), "llama", [[*text, 3, 5], [*text, 4, 5]])
+            check_rows(cache.read(text), "llama", text)
+            check_rows(cache.extend([3, 4], [ROOT, ROOT]), "llama", text, [3], [4])
+            check_rows(cache.extend([5, 5], [0, 1]), "llama", text, [3, 5], [4, 5])
 
 
 def test_many_nodes_outgrow_the_first_mask() -> None:
     text, cache = tiny.prompt(8), opened()
-    with lease(cache_model()):
+    with lease(model()):
         cache.read(text)
         path: list[int] = []
         for slot in range(70):
-            logits = cache.extend([slot, slot + 1], [2 * slot - 2 if slot else CACHE_ROOT] * 2)
+            logits = cache.extend([slot, slot + 1], [2 * slot - 2 if slot else ROOT] * 2)
             path.append(slot)
-        cache_check(logits[:1], "llama", [[*text, *path]])
+        check_rows(logits[:1], "llama", text, [*path])
 
 
 @pytest.mark.parametrize("size", [tiny.VOCAB - 7, tiny.VOCAB + 9])
 def test_distributions_are_over_the_vocabulary_of_the_target(size: int) -> None:
     text, cache = tiny.prompt(8), opened(vocab_size=size)
-    with lease(cache_model()):
+    with lease(model()):
         logits = cache.read(text)
     shared = min(size, tiny.VOCAB)
     torch.testing.assert_close(logits[0, :shared], afresh("llama", text)[:shared])
