@@ -11,29 +11,13 @@ from typing import Any
 
 import torch
 
-from tests.support.architectures import make
+from tests.support.architectures import ARCHITECTURES, make
 
 VOCAB = 97
 EOS = "<eos>"
 
-# What an architecture needs beside the common sizes; the whole zoo is in `support.architectures`.
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 8},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
-    "qwen3_next": {
-        "head_dim": 16,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-}
+# Types that cannot do with the common sizes; the whole zoo is in `support.architectures`.
+OWN = {name: ARCHITECTURES[name].settings for name in ("mistral", "qwen3_next")}
 
 
 def model(
@@ -66,7 +50,7 @@ def _model(
         "max_position_embeddings": 512,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocab_size - 1),
     }
-    settings |= ARCHITECTURES.get(architecture, {}) | dict(overrides)
+    settings |= OWN.get(architecture, {}) | dict(overrides)
     return make(architecture, dtype, seed, **settings)
 
 

@@ -99,11 +99,12 @@ class Batch:
 
     def create(self, size: int) -> BatchDistribution:
         distributions = BatchDistribution(len(self.distributions), size, "cpu", LONGEST)
-        for row, (distribution, text) in enumerate(
-            zip(self.distributions, self.texts, strict=True)
-        ):
-            distributions.set(row, distribution, text)
+        self.fill(distributions)
         return distributions
+
+    def fill(self, distributions: BatchDistribution) -> None:
+        for row, (each, text) in enumerate(zip(self.distributions, self.texts, strict=True)):
+            distributions.set(row, each, text)
 
     def chosen(
         self, distributions: BatchDistribution, logits: torch.Tensor
@@ -259,8 +260,7 @@ def test_rows_leave_nothing_to_those_that_follow() -> None:
     names = [*PENALTIES, *DISTRIBUTIONS, None]
     distributions = Batch.of(named(names), 4, 300).create(300)
     after = Batch.of(named([*reversed(DISTRIBUTIONS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
-    for row, (each, text) in enumerate(zip(after.distributions, after.texts, strict=True)):
-        distributions.set(row, each, text)
+    after.fill(distributions)
     logits = random_logits(len(names), 4, 300)
     logits[..., :16] += 6.0
     tokens, beyond = after.chosen(distributions, logits)
@@ -301,8 +301,7 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     nobody: list[str | None] = [None] * len(names)
     for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
         batch = Batch.of(named(order), 4, 300, seed)
-        for row, (each, text) in enumerate(zip(batch.distributions, batch.texts, strict=True)):
-            distributions.set(row, each, text)
+        batch.fill(distributions)
         shapes.add(distributions.shape)
         logits = random_logits(len(names), 4, 300, seed=seed)
         tokens = compiled(distributions, batch, logits)

@@ -112,15 +112,14 @@ from ragspec.retrievers.corpus.catalogue import open_view
 from ragspec.storage.store import BUILD_PREFIX
 
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-options = dict()
 rng = np.random.default_rng(0)
 rows = [rng.integers(0, 90, 60).tolist() for _ in range(400)]
 
 def build(path):
-    CorpusIndex.build(rows[200:], None, path, vocab_size=97, segment_tokens=3000, **options).close()
+    CorpusIndex.build(rows[200:], None, path, vocab_size=97, segment_tokens=3000).close()
 
 def seal(path):
-    store = CorpusIndex.open(path, **options)
+    store = CorpusIndex.open(path)
     for row in rows[200:260]:
         store.append(row, scope="global")
     store.close()
@@ -130,7 +129,7 @@ def text(path):
     return sorted(d.tolist() for s in view.segments for d in s.documents())
 
 base = folder / "base"
-store = CorpusIndex.build(rows[:100], None, base, vocab_size=97, segment_tokens=2000, **options)
+store = CorpusIndex.build(rows[:100], None, base, vocab_size=97, segment_tokens=2000)
 store.append(rows[100], scope="global")
 store.flush()
 store.append(rows[101], scope="tenant")
