@@ -119,7 +119,7 @@ def _row_mask(
         allowed = _tree_allowed(view, view.related)
         if windowed:
             allowed &= _model_allows(view, mask_function)
-    return _additive(allowed, dtype)
+    return _additive(allowed[:, None], dtype)
 
 
 def tree_attention(
@@ -141,6 +141,9 @@ def tree_attention(
         settings: Those of transformers: scaling, dropout, softcap, s_aux (sinks), is_causal.
     """
     causal, sinks = settings.get("is_causal"), settings.get("s_aux")
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        # Another thread's lease began between this mask, which is that of sdpa, and the attention.
+        attention_mask = _additive(attention_mask, query.dtype)
     form = AttentionForm(
         mask=attention_mask,
         causal=getattr(module, "is_causal", True) if causal is None else causal,
@@ -188,9 +191,9 @@ def _unmasked(
     if plain and not joins(query, value):
         if related is None:
             return behind(query, key, value, form.scaling)
-        whole = _additive(_tree_allowed(view, related), query.dtype).to(query.device)
+        whole = _additive(_tree_allowed(view, related)[:, None], query.dtype).to(query.device)
         return attend(query, key, value, form._replace(mask=whole, causal=False))
-    mask = None if related is None else _additive(related, query.dtype).to(query.device)
+    mask = None if related is None else _additive(related[:, None], query.dtype).to(query.device)
     return by_weights(query, key, value, form._replace(mask=mask, causal=related is None))
 
 
@@ -323,6 +326,6 @@ def _covers(view: TreeView | None, key: Tensor) -> TreeView | None:
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 for allowed slots, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
+    """Return 0 for allowed slots, else minus infinity."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return mask.masked_fill_(~allowed, float("-inf"))[:, None]
+    return mask.masked_fill_(~allowed, float("-inf"))
