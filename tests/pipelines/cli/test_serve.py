@@ -40,7 +40,7 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server; return it and its address once it is ready."""
     server, address = start_only(*options)
     end = time.monotonic() + 120
-    while httpx.get(f"{address}/health").status_code != 200:
+    while httpx.get(f"{address}/health", timeout=60).status_code != 200:
         assert server.poll() is None and time.monotonic() < end
         time.sleep(0.1)
     return server, address
@@ -60,7 +60,7 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
         completed = partial(send, f"{address}/v1/completions", json=REQUESTS)
         thread = threading.Thread(target=lambda: results.append(completed()))
         thread.start()
-        while not httpx.get(f"{address}/health").json()["live"]:
+        while not httpx.get(f"{address}/health", timeout=60).json()["live"]:
             time.sleep(0.005)
         server.send_signal(signal.SIGTERM)
         thread.join()
@@ -90,7 +90,9 @@ def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -
 def test_errors_are_json_and_a_second_interrupt_is_quiet(ready: bool) -> None:
     server, address = start() if ready else start_only()
     try:
-        result = httpx.post(f"{address}/v1/completions", json=REQUESTS | {"model": "other"})
+        result = httpx.post(
+            f"{address}/v1/completions", json=REQUESTS | {"model": "other"}, timeout=60
+        )
         assert result.status_code in (503, 404) and json.loads(result.text)["error"]["code"]
         for _ in range(3):
             server.send_signal(signal.SIGINT)
