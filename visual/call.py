@@ -1,4 +1,4 @@
-"""`ImageCall`: the arguments of one call of an image pipeline, and their checks."""
+"""`ImageCall`: the arguments of one call of an image pipeline; and how a pipeline drafts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.method import Drafters
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
+from ragspec.verification.causal import CausalTarget
+from ragspec.visual.loading import NAMES
 from ragspec.visual.models.raster import Raster
+from ragspec.visual.saved import NONE
 
 OUTPUTS = ("pil", "np", "pt", "latent")
 
@@ -160,6 +165,48 @@ class ImageConfig:
     temperature: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a pipeline drafts, whatever the family.
+
+    Attributes:
+        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy;
+            None for the family's number.
+        draft_mode: How a model or a head drafts, see `HeadDrafter`; None takes the first mode that
+            the rule accepts, or "deterministic" for a rule with a budget of total variation.
+        min_expected_gain: The accepted codes that a further draft forward must promise, see
+            `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
+        batch_size: Images side by side; None for the family's number.
+    """
+
+    budget: Any = None
+    draft_mode: Any = None
+    min_expected_gain: float | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Creates the drafter of each call, or several drafters, which the engine fuses.
+
+    Attributes:
+        name: The drafter's name, several joined by "+"; None for plain decoding.
+        make: Creates the drafter for a target and its conditions.
+        model, head: The draft model and the draft head, if the drafter has one.
+    """
+
+    name: str | None
+    make: Callable[[CausalTarget, Any], Drafters | None]
+    model: Any = None
+    head: DraftHead | None = None
+
+    @property
+    def saved_name(self) -> str | None:
+        """The name that restores the drafter from a folder; None if none does."""
+        names = (self.name or NONE).split("+")
+        return "+".join(names) if set(names) <= set(NAMES) else None
+
+
 def seeds_of(
     generator: torch.Generator | Sequence[torch.Generator] | None, count: int
 ) -> list[int]:
@@ -209,7 +256,7 @@ def some(value: Any) -> list[Any]:
     return many
 
 
-def _is_one(value: Any) -> bool:
+def _is_one(value: object) -> bool:
     """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
     if isinstance(value, str) or getattr(value, "ndim", None) == 0:
         return True
@@ -230,7 +277,7 @@ def checked_texts(texts: list[Any]) -> list[str]:
     return texts
 
 
-def negatives_of(negative: list[Any] | None, prompts: int) -> list[str]:
+def negatives_of(negative: Sequence[object] | None, prompts: int) -> list[str]:
     """Return a negative prompt for each of some prompts; "" for none.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf, isqrt
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import NAMES, names, resolve, unknown
@@ -56,15 +56,15 @@ LIMITS: Mapping[str, tuple[float, float, str]] = MappingProxyType(
 )
 
 
-def check_setting(name: str, value: Any) -> None:
+def check_setting(name: str, value: object) -> None:
     """Raise InputError if the value of a setting is outside its limits."""
     least, most, expected = LIMITS[name]
-    number = whole(value) is not None if name in WHOLE else is_number(value)
-    if not (number and least <= value < most):
+    number = whole(value) if name in WHOLE else value if is_number(value) else None
+    if number is None or not least <= number < most:
         raise InputError(f"got {name}={value!r}; expected {expected}.")
 
 
-def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, Any]) -> None:
+def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, object]) -> None:
     """Raise an error for a rule, or for settings, that image models of a kind do not have.
 
     Args:
@@ -84,7 +84,7 @@ def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, Any]) 
         check_settings(rule, settings.keys() - beside, {*RULE_SETTINGS.get(rule, ())})
 
 
-def check_drafters(drafters: Sequence[Any], mode: Any, several: bool = True) -> None:
+def check_drafters(drafters: Sequence[object], mode: str | None, several: bool = True) -> None:
     """Raise InputError for drafters that do not fit each other, or the drafts that a rule needs."""
     number = len(drafters)
     if number > 1 and not several:
@@ -108,7 +108,7 @@ def relaxed() -> dict[str, str]:
     return {name: setting for name, setting in every.items() if setting is not None}
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether the value's type is a real number's; booleans do not count."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -146,7 +146,7 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
     return number
 
 
-def check_images(images: Any, channels: int, reduction: int) -> None:
+def check_images(images: object, channels: int, reduction: int) -> None:
     """Raise InputError unless images are floats [B, C, H, W] in [-1, 1], sides in whole codes.
 
     Args:

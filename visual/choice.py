@@ -6,21 +6,25 @@ states. Jacobi drafting needs no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+from transformers import PreTrainedModel
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import RuleError
+from ragspec.errors import RuleError, UnsupportedModelError
+from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.verification.causal import CausalTarget
+from ragspec.visual.call import DraftSource, PipelineOptions
 from ragspec.visual.checks import check_drafters
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import HEAD, JACOBI, MODEL, NAMES, find_draft
+from ragspec.visual.loading import HEAD, JACOBI, MODEL, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
 from ragspec.visual.saved import AUTO, NONE
 
@@ -31,57 +35,29 @@ _PREFERENCE = (
     DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
     DraftKind.DETERMINISTIC,
 )
-Drafters = Drafter | Sequence[Drafter] | None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """How a pipeline drafts, whatever the family.
+def family_of(kind: str | None, described: str) -> type[Family]:
+    """Return the family of models of a model_type.
 
-    Attributes:
-        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy;
-            None for the family's number.
-        draft_mode: How a model or a head drafts, see `HeadDrafter`; None takes the first mode that
-            the rule accepts, or "deterministic" for a rule with a budget of total variation.
-        min_expected_gain: The accepted codes that a further draft forward must promise, see
-            `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
-        batch_size: Images side by side; None for the family's number.
+    Args:
+        described: What was given, for the message.
+
+    Raises:
+        UnsupportedModelError: No family has it.
     """
-
-    budget: Any = None
-    draft_mode: Any = None
-    min_expected_gain: float | None = None
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftSource:
-    """Creates the drafter of each call, or several drafters, which the engine fuses.
-
-    Attributes:
-        name: The drafter's name, several joined by "+"; None for plain decoding.
-        make: Creates the drafter for a target and its conditions.
-        model, head: The draft model and the draft head, if the drafter has one.
-    """
-
-    name: str | None
-    make: Callable[[Any, Any], Drafters]
-    model: Any = None
-    head: Any = None
-
-    def __call__(self, target: Any, conditions: Any = None) -> Drafters:
-        """Create the drafter of a call."""
-        return self.make(target, conditions)
-
-    @property
-    def saved_name(self) -> str | None:
-        """The name that restores the drafter from a folder; None if none does."""
-        names = (self.name or NONE).split("+")
-        return "+".join(names) if set(names) <= set(NAMES) else None
+    for name in reversed(list(names("family"))):  # those of other packages last
+        family: type[Family] = resolve("family", name)
+        if family.kind == kind:
+            return family
+    raise UnsupportedModelError(
+        f"got {described}; expected an image model of one of the families "
+        f"{', '.join(names('family'))}. Give the model itself, and its tokenizer."
+    )
 
 
 def choose_drafter(
-    drafter: Any, family: Family, settings: PipelineOptions, named: bool = True
+    drafter: object, family: Family, settings: PipelineOptions, named: bool = True
 ) -> DraftSource:
     """Return the source of a pipeline's drafters.
 
@@ -122,21 +98,21 @@ def choose_drafter(
             lambda target, conditions: family.model_drafter(drafter, target, conditions, settings),
             drafter,
         )
-    expect_drafter(drafter)
-    return DraftSource(drafter.name, lambda target, conditions: drafter)
+    created = expect_drafter(drafter)
+    return DraftSource(created.name, lambda target, conditions: created)
 
 
 def _together(sources: Sequence[DraftSource]) -> DraftSource:
     """Combine several sources into one, with the first model and the first head among them."""
     return DraftSource(
         "+".join(str(each.name) for each in sources),
-        lambda target, conditions: [cast("Drafter", each(target, conditions)) for each in sources],
+        lambda *call: [cast("Drafter", each.make(*call)) for each in sources],
         next((each.model for each in sources if each.model is not None), None),
         next((each.head for each in sources if each.head is not None), None),
     )
 
 
-def _load(drafter: str | Path, family: Family) -> Any:
+def _load(drafter: str | Path, family: Family) -> DraftHead | PreTrainedModel:
     """Return the draft model or head of a name, a folder or a file."""
     path = find_draft(drafter, family.folder)
     if path.is_file():
@@ -144,7 +120,9 @@ def _load(drafter: str | Path, family: Family) -> Any:
     return open_head(path) if holds_head(path) else family.load_draft(path)
 
 
-def _head_drafter(head: DraftHead, settings: PipelineOptions, target: Any, _: Any) -> Drafter:
+def _head_drafter(
+    head: DraftHead, settings: PipelineOptions, target: CausalTarget, _: object
+) -> Drafter:
     from ragspec.drafters.heads.drafter import HeadDrafter
 
     gain = settings.min_expected_gain

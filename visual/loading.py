@@ -11,22 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec.errors import ModelNotFoundError, UnknownNameError, UnsupportedModelError
 from ragspec.models.checks import CONFIG, check_tensors
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean, names, resolve, unknown
 from ragspec.visual.saved import AUTO, NONE, RELAXATION, SETUP
-
-if TYPE_CHECKING:
-    import torch
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
@@ -74,10 +65,9 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         name=str(name),
         target=target,
         tokenizer=next((place for place in places if is_model(place)), None),
-        draft=_if_model(root / "draft"),
-        head=_if_model(root / "head"),
         relaxation=root / RELAXATION if (root / RELAXATION).is_file() else None,
         index=root / SETUP if (root / SETUP).is_file() else None,
+        **{part: root / part for part in ("draft", "head") if is_model(root / part)},
     )
 
 
@@ -86,7 +76,6 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
 
     Args:
         drafter: Its path, or "model" or "head" for the one beside the target.
-        folder: Of the target.
     """
     text, path = str(drafter), Path(drafter).expanduser()
     if text in NAMES:
@@ -109,58 +98,10 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return path
 
 
-def load_weights(
-    kind: str, model_class: Any, folder: Path, device: torch.device, dtype: str | torch.dtype
-) -> Any:
-    """Return the model of a folder, in eval mode on the device.
-
-    Args:
-        kind: The model_type.
-        model_class: Its class, or the name of one of transformers.
-
-    Raises:
-        ModelNotFoundError, UnsupportedModelError: The folder holds no model, or another kind.
-        ModelError: The model does not load, or lacks weights.
-    """
-    from safetensors import SafetensorError
-
-    from ragspec.models.device import pick_dtype
-
-    actual = read_kind(folder, kind)
-    if actual not in (None, kind):
-        raise UnsupportedModelError(
-            f"{folder} is a {actual!r} model; expected {kind!r}.{_advice(actual)}"
-        )
-    if isinstance(model_class, str):
-        import transformers
-
-        model_class = getattr(transformers, model_class)
-    try:
-        model, info = model_class.from_pretrained(
-            folder,
-            dtype=pick_dtype(dtype, device),
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise ModelError(
-            f"{folder} does not load as a {model_class.__name__} ({error}); expected what its "
-            "save_pretrained wrote. Copy it again."
-        ) from error
-    if info["missing_keys"]:  # transformers would use random ones
-        lacking = ", ".join(sorted(info["missing_keys"])[:3])
-        raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
-    return model.to(device).eval()
-
-
 def read_kind(folder: Path, expected: str = "") -> str | None:
     """Return the kind of model in a folder's configuration; None if it names none.
 
     Args:
-        folder: Of the model.
         expected: The kind of model to name if there is no configuration.
 
     Raises:
@@ -193,16 +134,16 @@ def class_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return () if unnamed else names
 
 
-def expect_kind(model: Any, kind: str) -> None:
+def expect_kind(model: object, kind: str) -> None:
     """Raise UnsupportedModelError for a model of another kind; the message names its family."""
     actual = kind_of_model(model)
     if actual != kind:
         raise UnsupportedModelError(
-            f"got a {type(model).__name__} of type {actual!r}; expected {kind!r}.{_advice(actual)}"
+            f"got a {type(model).__name__} of type {actual!r}; expected {kind!r}.{advice(actual)}"
         )
 
 
-def kind_of_model(model: Any) -> Any:
+def kind_of_model(model: object) -> str | None:
     """Return the model_type of a model; None for other objects, targets among them."""
     from torch.nn import Module
 
@@ -211,27 +152,8 @@ def kind_of_model(model: Any) -> Any:
     return getattr(getattr(model, "config", None), "model_type", None)
 
 
-def family_of(kind: Any, described: str) -> Any:
-    """Return the family of models of a model_type.
-
-    Args:
-        kind: The model_type.
-        described: What was given, for the message.
-
-    Raises:
-        UnsupportedModelError: No family has it.
-    """
-    for name in reversed(list(names("family"))):  # those of other packages last
-        family = resolve("family", name)
-        if family.kind == kind:
-            return family
-    raise UnsupportedModelError(
-        f"got {described}; expected an image model of one of the families "
-        f"{', '.join(names('family'))}. Give the model itself, and its tokenizer."
-    )
-
-
-def _advice(kind: Any) -> str:
+def advice(kind: str | None) -> str:
+    """Return the family of a kind of model, for a message; empty if there is none."""
     every = {resolve("family", name).kind: name for name in names("family")}
     return f" Use family={every[kind]!r}." if kind in every else ""
 
@@ -239,10 +161,6 @@ def _advice(kind: Any) -> str:
 def is_model(folder: Path) -> bool:
     """Return whether a folder holds the configuration of a model."""
     return (folder / CONFIG).is_file()
-
-
-def _if_model(folder: Path) -> Path | None:
-    return folder if is_model(folder) else None
 
 
 def _elsewhere(name: str, tried: Path, offline: bool) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,8 +82,8 @@ class ImageStats:
     repeatable: bool = True
 
     @classmethod
-    def of(cls, samples: Sequence[ImageSample], **more: Any) -> ImageStats:
-        """Return the statistics of images, and the fields that none of them has."""
+    def of(cls, samples: Sequence[ImageSample]) -> ImageStats:
+        """Return the statistics of images, without their seeds and the time."""
 
         def stacked(name: str) -> Any:
             values = [getattr(each, name) for each in samples]
@@ -94,7 +94,6 @@ class ImageStats:
             gaps=[each.gaps for each in samples],
             reports=[each.report for each in samples if each.report is not None],
             prefixes=sum(each.prefixes for each in samples),
-            **more,
         )
 
     @property
@@ -177,7 +176,7 @@ class ImageStats:
             )
         return line + ("" if self.repeatable else ", not repeatable (the budget goes by the clock)")
 
-    def _distance(self, over: Any) -> float | None:
+    def _distance(self, over: Callable[..., float]) -> float | None:
         if self.distances is None or np.isnan(self.distances).all():
             return None
         return float(over(self.distances))

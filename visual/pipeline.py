@@ -18,7 +18,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.goodput import AutoBudget
 from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.errors import InputError, ModelError
@@ -28,10 +30,10 @@ from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
-from ragspec.visual.call import ImageCall
-from ragspec.visual.choice import PipelineOptions, choose_drafter, mode_for
+from ragspec.visual.call import ImageCall, PipelineOptions
+from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import ImageFolder, family_of, find_folder, kind_of_model, read_kind
+from ragspec.visual.loading import ImageFolder, find_folder, kind_of_model, read_kind
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
 from ragspec.visual.saved import AUTO, SETUP, as_saved, write_setup
@@ -68,9 +70,9 @@ class ImagePipeline:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         tokenizer: Any = None,
-        drafter: Any = None,
+        drafter: object = None,
         rule: str | Rule = AUTO,
         *,
         family: type[Family] | str | None = None,
@@ -110,7 +112,7 @@ class ImagePipeline:
     def from_pretrained(
         cls,
         name: str | Path = "tiles",
-        drafter: Any = AUTO,
+        drafter: object = AUTO,
         rule: str | Rule = AUTO,
         *,
         family: type[Family] | str | None = None,
@@ -173,7 +175,7 @@ class ImagePipeline:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self, *args: object, **kwargs: object) -> Self:
         """Move all models to a device, and target and draft model to a dtype."""
         for module in (self.model, self.draft):
             if module is not None:
@@ -182,7 +184,7 @@ class ImagePipeline:
             module.to(self.device)
         return self
 
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+    def save_pretrained(self, save_directory: str | Path, **options: object) -> None:
         """Write all models and settings to a folder for `from_pretrained`.
 
         If the pipeline uses no other draft model or head, those beside the target are copied. The
@@ -231,7 +233,7 @@ class ImagePipeline:
                     shutil.rmtree(root / path.name)
                 path.replace(root / path.name)
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, object]:
         """Return the settings to save beside the rule."""
         budget: Any = AUTO if isinstance(self.budget, AutoBudget) else None
         return {
@@ -243,7 +245,7 @@ class ImagePipeline:
             "min_expected_gain": self._options.min_expected_gain,
         }
 
-    def set_progress_bar_config(self, **config: Any) -> None:
+    def set_progress_bar_config(self, **config: object) -> None:
         """Set the arguments of the progress bar, such as disable=True."""
         self._bar = config
 
@@ -292,10 +294,10 @@ class ImagePipeline:
             pictures: Any = [state.images[number] for number in range(len(seeds))]
         else:
             pictures = self.decode(values, state.call.output_type)
-        figures = {"seconds": state.seconds, "seeds": tuple(seeds), "repeatable": repeatable}
+        stats = replace(ImageStats.of(samples), seconds=state.seconds, seeds=tuple(seeds))
         return ImageOutput(
             images=pictures,
-            stats=ImageStats.of(samples, **figures),
+            stats=replace(stats, repeatable=repeatable),
             acceptance_map=np.stack([each.map for each in samples]),
             label=weakest([each.label for each in samples]),
             codes=values if latents is None else None,
@@ -315,7 +317,9 @@ class ImagePipeline:
         return as_images(pixels, output_type)
 
 
-def _budget(family: type[Family], budget: Any) -> tuple[Any, int]:
+def _budget(
+    family: type[Family], budget: int | str | BudgetPolicy | None
+) -> tuple[BudgetPolicy, int]:
     """Return the policy of a budget, and its number of draft nodes, or the family's number."""
     policy = make_budget(family.nodes if budget is None else budget)
     nodes = policy.nodes if isinstance(policy, FixedBudget) else family.nodes

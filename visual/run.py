@@ -25,9 +25,7 @@ class CallState:
 
     Attributes:
         pipe: The `ImagePipeline`.
-        call: Its arguments.
         conditions: Of the family, one for each prompt or class.
-        raster: The grid of codes.
         bar: The progress bar.
         images: Each complete image by its number, if `on_image` receives them.
         seconds: Wall time so far, without decoding images.
@@ -93,7 +91,7 @@ class CallState:
         engine = Engine(
             target,
             None,
-            pipe.source(target, self.conditions),
+            pipe.source.make(target, self.conditions),
             budget=pipe.budget,
             rule=family.judging(pipe.rule),
             max_batch_size=pipe.batch_size,
@@ -140,7 +138,7 @@ class Progress:
         target: The engine's; None without it.
     """
 
-    def __init__(self, state: CallState, numbers: Sequence[int], target: Any = None) -> None:
+    def __init__(self, state: CallState, numbers: Sequence[int], target: object = None) -> None:
         self.state, self._numbers, self._target = state, numbers, target
         self._name, self._tensor = state.pipe.family.step_tensor(target)
         self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)

@@ -23,14 +23,12 @@ _DRAFTING = ("draft_mode", "min_expected_gain")  # apply with the saved drafter 
 
 
 def write_setup(
-    root: Path, rule: str | None, settings: dict[str, Any], more: dict[str, Any]
+    root: Path, rule: str | None, settings: dict[str, object], more: dict[str, object]
 ) -> None:
     """Write the settings of a pipeline, except those that are None, into its folder.
 
     Args:
-        root: The folder.
         rule: Its name; None for a Rule without one, which is not saved, with a warning.
-        settings: Of the rule.
         more: Drafter, budget and further arguments.
     """
     record = {key: value for key, value in more.items() if value is not None}
@@ -53,10 +51,6 @@ def as_saved(
     """Return drafter, rule and settings with the saved values in place of "auto".
 
     If a rule is passed, no saved value applies. If a drafter is passed, the saved one does not.
-
-    Args:
-        path: The saved file; None without one.
-        drafter, rule, settings: As passed.
 
     Raises:
         ModelError: The file cannot be read.
@@ -83,7 +77,7 @@ def as_saved(
     return drafter, name or AUTO, {**saved, **passed}
 
 
-def relaxation_of(path: Path | None, rule: str) -> dict[str, Any]:
+def relaxation_of(path: Path | None, rule: str) -> dict[str, float]:
     """Return a rule's measured settings from a model's file; empty if there are none.
 
     Raises:

@@ -188,8 +188,8 @@ class Drafter(ABC):
             drafter.fits(model, tokenizer)
 
 
-def expect_drafter(drafter: object) -> None:
-    """Raise InputError unless the object is a drafter; a drafter class is none."""
+def expect_drafter(drafter: object) -> Drafter:
+    """Return a drafter; raise InputError for another object, a drafter class included."""
     if not isinstance(drafter, Drafter):
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
@@ -197,3 +197,4 @@ def expect_drafter(drafter: object) -> None:
             f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
             "store.drafter(), or a list of these."
         )
+    return drafter

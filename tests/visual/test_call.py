@@ -75,8 +75,7 @@ def test_texts_are_checked() -> None:
     for text in ("", "  ", 3):
         with pytest.raises(InputError, match="a few words"):
             checked_texts(["cat", text])
-    empty: list[Any] = [[], torch.tensor([]), ()]
-    for nothing in empty:
+    for nothing in (list[str](), torch.tensor([]), ()):
         with pytest.raises(InputError, match="empty list"):
             some(nothing)
     assert some("cat") == ["cat"] and some(3) == [3] and some((1, "cat")) == [1, "cat"]

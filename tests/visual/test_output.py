@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ GRID = Raster(3, 3)
 
 def stats_of(generations: list[Generation], seconds: float) -> ImageStats:
     seeds = tuple(each.report.seed or 0 for each in generations)
-    return ImageStats.of(samples_of(generations, GRID), seconds=seconds, seeds=seeds)
+    return replace(ImageStats.of(samples_of(generations, GRID)), seconds=seconds, seeds=seeds)
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:

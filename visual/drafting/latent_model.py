@@ -16,8 +16,8 @@ from ragspec.drafters.method import Method
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.latents.target import LatentDraws
-from ragspec.visual.masked.target import picture_of
+from ragspec.visual.latents.target import LatentDraws, LatentTarget
+from ragspec.visual.masked.target import MaskedTarget, picture_of
 
 MIN_EXPECTED_GAIN = 0.1
 _RATE = 0.1
@@ -44,7 +44,7 @@ class LatentDrafter(Drafter):
 
     def __init__(
         self,
-        draft: Any,
+        draft: LatentTarget | MaskedTarget | None,
         target: LatentDraws,
         window: int = 16,
         min_expected_gain: float = MIN_EXPECTED_GAIN,
@@ -52,7 +52,8 @@ class LatentDrafter(Drafter):
     ) -> None:
         assert draft is None or draft.table is target.table
         self.name = "jacobi" if draft is None else "model"
-        self.draft, self.target, self.window = draft, target, window
+        self.draft: Any = draft
+        self.target, self.window = target, window
         self.min_expected_gain, self.begin = min_expected_gain, begin
 
     def open(self, request: DraftRequest) -> LatentSession:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError, TokenizerMismatchError
-from ragspec.models.device import pick_device
+from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.models.device import pick_device, pick_dtype
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import whole
-from ragspec.visual.call import ImageCall, ImageConfig
+from ragspec.verification.causal import CausalTarget
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import class_number
-from ragspec.visual.loading import ImageFolder, expect_kind, kind_of_model, load_weights
+from ragspec.visual.loading import ImageFolder, advice, expect_kind, kind_of_model, read_kind
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
@@ -50,7 +53,7 @@ class Family:
     """
 
     kind: ClassVar[str]  # the model_type of its models
-    model_class: ClassVar[Any]  # of its models, or the name of one of transformers
+    model_class: ClassVar[type[PreTrainedModel] | str]  # of its models, or a name in transformers
     guidance: ClassVar[float] = 2.0  # the default guidance_scale
     default_rule: ClassVar[str] = "exact"
     plain_rule: ClassVar[str | None] = None  # the name of drawing without the engine, if it does
@@ -65,11 +68,14 @@ class Family:
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
 
     codec: Any
+    tokenizer: Any
     raster: Raster
     class_names: tuple[str, ...] = ()
     text_encoder: Any = None
 
-    def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: object, folder: ImageFolder | None = None
+    ) -> None:
         expect_kind(model, self.kind)
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
 
@@ -79,12 +85,11 @@ class Family:
         folder: ImageFolder,
         device: torch.device,
         dtype: str | torch.dtype,
-        options: dict[str, Any],
-    ) -> tuple[Any, Any]:
+        options: dict[str, object],
+    ) -> tuple[PreTrainedModel, object]:
         """Return the model and the tokenizer of a folder or a published file.
 
         Args:
-            folder: Where they are.
             device, dtype: Of the models; dtype as in `pick_dtype`.
             options: Keywords of `from_pretrained`; those about loading are removed: tokenizer, an
                 object to use in place of the folder's.
@@ -96,7 +101,7 @@ class Family:
         return model, options.pop("tokenizer", None) or cls.load_tokenizer(folder)
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+    def load_tokenizer(cls, folder: ImageFolder) -> object:
         """Return the tokenizer of a folder, or where it is.
 
         Raises:
@@ -107,36 +112,64 @@ class Family:
     @classmethod
     def load_model(
         cls, folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
-    ) -> Any:
+    ) -> PreTrainedModel:
         """Return the model of a folder, in eval mode on the device.
 
         Raises:
             ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
             InputError: The device or dtype is not available.
         """
-        return load_weights(cls.kind, cls.model_class, folder, pick_device(device), dtype)
+        from safetensors import SafetensorError
 
-    def save(self, root: Path, **options: Any) -> None:
+        place, actual = pick_device(device), read_kind(folder, cls.kind)
+        if actual not in (None, cls.kind):
+            raise UnsupportedModelError(
+                f"{folder} is a {actual!r} model; expected {cls.kind!r}.{advice(actual)}"
+            )
+        kind = cls.model_class
+        loader = getattr(transformers, kind) if isinstance(kind, str) else kind
+        try:
+            model, info = loader.from_pretrained(
+                folder,
+                dtype=pick_dtype(dtype, place),
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise ModelError(
+                f"{folder} does not load as a {loader.__name__} ({error}); expected what its "
+                "save_pretrained wrote. Copy it again."
+            ) from error
+        if info["missing_keys"]:  # transformers would use random ones
+            lacking = ", ".join(sorted(info["missing_keys"])[:3])
+            raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
+        return model.to(place).eval()
+
+    def save(self, root: Path, **options: object) -> None:
         """Write the model and the tokenizer to a folder for `load`."""
-        raise NotImplementedError
+        self.model.save_pretrained(root, **options)
+        self.tokenizer.save_pretrained(root)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The further arguments of the constructor to save."""
         return {}
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts that other pipelines may share."""
         return {"model": self.model, "tokenizer": self.tokenizer, "folder": self.folder}
 
     @property
-    def trunk(self) -> Any:
+    def trunk(self) -> PreTrainedModel:
         """The transformer that reads conditions, and codes or latents."""
         return self.model
 
     @property
-    def modules(self) -> dict[str, Any]:
+    def modules(self) -> dict[str, torch.nn.Module]:
         """The torch modules beside the model, by name; they move, but keep their dtype."""
         vq = getattr(self.codec, "model", None)
         encoder = getattr(self.text_encoder, "model", None)
@@ -184,7 +217,7 @@ class Family:
         """
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
-    def conditions(self, call: ImageCall, raster: Raster) -> Any:
+    def conditions(self, call: ImageCall, raster: Raster) -> Sized:
         """Return the conditions of a call, one for each prompt or class.
 
         Raises:
@@ -192,7 +225,7 @@ class Family:
         """
         raise NotImplementedError
 
-    def open(self, model: Any, conditions: Any, config: ImageConfig) -> Any:
+    def open(self, model: PreTrainedModel, conditions: Any, config: ImageConfig) -> CausalTarget:
         """Return a target of the engine over this model, or over a draft model."""
         raise NotImplementedError
 
@@ -217,14 +250,7 @@ class Family:
         return "codes", torch.clone
 
     def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
-        """Return the codes or latents [1, h, w, ...] of one complete image.
-
-        Args:
-            target: Of the call.
-            row: The number of the image in it.
-            tokens: Of the image.
-            raster: Its grid.
-        """
+        """Return the codes or latents [1, h, w, ...] of the complete image of a row."""
         return codes_of([tokens], raster)
 
     def pixels(self, codes: Tensor) -> Tensor:
@@ -261,8 +287,8 @@ class Family:
         """Return the rule of a call, which also measures the NLL gap of each code."""
         return Surprising(rule)
 
-    def settle(self, rule: Rule, drafter: Any, nodes: int) -> None:
-        """Take note of the rule, the drafter (a `DraftSource`) and the draft nodes of a pipeline.
+    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
+        """Take note of the rule, the drafter and the draft nodes of a pipeline.
 
         Raises:
             InputError: They do not fit.
@@ -277,15 +303,15 @@ class Family:
         """
         return "jacobi" if mode in ("coupled", "sampled") else "model"
 
-    def load_draft(self, path: Path) -> Any:
+    def load_draft(self, path: Path) -> PreTrainedModel:
         """Return the draft model of a folder or a published file."""
         return self.load_model(path, self.model.device, self.model.dtype)
 
-    def shared(self, model: Any) -> dict[str, Any]:
+    def shared(self, model: PreTrainedModel) -> dict[str, object]:
         """Return what a draft model must have in common with its target, by name."""
         return {}
 
-    def check_draft(self, draft: Any) -> bool:
+    def check_draft(self, draft: object) -> bool:
         """Return whether an object is a draft model of this family.
 
         Raises:
@@ -308,14 +334,10 @@ class Family:
                 )
         return True
 
-    def model_drafter(self, draft: Any, target: Any, conditions: Any, settings: Any) -> Drafter:
-        """Return a drafter that runs a smaller model under equal conditions and guidance.
-
-        Args:
-            draft: The smaller model.
-            target, conditions: Of the call.
-            settings: `PipelineOptions` with a mode.
-        """
+    def model_drafter(
+        self, draft: PreTrainedModel, target: Any, conditions: Any, settings: PipelineOptions
+    ) -> Drafter:
+        """Return a drafter that runs a smaller model under equal conditions and guidance."""
         from ragspec.drafters.model.drafter import ModelDrafter
 
         raster = target.raster or self.raster
@@ -326,7 +348,7 @@ class Family:
             min_expected_gain=settings.min_expected_gain,
         )
 
-    def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
+    def jacobi_drafter(self, target: Any, settings: PipelineOptions) -> Drafter:
         """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
@@ -340,15 +362,15 @@ class Family:
         )
 
 
-def _same(expected: Any, actual: Any) -> bool:
+def _same(expected: object, actual: object) -> bool:
     """Return whether two values are equal; numbers that are not whole may be rounded."""
     if not isinstance(expected, float | list):
         return bool(expected == actual)
-    same_shape = np.shape(expected) == np.shape(actual)
-    return same_shape and np.allclose(actual, expected, _ROUNDED, _ROUNDED)
+    first, second = np.asarray(expected), np.asarray(actual)
+    return first.shape == second.shape and np.allclose(second, first, _ROUNDED, _ROUNDED)
 
 
-def without_settings(rule: Any, settings: dict[str, Any]) -> Rule:
+def without_settings(rule: object, settings: dict[str, object]) -> Rule:
     """Return a Rule; raise InputError for another object, or for settings beside it."""
     if settings:
         raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ragspec.errors import ModelError, TokenizerMismatchError
 from ragspec.visual.call import ImageCall
@@ -35,7 +35,7 @@ class ChameleonTarget(TextCodesTarget):
     kind = "chameleon"
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the text decoder, and the codes."""
         return model.model, codes_in_order(model.model.vocabulary_mapping.img2bpe)
 
@@ -58,7 +58,7 @@ class Chameleon(PromptFamily):
     target = ChameleonTarget
     guidance = 3.0
 
-    def decoder(self, vq: Any) -> Any:
+    def decoder(self, vq: str | Path | nn.Module | VQTokenizer | None) -> ModelVQ | VQTokenizer:
         """Return a decoder that has the model's code-book; without `vq` the code-book alone."""
         model_book = ModelVQ(self.model.model.vqmodel)
         if vq is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.visual.families.multimodal import (
     Ids,
@@ -41,7 +42,7 @@ class Emu3Target(TextCodesTarget):
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the text decoder, and the codes and the line end."""
         mapping = model.vocabulary_mapping
         return model.model.text_model, [*codes_in_order(mapping.img2bpe), mapping.eol_token_id]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelError
 from ragspec.trees.draft_tree import DraftTree
@@ -31,14 +30,14 @@ class ImageGPTTarget(MultimodalTarget):
 
     kind = "imagegpt"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         expect_kind(model, self.kind)
         size = int(model.config.n_positions)
         super().__init__(model, [[model.config.vocab_size - 1]], raster=square(size))
         self.max_length = size + 1  # the last code is never an input
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the transformer, and the codes."""
         return model.transformer, range(model.config.vocab_size - 1)
 
@@ -102,7 +101,9 @@ class ImageGPT(Family):
     guidance = 1.0
     condition = None
 
-    def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: object, folder: ImageFolder | None = None
+    ) -> None:
         super().__init__(model, tokenizer, folder)
         clusters = getattr(tokenizer, "clusters", None)
         codes = int(model.config.vocab_size) - 1
@@ -115,7 +116,7 @@ class ImageGPT(Family):
         self.raster = square(int(model.config.n_positions))
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+    def load_tokenizer(cls, folder: ImageFolder) -> object:
         """Return the image processor of a folder as transformers writes it."""
         from transformers import ImageGPTImageProcessor
 
@@ -127,11 +128,6 @@ class ImageGPT(Family):
                 "preprocessor_config.json with the clusters of colours. Copy it there."
             ) from error
 
-    def save(self, root: Path, **options: Any) -> None:
-        """Write the model and its image processor."""
-        self.model.save_pretrained(root, **options)
-        self.tokenizer.save_pretrained(root)
-
     def check(self, call: ImageCall) -> None:
         """Raise InputError for conditions, guidance or fixed codes."""
         super().check(call)
@@ -140,10 +136,12 @@ class ImageGPT(Family):
         if call.guidance_scale not in (None, 1):
             raise InputError("got guidance_scale; expected none: ImageGPT has no conditions.")
 
-    def conditions(self, call: ImageCall, raster: Raster) -> Any:
+    def conditions(self, call: ImageCall, raster: Raster) -> tuple[None]:
         """Return one condition, that of nothing."""
         return (None,)
 
-    def open(self, model: Any, conditions: Any, config: ImageConfig) -> Any:
+    def open(
+        self, model: PreTrainedModel, conditions: object, config: ImageConfig
+    ) -> ImageGPTTarget:
         """Return an `ImageGPTTarget`."""
         return ImageGPTTarget(model)

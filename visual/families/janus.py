@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.errors import InputError
 from ragspec.visual.call import ImageCall
@@ -27,7 +28,7 @@ class JanusTarget(MultimodalTarget):
     kind = "janus"
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the language model, and the codes."""
         codes = range(model.model.generation_embeddings.num_embeddings)
         return model.model.language_model, codes
@@ -40,8 +41,7 @@ class JanusTarget(MultimodalTarget):
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""
-        embedded: Tensor = self.model.prepare_embeddings_for_image_generation(codes)
-        return embedded
+        return torch.as_tensor(self.model.prepare_embeddings_for_image_generation(codes))
 
 
 def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
@@ -89,10 +89,9 @@ class Janus(PromptFamily):
         # A processor's template reads a list of parts, a tokenizer's template reads a string.
         parts = "'text'" in chat or '"text"' in chat or ".text" in chat
         content: Any = [{"type": "text", "text": prompt}] if parts else prompt
-        text: str = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        return text
+        turns = [{"role": "user", "content": content}]
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return str(self.tokenizer.apply_chat_template(turns, **options))
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
         """Return the prompt with padding in place of its words."""

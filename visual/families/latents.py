@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
-from ragspec.visual.call import ImageCall, ImageConfig
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -29,7 +30,9 @@ from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.table import Judged, LatentTable
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.loading import ImageFolder
+from ragspec.visual.models.captions import Captions
 from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.output import ImageSample, codes_of, samples_of
@@ -116,19 +119,20 @@ class Latents(LatentFamily, LlamaGen):
     """
 
     kind = "ragspec-latents"
+    model: LatentModel
     model_class = LatentModel
     options = DENOISING[kind] | {"text_encoder"}
     unsupported = ("temperature", *LatentFamily.unsupported)
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: LatentModel,
+        tokenizer: VQTokenizer,
         folder: ImageFolder | None = None,
         *,
         steps: int | None = None,
         floor: float | None = None,
-        text_encoder: Any = None,
+        text_encoder: str | Path | Captions | None = None,
     ) -> None:
         super().__init__(model, tokenizer, folder, text_encoder=text_encoder)
         config, self._nodes = model.config, self.nodes
@@ -137,54 +141,56 @@ class Latents(LatentFamily, LlamaGen):
         )
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The further arguments of the constructor to save."""
         return {"steps": self.schedule.steps, "floor": self.schedule.floor}
 
     @property
-    def trunk(self) -> Any:
+    def trunk(self) -> LlamaGenModel:
         """The transformer that reads conditions and latents."""
         return self.model.trunk
 
-    def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
+    def open(self, model: LatentModel, conditions: Conditions, config: ImageConfig) -> LatentTarget:
         """Return a `LatentTarget`."""
         table = conditions.table(model.trunk)
         return LatentTarget(model, table, config.guidance_scale, self.schedule)
 
     @torch.no_grad()
     def samples(
-        self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
+        self, generations: Sequence[Generation], target: LatentTarget, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
         """Return the latents, and what became of the drafts."""
         samples = list[ImageSample]()
         for sample, generation in zip(samples_of(generations, raster), generations, strict=True):
-            outcomes, distances = map(raster.grid, self.outcomes(generation, target.table, rule))
+            outcomes, distances = self.outcomes(generation, target.table, rule)
+            outcomes, distances = raster.grid(outcomes), raster.grid(distances)
             latents = self.model.restored(target.table.latents[sample.values])
             samples.append(replace(sample, values=latents, outcomes=outcomes, distances=distances))
         return samples
 
     @torch.no_grad()
-    def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
+    def values(self, target: LatentTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the latents [1, h, w, D] of one complete image."""
-        latents: Tensor = self.model.restored(target.table.latents[codes_of([tokens], raster)])
-        return latents
+        return self.model.restored(target.table.latents[codes_of([tokens], raster)])
 
-    def settle(self, rule: Rule, drafter: Any, nodes: int) -> None:
+    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
         """Take note of the most latents in a draft of "jacobi"."""
         self._nodes = max(1, nodes)
 
-    def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
+    def jacobi_drafter(self, target: LatentTarget, settings: PipelineOptions) -> Drafter:
         """Return a drafter from the target's last forward."""
         return JacobiDrafter(self._nodes, width=self.raster.width)
 
-    def model_drafter(self, draft: Any, target: Any, conditions: Any, settings: Any) -> Drafter:
+    def model_drafter(
+        self, draft: LatentModel, target: LatentTarget, conditions: Conditions, settings: object
+    ) -> Drafter:
         """Return a drafter that runs a smaller model with the target's steps and guidance."""
         table = conditions.table(draft.trunk)
         scale, schedule = target.guidance_scale, target.sampler.schedule
         smaller = LatentTarget(draft, table, scale, schedule, table=target.table)
         return LatentDrafter(smaller, target)
 
-    def shared(self, model: Any) -> dict[str, Any]:
+    def shared(self, model: LatentModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""
         scale = {name: getattr(model, name).tolist() for name in ("mean", "deviation")}
         return {**super().shared(model.trunk), "latent_dim": model.config.latent_dim, **scale}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError
 from ragspec.models.device import pick_dtype
@@ -16,6 +17,7 @@ from ragspec.models.resolve import resolve_model
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, class_labels
+from ragspec.visual.models.autoencoder import Autoencoder
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.llamagen import LlamaGenModel
@@ -47,7 +49,7 @@ class Conditions:
     def __len__(self) -> int:
         return len(self.condition)
 
-    def table(self, model: Any) -> ConditionTable:
+    def table(self, model: LlamaGenModel) -> ConditionTable:
         """Return a model's embeddings of the conditions.
 
         Raises:
@@ -77,7 +79,9 @@ class CodecFamily(Family):
     published: ClassVar[str]
     load_published: ClassVar[Callable[..., Any]]
 
-    def __init__(self, model: Any, tokenizer: Any, folder: ImageFolder | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Autoencoder, folder: ImageFolder | None = None
+    ) -> None:
         super().__init__(model, tokenizer, folder)
         self.codec = tokenizer
         self._check_codec()
@@ -97,8 +101,8 @@ class CodecFamily(Family):
         folder: ImageFolder,
         device: torch.device,
         dtype: str | torch.dtype,
-        options: dict[str, Any],
-    ) -> tuple[Any, Any]:
+        options: dict[str, object],
+    ) -> tuple[PreTrainedModel, Autoencoder]:
         """Return the model and the tokenizer of a folder or a published file.
 
         Args:
@@ -117,11 +121,12 @@ class CodecFamily(Family):
             model = cls.load_file(folder.target, device, dtype, **sizes)
         if isinstance(tokenizer, str | Path):
             tokenizer = cls.open_tokenizer(Path(tokenizer))
-        tokenizer.model.to(device)
-        return model, tokenizer
+        codec: Any = tokenizer
+        codec.model.to(device)
+        return model, codec
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+    def load_tokenizer(cls, folder: ImageFolder) -> Path:
         """Return where the tokenizer of a folder is."""
         if folder.tokenizer is None:
             raise ModelNotFoundError(
@@ -130,7 +135,7 @@ class CodecFamily(Family):
             )
         return folder.tokenizer
 
-    def save(self, root: Path, **options: Any) -> None:
+    def save(self, root: Path, **options: object) -> None:
         """Write target/, and vae/ or tokenizer/."""
         self.model.save_pretrained(root / "target", **options)
         part = "vae" if isinstance(self.codec, KLAutoencoder) else "tokenizer"
@@ -138,8 +143,8 @@ class CodecFamily(Family):
 
     @classmethod
     def load_file(
-        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: Any
-    ) -> Any:
+        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: object
+    ) -> PreTrainedModel:
         """Return the model of a published file, on the device.
 
         Args:
@@ -150,7 +155,7 @@ class CodecFamily(Family):
         return cls.load_published(path, dtype=of_file, **sizes).to(device)
 
     @classmethod
-    def open_tokenizer(cls, path: Path) -> Any:
+    def open_tokenizer(cls, path: Path) -> Autoencoder:
         """Return the tokenizer of a folder, or of a file such as vq_ds16_c2i.pt."""
         return VQTokenizer.from_pretrained(path)
 
@@ -174,11 +179,11 @@ class LlamaGen(CodecFamily):
 
     def __init__(
         self,
-        model: Any,
+        model: LlamaGenModel,
         tokenizer: VQTokenizer,
         folder: ImageFolder | None = None,
         *,
-        text_encoder: Any = None,
+        text_encoder: str | Path | Captions | None = None,
     ) -> None:
         super().__init__(model, tokenizer, folder)
         self.text_encoder = caption_encoder(self.trunk, text_encoder)
@@ -198,7 +203,9 @@ class LlamaGen(CodecFamily):
         beside, other = self._features([text if text.strip() else prompt for text, prompt in pairs])
         return Conditions(features, padding, beside, other, learned)
 
-    def open(self, model: Any, conditions: Conditions, config: ImageConfig) -> Any:
+    def open(
+        self, model: LlamaGenModel, conditions: Conditions, config: ImageConfig
+    ) -> ImageTarget:
         """Return an `ImageTarget`."""
         return ImageTarget(
             model,
@@ -209,14 +216,14 @@ class LlamaGen(CodecFamily):
             raster=config.raster,
         )
 
-    def load_draft(self, path: Path) -> Any:
+    def load_draft(self, path: Path) -> PreTrainedModel:
         """Return the draft model of a folder or a published file."""
         if not path.is_file():
             return super().load_draft(path)
         side = self.raster.height
         return self.load_file(path, self.model.device, self.model.dtype, grid_size=side)
 
-    def shared(self, model: Any) -> dict[str, Any]:
+    def shared(self, model: LlamaGenModel) -> dict[str, object]:
         """Return the sizes of codes, image and conditions."""
         conditions = "num_classes" if model.config.condition == "class" else "caption_dim"
         names = ("vocab_size", "grid_size", "condition", "condition_length", conditions)
@@ -242,11 +249,12 @@ class LlamaGen(CodecFamily):
         return padded_features(self.text_encoder(texts), length)
 
 
-def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
+def caption_encoder(
+    model: LlamaGenModel, inputs: str | Path | Captions | None = None
+) -> Captions | None:
     """Return the text encoder of a model; None for class labels, or if the bundled one misfits.
 
     Args:
-        model: A `LlamaGenModel`.
         inputs: A folder or model id of a transformers text encoder, or a function of texts; None
             for the bundled encoder.
 
@@ -275,8 +283,7 @@ def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
             f"got text_encoder {got}; expected a name, a folder or a function of texts with "
             f"{config.caption_dim} numbers a token, what the image model was trained with."
         )
-    encoder_of_user: Captions = inputs
-    return encoder_of_user
+    return inputs
 
 
 def padded_features(

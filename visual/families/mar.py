@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.call import ImageCall, ImageConfig, some
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
@@ -34,8 +33,9 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler, order_of
 from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
 from ragspec.visual.masked.target import MaskedTarget
+from ragspec.visual.models.autoencoder import Autoencoder
 from ragspec.visual.models.kl import KLAutoencoder
-from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.raster import Number, Raster
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.output import UNFINISHED, ImageSample, samples_of
 from ragspec.visual.run import Progress
@@ -68,8 +68,8 @@ class Mar(LatentFamily):
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: MaskedModel,
+        tokenizer: Autoencoder,
         folder: ImageFolder | None = None,
         *,
         iterations: int | None = None,
@@ -87,19 +87,19 @@ class Mar(LatentFamily):
         self.prefill, self._window, self._ahead = prefill, self.nodes, 0
 
     @classmethod
-    def open_tokenizer(cls, path: Path) -> Any:
+    def open_tokenizer(cls, path: Path) -> Autoencoder:
         """Return the autoencoder of a folder, by its config, or of a file such as kl16.ckpt."""
         if is_model(path) and read_kind(path) == VQTokenizer.kind:
             return super().open_tokenizer(path)
         return KLAutoencoder.from_pretrained(path)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The further arguments of the constructor to save."""
         record = {"steps": self.schedule.steps, "floor": self._floor}
         return {**record, "iterations": self.iterations, "prefill": self.prefill}
 
-    def settle(self, rule: Rule, drafter: Any, nodes: int) -> None:
+    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
         """Set what depends on drafts: the iterations, the floor and the latents of a draft."""
         places, drafted = self.raster.codes, drafter.name is not None
         if drafted and self.iterations not in (0, places):
@@ -139,7 +139,7 @@ class Mar(LatentFamily):
         """Return the class of each image, i64 [R]."""
         return torch.tensor([self.label_of(each) for each in some(call.class_labels)])
 
-    def open(self, model: Any, conditions: Tensor, config: ImageConfig) -> Any:
+    def open(self, model: MaskedModel, conditions: Tensor, config: ImageConfig) -> MaskedTarget:
         """Return a `MaskedTarget` over all images of a call."""
         return MaskedTarget(
             model,
@@ -151,12 +151,12 @@ class Mar(LatentFamily):
             ahead=self._ahead,
         )
 
-    def prompts(self, target: Any, config: ImageConfig) -> list[list[int]]:
+    def prompts(self, target: MaskedTarget, config: ImageConfig) -> list[list[int]]:
         """Return the prompt of each image, an id of its own."""
         return [target.prompt(picture) for picture in range(len(config.rows))]
 
     def samples(
-        self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
+        self, generations: Sequence[Generation], target: MaskedTarget, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
         """Return the latents by place, and what became of the drafts."""
         numbers = [torch.tensor(each.tokens, dtype=torch.int64) for each in generations]
@@ -175,11 +175,11 @@ class Mar(LatentFamily):
             samples.append(replaced)
         return samples
 
-    def step_tensor(self, target: Any) -> tuple[str, Callable[[Tensor], Tensor]]:
+    def step_tensor(self, target: MaskedTarget) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
         return "latents", lambda numbers: latents_of(target, [row[row >= 0] for row in numbers])
 
-    def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
+    def values(self, target: MaskedTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the latents [1, h, w, D] of one complete image."""
         numbers = [
             torch.tensor(tokens if each == row else []) for each in range(len(target.orders))
@@ -221,7 +221,7 @@ class Mar(LatentFamily):
             for each, noise in zip(self._restored(latents), noises, strict=True)
         ]
 
-    def _placed(self, values: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    def _placed(self, values: NDArray[Number], order: NDArray[np.int64]) -> NDArray[Number]:
         """Reorder values [N] from the order of generation to the places [h, w]."""
         places = np.empty_like(values)
         places[order] = values
@@ -231,11 +231,13 @@ class Mar(LatentFamily):
         restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)
         return restored
 
-    def jacobi_drafter(self, target: Any, settings: Any) -> Drafter:
+    def jacobi_drafter(self, target: MaskedTarget, settings: PipelineOptions) -> Drafter:
         """Return a drafter from the target's last forward."""
         return LatentDrafter(None, target, self._window, begin=self._begin)
 
-    def model_drafter(self, draft: Any, target: Any, conditions: Any, settings: Any) -> Drafter:
+    def model_drafter(
+        self, draft: MaskedModel, target: MaskedTarget, conditions: object, settings: object
+    ) -> Drafter:
         """Return a drafter that runs a smaller model over the target's table."""
         smaller = MaskedTarget(
             draft,
@@ -252,7 +254,7 @@ class Mar(LatentFamily):
     def _begin(self) -> int:
         return ceil(self.prefill * self.raster.codes)
 
-    def shared(self, model: Any) -> dict[str, Any]:
+    def shared(self, model: MaskedModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""
         names = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
         return {name: getattr(model.config, name) for name in names}

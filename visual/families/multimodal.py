@@ -14,10 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
@@ -28,7 +29,7 @@ from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, expect_kind
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
-from ragspec.visual.models.vq import ModelVQ
+from ragspec.visual.models.vq import ModelVQ, VQTokenizer
 
 Ids = Sequence[int]
 _TEMPLATE = "chat_template.json"  # the file of older processors
@@ -47,7 +48,7 @@ class MultimodalTarget(ImageTarget):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         prompts: Sequence[Ids],
         unconditional: Sequence[Ids] | None = None,
         guidance_scale: float = 1.0,
@@ -78,7 +79,7 @@ class MultimodalTarget(ImageTarget):
         self.max_length = min(longest, self.max_length or longest)
 
     @staticmethod
-    def parts_of(model: Any) -> tuple[Any, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the module of the last hidden states, and the head's id of each code."""
         raise NotImplementedError
 
@@ -139,7 +140,12 @@ class PromptFamily(Family):
     options = frozenset({"vq"})
 
     def __init__(
-        self, model: Any, tokenizer: Any, folder: ImageFolder | None = None, *, vq: Any = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: ImageFolder | None = None,
+        *,
+        vq: str | Path | nn.Module | VQTokenizer | None = None,
     ) -> None:
         super().__init__(model, tokenizer, folder)
         self.text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -154,23 +160,22 @@ class PromptFamily(Family):
         self.raster = self.usual_raster()
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> Any:
+    def load_tokenizer(cls, folder: ImageFolder) -> PreTrainedTokenizerBase:
         """Return the text tokenizer of a folder as transformers writes it."""
         return load_processor(folder.target)
 
-    def save(self, root: Path, **options: Any) -> None:
+    def save(self, root: Path, **options: object) -> None:
         """Write the model and its tokenizer, and vq/ for a decoder of its own."""
-        self.model.save_pretrained(root, **options)
-        self.tokenizer.save_pretrained(root)
+        super().save(root, **options)
         if self.vq is not None:
             self.vq.model.save_pretrained(root / "vq", safe_serialization=True)
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts that other pipelines may share."""
         return {**super().components, "vq": self.vq}
 
-    def decoder(self, vq: Any) -> Any:
+    def decoder(self, vq: str | Path | nn.Module | VQTokenizer | None) -> ModelVQ | VQTokenizer:
         """Return the code-book and decoder of the model; raise InputError for a second decoder."""
         if vq is not None:
             name = self.kind.capitalize()
@@ -202,7 +207,9 @@ class PromptFamily(Family):
         none = [self.ids(t, raster) if t else self.unconditional(ids, raster) for t, ids in pairs]
         return PromptConditions(prompts, none)
 
-    def open(self, model: Any, conditions: PromptConditions, config: ImageConfig) -> Any:
+    def open(
+        self, model: PreTrainedModel, conditions: PromptConditions, config: ImageConfig
+    ) -> MultimodalTarget:
         """Return a target of the family."""
         return self.target(
             model,
@@ -214,7 +221,7 @@ class PromptFamily(Family):
             fixed=config.fixed,
         )
 
-    def shared(self, model: Any) -> dict[str, Any]:
+    def shared(self, model: PreTrainedModel) -> dict[str, object]:
         """Return the sizes of vocabulary and code-book, and the text tokens that are codes."""
         mapping = getattr(model.model, "vocabulary_mapping", None)
         return {
@@ -224,7 +231,7 @@ class PromptFamily(Family):
         }
 
 
-def load_processor(folder: Path) -> Any:
+def load_processor(folder: Path) -> PreTrainedTokenizerBase:
     """Return the text tokenizer of a folder, with the chat template of its processor.
 
     Raises:
@@ -245,7 +252,7 @@ def load_processor(folder: Path) -> Any:
     return tokenizer
 
 
-def mark(tokenizer: Any, attribute: str, name: str = "") -> str:
+def mark(tokenizer: PreTrainedTokenizerBase, attribute: str, name: str = "") -> str:
     """Return a special token: the tokenizer's attribute, or a name in its vocabulary.
 
     Raises:
@@ -263,7 +270,7 @@ def mark(tokenizer: Any, attribute: str, name: str = "") -> str:
     return name
 
 
-def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, last: str) -> list[int]:
     """Return the token ids of a text.
 
     Raises:
@@ -279,7 +286,7 @@ def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
 
 
 def prompt_table(
-    model: Any, prompts: Sequence[Ids], unconditional: Sequence[Ids] | None
+    model: PreTrainedModel, prompts: Sequence[Ids], unconditional: Sequence[Ids] | None
 ) -> ConditionTable:
     """Return the table of embedded prompts; without unconditional ones each is its own partner.
 

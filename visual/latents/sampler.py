@@ -19,7 +19,7 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.checks import bounded
-from ragspec.visual.latents.model import MOST
+from ragspec.visual.latents.model import MOST, DiffusionHead
 
 OFFSET = 0.008
 
@@ -98,7 +98,6 @@ class Sampler:
     """The steps of a head on a schedule.
 
     Args:
-        head: A `DiffusionHead`, or a module with the same methods.
         scale: Guidance scale, for places with a pair of states.
     """
 
@@ -107,7 +106,7 @@ class Sampler:
     schedule: Any  # has `steps`, T
     scale: Any
 
-    def __init__(self, head: Any, schedule: NoiseSchedule, scale: float = 1.0) -> None:
+    def __init__(self, head: DiffusionHead, schedule: NoiseSchedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
         steps = [schedule.gaussian_step(step) for step in range(1, schedule.steps + 1)]
         # Index t - 1 is for x_(t - 1) given x_t.

@@ -8,7 +8,6 @@ step between its bounds.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +151,7 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     clip: float | None = None
     condition: str = "class"
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
         super().__post_init__(**kwargs)
         for name in _COUNTS:

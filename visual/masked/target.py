@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,8 +79,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     def prompt(self, picture: int) -> list[int]:
         """Return the prompt of an image: one id."""
@@ -187,9 +185,10 @@ class MaskedView(LatentView):
 
     target: MaskedTarget
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.picture = picture_of(self._context)
+    @property
+    def picture(self) -> int:
+        """The number of the image."""
+        return picture_of(self._context)
 
 
 class MaskedSession(TargetSession):

@@ -67,10 +67,7 @@ class Autoencoder:
     def from_pretrained(
         cls, path: str | Path, dtype: torch.dtype = torch.float32, **settings: bool
     ) -> Self:
-        """Load a folder in diffusers' layout (safetensors only), or a published file.
-
-        Args:
-            settings: Other arguments of the class.
+        """Load a folder in diffusers' layout (safetensors only) or a published file, with settings.
 
         Raises:
             ModelNotFoundError: The path holds neither.
@@ -97,7 +94,7 @@ class Autoencoder:
             ) from error
         return cls(model, **settings)
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: nn.Module) -> None:
         config = getattr(model, "config", None)
         missing = [part for part in self.parts if not hasattr(model, part)]
         missing += [f"config.{size}" for size in self.sizes if not hasattr(config, size)]
@@ -107,7 +104,7 @@ class Autoencoder:
                 f"{self.kind}. Convert the checkpoint to the layout of one first."
             )
         self.model = model.eval().requires_grad_(False)
-        self.reduction = int(2 ** (len(model.config.block_out_channels) - 1))
+        self.reduction = int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     @staticmethod
     def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
@@ -164,7 +161,7 @@ class Autoencoder:
         raise NotImplementedError
 
 
-def convolution_sizes(weights: Tensors) -> dict[str, Any]:
+def convolution_sizes(weights: Tensors) -> dict[str, object]:
     """Return the fields of a diffusers configuration for encoder and decoder, by their weights.
 
     Raises:

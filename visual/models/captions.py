@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,24 +19,27 @@ from torch import Tensor
 from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import resolve_model
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 EMBEDDER = "starter-embedder"
 # Maps texts to features: one tensor [R, L, d], or a tensor [n, d] for each text.
 Captions = Callable[[Sequence[str]], Tensor | list[Tensor]]
 
 
+@dataclass(slots=True, eq=False)
 class CaptionEncoder:
     """Encodes texts as their token vectors, padded with zeros: features f32 [B, L, d].
 
     Args:
-        tokenizer: A tokenizer of the tokenizers package.
         vectors: One vector per token, f32 [V, d].
         length: L, in tokens. Longer texts are truncated with a warning.
     """
 
-    def __init__(self, tokenizer: Any, vectors: Tensor, length: int) -> None:
-        self.tokenizer = tokenizer
-        self.vectors = vectors
-        self.length = length
+    tokenizer: Tokenizer
+    vectors: Tensor
+    length: int
 
     @classmethod
     def from_pretrained(cls, folder: Path, length: int) -> CaptionEncoder:
@@ -71,18 +75,17 @@ class CaptionEncoder:
         return features
 
 
+@dataclass(slots=True, eq=False)
 class TextEncoder:
     """Encodes texts as the last hidden states of a transformers encoder (LlamaGen: Flan-T5).
 
     Args:
-        tokenizer, model: The encoder and its tokenizer, from transformers.
         length: Maximum tokens per text. Longer texts are truncated with a warning.
     """
 
-    def __init__(self, tokenizer: Any, model: Any, length: int) -> None:
-        self.tokenizer = tokenizer
-        self.model = model
-        self.length = length
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel
+    length: int
 
     @classmethod
     def from_pretrained(

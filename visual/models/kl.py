@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from ragspec.visual.models.autoencoder import (
@@ -77,9 +78,7 @@ class KLAutoencoder(Autoencoder):
         return int(self.model.config.latent_channels)
 
     def _encode(self, images: Tensor) -> Tensor:
-        means: Tensor = self.model.encode(images).latent_dist.mean
-        return means
+        return torch.as_tensor(self.model.encode(images).latent_dist.mean)
 
     def _decode(self, latents: Tensor) -> Tensor:
-        images: Tensor = self.model.decode(latents).sample
-        return images
+        return torch.as_tensor(self.model.decode(latents).sample)

@@ -8,12 +8,10 @@ condition with logit 0, at any distance.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -105,7 +103,7 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     max_position_embeddings: int = 0  # follows from the others
     tie_word_embeddings: bool = False
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         hidden = self.hidden_size
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         self.intermediate_size = self.intermediate_size or -(-(8 * hidden // 3) // 256) * 256
@@ -144,7 +142,9 @@ class _Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, outputs, bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, states: Tensor, rotation: Tensor, mask: Any, cache: Any) -> Tensor:
+    def forward(
+        self, states: Tensor, rotation: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         heads, groups = self.heads, self.groups
         mixed = self.qkv_proj(states).unflatten(-1, (heads + 2 * groups, self.width))
         turned = rotate(mixed[:, :, : heads + groups], rotation).transpose(1, 2)
@@ -181,7 +181,9 @@ class _Block(nn.Module):
         self.feed_forward = _FeedForward(config)
         self.dropout = config.dropout
 
-    def forward(self, states: Tensor, rotation: Tensor, mask: Any, cache: Any) -> Tensor:
+    def forward(
+        self, states: Tensor, rotation: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         added = self.attention(self.attention_norm(states), rotation, mask, cache)
         states = states + self._dropped(added)
         return states + self._dropped(self.feed_forward(self.ffn_norm(states)))
@@ -302,10 +304,10 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         condition_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +156,7 @@ def count_blocks(weights: Tensors, blocks: str) -> int:
     return 1 + max((int(each[1]) for each in map(numbers.match, weights) if each), default=-1)
 
 
-def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[Tensors, Any]:
+def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[Tensors, object]:
     """Return the weights of a file by their published names, and its training settings or None.
 
     Args:
@@ -184,7 +183,7 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     return weights, content.get("args")
 
 
-def _open_safetensors(file: Path) -> Any:
+def _open_safetensors(file: Path) -> Tensors:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -196,7 +195,7 @@ def _open_safetensors(file: Path) -> Any:
         ) from error
 
 
-def _open_pickle(file: Path) -> Any:
+def _open_pickle(file: Path) -> object:
     """Return the file's content; refuse anything but tensors, plain containers and settings."""
     try:  # training scripts write their settings as a Namespace: plain data, no code
         with torch.serialization.safe_globals([argparse.Namespace]):

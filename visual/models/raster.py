@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.sampling.settings import checked_count
 from ragspec.visual.checks import side_of
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Raster:
         laid = np.arange(self.tokens).reshape(self.height, self.line)
         return laid[:, : self.width].reshape(-1)
 
-    def grid(self, values: NDArray[Any]) -> NDArray[Any]:
+    def grid(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return the entries of values [tokens] that belong to codes, as [h, w]."""
         return values.reshape(self.height, self.line)[:, : self.width]
 

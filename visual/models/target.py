@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelError
 from ragspec.verification.batch import Batch, TreeView, hide_padding
@@ -106,7 +106,7 @@ class ImageTarget(CausalTarget):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         conditions: ConditionTable,
         guidance_scale: float = 1.0,
         guidance_interval: tuple[int, int] | None = None,
@@ -283,9 +283,7 @@ def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[in
     return hide_padding(view, hidden) if any(hidden) else view, hidden
 
 
-def _check(
-    model: Any, conditions: ConditionTable, scale: Any, interval: tuple[int, int] | None
-) -> None:
+def _check(model: PreTrainedModel, table: ConditionTable, scale: float, interval: object) -> None:
     check_setting("guidance_scale", scale)
     if interval is not None and not _is_interval(interval):
         raise InputError(
@@ -293,15 +291,15 @@ def _check(
             "0 <= first < last."
         )
     hidden = model.get_input_embeddings().weight.shape[1]
-    assert conditions.embeddings.shape[1:] == (hidden,), "conditions of another model"
-    if not bool(conditions.embeddings.isfinite().all()):
+    assert table.embeddings.shape[1:] == (hidden,), "conditions of another model"
+    if not bool(table.embeddings.isfinite().all()):
         raise InputError(
             "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
             "Check the features that they were made from (prompt_embeds), or use a wider dtype."
         )
 
 
-def _is_interval(interval: Any) -> bool:
+def _is_interval(interval: object) -> bool:
     if not isinstance(interval, Sequence) or len(interval) != 2:
         return False
     return all(isinstance(end, Integral) for end in interval) and 0 <= interval[0] < interval[1]

@@ -44,7 +44,6 @@ class VQTokenizer(Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
     Args:
-        model: A `VQModel`.
         normalised: False for code-books that are searched by plain Euclidean distance.
 
     Raises:
@@ -57,7 +56,7 @@ class VQTokenizer(Autoencoder):
     sizes = ("in_channels", "block_out_channels", "norm_type")
     layout = _LAYOUT
 
-    def __init__(self, model: Any, normalised: bool = True) -> None:
+    def __init__(self, model: nn.Module, normalised: bool = True) -> None:
         super().__init__(model)
         self.normalised = normalised
 
@@ -184,8 +183,8 @@ class ModelVQ:
 
     normalised = False  # whether codes are looked up by direction alone, see `CodeNeighbours.build`
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
 
     @property
     def vocab_size(self) -> int:
@@ -199,7 +198,7 @@ class ModelVQ:
 
     def codebook(self) -> Tensor:
         """Return the code-book f32 [V, d]."""
-        return self.model.quantize.embedding.weight.detach().float()  # type: ignore[no-any-return]
+        return torch.as_tensor(self.model.quantize.embedding.weight.detach().float())
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -208,8 +207,7 @@ class ModelVQ:
         return bounded(self._pictures(codes.to(place)).float())
 
     def _pictures(self, codes: Tensor) -> Tensor:
-        pictures: Tensor = self.model.decode(codes)
-        return pictures
+        return torch.as_tensor(self.model.decode(codes))
 
 
 class JanusVQ(ModelVQ):
@@ -224,5 +222,4 @@ class JanusVQ(ModelVQ):
     def _pictures(self, codes: Tensor) -> Tensor:
         latents = functional.normalize(self.model.quantize.embedding(codes), p=2, dim=-1)
         laid = latents.permute(0, 3, 1, 2).contiguous()
-        pictures: Tensor = self.model.decoder(self.model.post_quant_conv(laid))
-        return pictures
+        return torch.as_tensor(self.model.decoder(self.model.post_quant_conv(laid)))

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from inspect import signature
 from numbers import Real
-from typing import Any
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import names, resolve, unknown
-from ragspec.rules.base import Rule
+from ragspec.rules.base import Rule, expect_rule
 from ragspec.visual.checks import EXACT, check_settings
-from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.rules.codebook import Book, CodeNeighbours, CodePartition
 from ragspec.visual.rules.tv_budget import TVBudget
 
 PUBLISHED_CODES = 16_384
@@ -51,7 +50,7 @@ def default_clusters(codes: int) -> int:
 
 def make_rule(
     name: str,
-    codebook: Any,
+    codebook: Book,
     *,
     neighbours: int | None = None,
     partition: int | None = None,
@@ -59,7 +58,7 @@ def make_rule(
     positions: int | None = None,
     normalised: bool = True,
     marks: int = 0,
-    **settings: Any,
+    **settings: object,
 ) -> Rule:
     """Return a rule by its name, for a target over the codes of `codebook` [V, d].
 
@@ -101,5 +100,4 @@ def make_rule(
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
-    rule: Rule = rule_class(**inputs)
-    return rule
+    return expect_rule(rule_class(**inputs))

@@ -8,11 +8,11 @@ int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.settings import whole
@@ -22,6 +22,7 @@ _BLOCK_BYTES = 1 << 24  # maximum bytes of the distances of such a block
 _ROUNDS = 25  # of k-means
 
 Codes = NDArray[np.int32]
+Book = Tensor | NDArray[np.float32] | NDArray[np.float64]
 
 
 class CodeNeighbours:
@@ -49,7 +50,7 @@ class CodeNeighbours:
         self.size, self.k = rows.shape
 
     @classmethod
-    def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
+    def build(cls, codebook: Book, k: int, normalised: bool = True) -> CodeNeighbours:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
         Of codes at the same distance the lower id comes first.
@@ -99,7 +100,7 @@ class CodePartition:
         InputError: The clusters have another type or shape, or `codebook` another length.
     """
 
-    def __init__(self, clusters: Codes, codebook: Any = None) -> None:
+    def __init__(self, clusters: Codes, codebook: Book | None = None) -> None:
         if clusters.ndim != 1 or not len(clusters) or clusters.dtype != np.int32:
             raise InputError(
                 f"got clusters of type {clusters.dtype} and shape {clusters.shape}; expected int32 "
@@ -115,12 +116,11 @@ class CodePartition:
 
     @classmethod
     def build(
-        cls, codebook: Any, clusters: int, seed: int = 0, normalised: bool = True
+        cls, codebook: Book, clusters: int, seed: int = 0, normalised: bool = True
     ) -> CodePartition:
         """Return the partition of a code-book [V, d] by k-means on its rows.
 
         Args:
-            clusters: Number of clusters.
             seed: Determines the codes that the centres start from.
             normalised: See `CodeNeighbours.build`.
 
@@ -171,16 +171,15 @@ class CodePartition:
         return mates
 
 
-def _compared(codebook: Any, normalised: bool) -> NDArray[np.float64]:
+def _compared(codebook: Book, normalised: bool) -> NDArray[np.float64]:
     """Return the rows to compare of a code-book [V, d], at unit length if `normalised`: f64."""
     units = unit_codes(codebook)
     if normalised:
         return units
-    plain: NDArray[np.float64] = torch.as_tensor(codebook).detach().double().cpu().numpy()
-    return plain
+    return np.asarray(torch.as_tensor(codebook).detach().double().cpu().numpy())
 
 
-def unit_codes(codebook: Any) -> NDArray[np.float64]:
+def unit_codes(codebook: Book) -> NDArray[np.float64]:
     """Return the rows of a code-book [V, d] at unit length, f64.
 
     Raises:
@@ -196,8 +195,7 @@ def unit_codes(codebook: Any) -> NDArray[np.float64]:
             f"{len(bad)} rows of the code-book cannot be normalised, row {int(bad[0])} the first; "
             "expected finite rows that are not zero."
         )
-    unit: NDArray[np.float64] = rows / lengths
-    return unit
+    return np.asarray(rows / lengths)
 
 
 def _block(codes: int) -> int:

@@ -42,7 +42,7 @@ def test_raw_rows_have_other_neighbours() -> None:
     # The published repository compares raw rows although codes are looked up normalised.
     codes = codebook(60)
     right = CodeNeighbours.build(codes, 5).rows.tolist()
-    raw = broken(module, "unit: NDArray[np.float64] = rows / lengths", "unit = rows")
+    raw = broken(module, "np.asarray(rows / lengths)", "rows")
     assert raw.CodeNeighbours.build(codes, 5).rows.tolist() != right
     assert brute(codes.double(), 5) != right
 

@@ -7,7 +7,6 @@ it needs no density, and with r = 0 the image equals that of plain decoding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -57,7 +56,7 @@ class Near(Rule):
 RULES: dict[str, Callable[..., Rule]] = {rule.name: rule for rule in (Near, Aligned, Horizon, Path)}
 
 
-def make_latent_rule(name: str, **settings: Any) -> Rule:
+def make_latent_rule(name: str, **settings: object) -> Rule:
     """Return a rule over latents by its name.
 
     Args:
