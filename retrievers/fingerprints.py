@@ -11,16 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ragspec.errors import StoreError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 SAMPLED = 64
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the SHA-256 of the part of a tokenizer that turns text into ids and back.
 
     Chat templates, padding and truncation do not count.
@@ -35,7 +38,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def model_fingerprint(model: Any) -> str:
+def model_fingerprint(model: torch.nn.Module) -> str:
     """Return the SHA-256 of a model's shapes and of 64 values of every weight.
 
     For `same_print` a checkpoint loaded in another dtype, or on another device, is the same model;
@@ -62,17 +65,14 @@ def same_print(one: str | None, other: str | None) -> bool:
     return not {*one.split("+")}.isdisjoint(other.split("+"))
 
 
-def prints_of(model: Any = None, tokenizer: Any = None) -> dict[str, str]:
-    """Return the fingerprints of a model and a tokenizer, without None.
-
-    Args:
-        model: A model, its fingerprint, or an engine with the model.
-    """
+def prints_of(model: object, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str]:
+    """Return the fingerprints of a model, or of an engine's, and of a tokenizer, without None."""
     prints = {}
     if isinstance(model, str):
         prints["model"] = model
     elif model is not None:
-        loaded = model if hasattr(model, "named_parameters") else model.model
+        loaded: Any = model
+        loaded = loaded if hasattr(loaded, "named_parameters") else loaded.model
         prints["model"] = model_fingerprint(loaded)
     if tokenizer is not None:
         prints["tokenizer"] = tokenizer_fingerprint(tokenizer)

@@ -175,9 +175,7 @@ SUPPORT = {
 AROUND = 80  # characters of the document shown on each side of a sentence
 
 
-def note_support(
-    support: str, by: Mapping[str, str | int | float] | None, terminal: Terminal
-) -> None:
+def note_support(support: str, by: Mapping[str, object] | None, terminal: Terminal) -> None:
     """Note how far the documents support an answer, and by which sentence, as JSON types."""
     where = f" ({by['document']}, {by['place']})" if by else ""
     terminal.note(SUPPORT[support] + where, "" if by else "bold")

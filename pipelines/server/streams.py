@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,7 +102,7 @@ class RunningTexts:
         annotations = citations_of(evidence["citations"], request.cited)
         return {"annotations": annotations, "support": evidence["support"], **self.opening(index)}
 
-    def opening(self, index: int) -> dict[str, list[dict[str, str | int | float]]]:
+    def opening(self, index: int) -> dict[str, list[dict[str, object]]]:
         """Return the documents' sentences that answer a question, known before the text."""
         sentences = self.requests[index].search.sentences
         return {"sentences": [each.to_dict() for each in sentences]} if sentences else {}
@@ -122,7 +122,9 @@ async def answer(
     return JSONResponse(await run_in_thread(lambda: _whole(running, reply, texts)))
 
 
-def _whole(running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation]) -> Any:
+def _whole(
+    running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation]
+) -> dict[str, object]:
     """Return a whole answer."""
     choices = []
     for index, each in enumerate(texts):
@@ -134,7 +136,7 @@ def _whole(running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation
             placed = place_tokens(reply.tokenizer, text)
         message, finish = running.message(index, each), finish_reason(each)
         choices.append(reply.choice(index, text.text, placed=placed, finish=finish, **message))
-    return reply.record(choices, **figures(texts))
+    return reply.record(choices, chunk=False, **figures(texts))
 
 
 async def _encode(
@@ -143,7 +145,7 @@ async def _encode(
     """Yield the encoded events of a stream; an error becomes the last one."""
     done: dict[int, Generation] = {}
 
-    def chunk(*choices: dict[str, Any], **more: Any) -> bytes:
+    def chunk(*choices: dict[str, object], **more: object) -> bytes:
         return _event(reply.record(choices, chunk=True, **more))
 
     try:
@@ -169,7 +171,7 @@ async def _encode(
     yield b"data: [DONE]\n\n"
 
 
-def _event(record: Any) -> bytes:
+def _event(record: Mapping[str, object]) -> bytes:
     return b"data: " + json.dumps(record).encode() + b"\n\n"
 
 

@@ -7,14 +7,13 @@ geometrically as those on disk, so that a token is sorted a few times before it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.retrievers.corpus.revision import FACTOR
 from ragspec.retrievers.indexes.segment import Segment, segment_in_memory
-from ragspec.retrievers.indexes.suffix_array import check_ids, token_row
+from ragspec.retrievers.indexes.suffix_array import TokenRow, check_ids, token_row
 
 MOST_TENANTS = 16  # scopes whose segments stay in memory; others are built again when read
 
@@ -38,7 +37,7 @@ class AppendBuffer:
         self._segments: dict[str, list[Segment]] = {}
         self.tokens = self.dropped = 0
 
-    def append(self, tokens: Sequence[int] | NDArray[Any], scope: str) -> None:
+    def append(self, tokens: Sequence[int] | TokenRow, scope: str) -> None:
         """Add a document; raise InputError if it is no row of ids below the vocabulary's size."""
         row = token_row(tokens)
         check_ids(row, self._vocab_size, "the document")

@@ -12,24 +12,25 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.method import GLOBAL
 from ragspec.engine.plain_text import MARK, encode_text, mark_special_tokens
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.segment import FILES, Segment
-from ragspec.retrievers.indexes.suffix_array import token_row
+from ragspec.retrievers.indexes.suffix_array import TokenRow, token_row
 from ragspec.storage.manifest import FileRecord, Verify, check_file
 from ragspec.storage.store import POINTER, OpenStore, open_store
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 KIND = "corpus"
 MODEL, TOKENIZER = "model", "tokenizer"
 BATCH = 256  # documents that are tokenized together
 
-Texts = Iterable[str | Sequence[int] | NDArray[Any]]
+Texts = Iterable[str | Sequence[int] | TokenRow]
 ProgressCallback = Callable[[int, int], None]  # documents and tokens so far
 _Identity = tuple[tuple[str, FileRecord], ...]
 
@@ -74,7 +75,7 @@ class Catalogue:
         return sum(record.tokens for record in self.segments)
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """The manifest's parameters, without the fingerprints."""
         return {
             "vocab_size": self.vocab_size,
@@ -186,8 +187,10 @@ def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:
 
 
 def tokenized(
-    texts: Texts, tokenizer: Any, progress: ProgressCallback = lambda documents, tokens: None
-) -> Iterator[NDArray[Any]]:
+    texts: Texts,
+    tokenizer: PreTrainedTokenizerBase | None,
+    progress: ProgressCallback = lambda documents, tokens: None,
+) -> Iterator[TokenRow]:
     """Yield the token ids of every document [T]; token ids pass unchanged.
 
     No special tokens are added. Lone surrogates become U+FFFD.
@@ -209,13 +212,13 @@ def tokenized(
         progress(documents, tokens)
 
 
-def chunks(documents: Iterator[NDArray[Any]], most: int) -> Iterator[Iterator[NDArray[Any]]]:
+def chunks(documents: Iterator[TokenRow], most: int) -> Iterator[Iterator[TokenRow]]:
     """Split documents into streams of about `most` tokens; exhaust each before the next."""
     for first in documents:
         yield _piece(first, documents, most)
 
 
-def _piece(first: NDArray[Any], rest: Iterator[NDArray[Any]], most: int) -> Iterator[NDArray[Any]]:
+def _piece(first: TokenRow, rest: Iterator[TokenRow], most: int) -> Iterator[TokenRow]:
     size = 0
     for document in chain((first,), rest):
         yield document
@@ -224,14 +227,16 @@ def _piece(first: NDArray[Any], rest: Iterator[NDArray[Any]], most: int) -> Iter
             return
 
 
-def _rows(batch: list[Any], tokenizer: Any) -> Iterator[NDArray[Any]]:
+def _rows(
+    batch: list[str | Sequence[int] | TokenRow], tokenizer: PreTrainedTokenizerBase | None
+) -> Iterator[TokenRow]:
     texts = [
         mark_special_tokens(well_formed(item), tokenizer) for item in batch if isinstance(item, str)
     ]
-    if texts and tokenizer is None:
-        raise InputError("got a text but no tokenizer; pass one, or token ids.")
     encoded: Iterator[Any] = iter(())
     if texts:
+        if tokenizer is None:
+            raise InputError("got a text but no tokenizer; pass one, or token ids.")
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         rows = tokenizer(texts, **options)["input_ids"]
         encoded = (

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.drafters.fuse import within
 from ragspec.drafters.method import GLOBAL
@@ -41,11 +40,13 @@ from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, revise
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
-from ragspec.retrievers.indexes.suffix_array import checked
+from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import checked_scope
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
 
@@ -89,11 +90,11 @@ class CorpusIndex:
     def build(
         cls,
         texts_or_tokens: Texts,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase | None,
         out: str | os.PathLike[str],
         *,
         scope: str = GLOBAL,
-        model: Any = None,
+        model: PreTrainedModel | Engine | str | None = None,
         vocab_size: int | None = None,
         depth: int = DEPTH,
         segment_tokens: int = LARGEST,
@@ -133,8 +134,8 @@ class CorpusIndex:
         cls,
         path: str | os.PathLike[str],
         *,
-        tokenizer: Any = None,
-        model: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        model: PreTrainedModel | Engine | str | None = None,
         verify: Verify = "full",
         flush_tokens: int = FLUSH_TOKENS,
         max_tokens: int | None = None,
@@ -186,7 +187,7 @@ class CorpusIndex:
         segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth).warm_up()
         return RestDrafter(self, scope, **options)
 
-    def append(self, tokens: Sequence[int] | NDArray[Any], *, scope: str) -> None:
+    def append(self, tokens: Sequence[int] | TokenRow, *, scope: str) -> None:
         """Append one document of token ids [T]; requests that open afterwards see it.
 
         `flush`, `close`, or enough further text writes it to disk; a killed process loses only
@@ -261,7 +262,7 @@ class CorpusIndex:
                 stacklevel=3,
             )
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+    def fits(self, model: object = None, tokenizer: object = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
         check_prints(str(self.path), self._prints, prints_of(model, tokenizer))
 

@@ -16,7 +16,7 @@ Nodes have no origin, since a request cannot cite documents of the corpus.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Corpus(Protocol):
     def segments(self, scope: str) -> tuple[Segment, ...]:
         """Return the segments visible in a scope now."""
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+    def fits(self, model: object = None, tokenizer: object = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
 
 
@@ -106,7 +106,7 @@ class RestDrafter(Drafter):
             max_match=longest, max_depth=depth, shorter=tuple(shorter), followed=FOLLOWED
         )
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+    def fits(self, model: object = None, tokenizer: object = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
         self.corpus.fits(model, tokenizer)
 

@@ -12,13 +12,16 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from posixpath import dirname, join, normpath
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
 from ragspec.retrievers.formats.readers import left_out, parsing
+
+if TYPE_CHECKING:
+    from lxml.etree import _Element
 
 HIDDEN = frozenset(
     {"script", "style", "template", "noscript", "svg", "head", "title", "nav", "iframe"}
@@ -109,7 +112,7 @@ def read_html(source: str) -> Extract:
     return read_tree(root, title)
 
 
-def read_tree(root: Any, title: str = "") -> Extract:
+def read_tree(root: _Element, title: str = "") -> Extract:
     """Return the text of a tree of HTML elements, which is changed."""
     from lxml import etree
 
@@ -161,7 +164,7 @@ def read_epub(path: Path, data: bytes) -> Extract:
     return replace(book, title=title or first, notes=(*book.notes, *notes))
 
 
-def align(root: Any) -> None:
+def align(root: _Element) -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
     for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
@@ -176,7 +179,7 @@ def align(root: Any) -> None:
             row, rows, is_first = row.getnext(), rows - 1, 0
 
 
-def flatten(root: Any) -> None:
+def flatten(root: _Element) -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
     for element in root.iter("br"):
         element.text = "\n"
@@ -206,7 +209,7 @@ class TextWriter:
         self._cells = 0
         self._gap = ""
 
-    def open(self, element: Any) -> None:
+    def open(self, element: _Element) -> None:
         """Begin an element and write its text."""
         tag = element.tag
         if tag in CELLS:
@@ -221,7 +224,7 @@ class TextWriter:
         elif tag not in ("pre", "br"):
             self._write(element.text)
 
-    def close(self, element: Any) -> None:
+    def close(self, element: _Element) -> None:
         """End an element and write the text behind it."""
         tag = element.tag
         if tag in HEADINGS and self._heading is not None:

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import read_tree
 from ragspec.retrievers.formats.readers import left_out, parsing
+
+if TYPE_CHECKING:
+    from lxml.etree import _Element
 
 HTML_NAMES = {
     "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
@@ -28,7 +31,7 @@ RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
 
-def attribute(element: Any, path: str) -> str:
+def attribute(element: _Element, path: str) -> str:
     """Return the first attribute at a path of local names, "" without it."""
     *steps, name = path.split("/")
     if steps:
@@ -37,7 +40,7 @@ def attribute(element: Any, path: str) -> str:
     return next((value for key, value in items if key.rpartition("}")[2] == name), "")
 
 
-def read_part(part: Any, counts: Counter[str], styles: Mapping[str, str]) -> Extract:
+def read_part(part: _Element, counts: Counter[str], styles: Mapping[str, str]) -> Extract:
     """Return the text of a tree of Office Open XML.
 
     Args:
@@ -69,7 +72,7 @@ def read_part(part: Any, counts: Counter[str], styles: Mapping[str, str]) -> Ext
     return read_tree(root)
 
 
-def shape_of(run: Any) -> str:
+def shape_of(run: _Element) -> str:
     """Return "sup", "sub" or "span" for a run of text; a run joins a like one before it."""
     shift = attribute(run, "rPr/vertAlign/val") or attribute(run, "rPr/baseline")
     high = shift == "superscript" or shift.rstrip("%").strip("0").isdigit()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
-from ragspec.retrievers.indexes.suffix_array import checked, sort_suffixes
+from ragspec.retrievers.indexes.suffix_array import TokenRow, checked, sort_suffixes
 from ragspec.storage.filesystem import unreadable
 
 FILES = ("tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin")  # as in `Arrays`
@@ -37,7 +37,7 @@ _DEFAULTS = DraftOptions()
 
 def build_segment(
     folder: Path,
-    documents: Iterable[Sequence[int] | NDArray[Any]],
+    documents: Iterable[Sequence[int] | TokenRow],
     vocab_size: int,
     *,
     depth: int = DEPTH,
@@ -67,7 +67,7 @@ def build_segment(
     return Segment.open(folder, vocab_size, depth)
 
 
-def segment_in_memory(documents: Iterable[NDArray[Any]], vocab_size: int, depth: int) -> Segment:
+def segment_in_memory(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> Segment:
     """Return a segment like those of `build_segment`, without files."""
     arrays = _arrays(documents, vocab_size, depth)
     for array in arrays:
@@ -75,7 +75,7 @@ def segment_in_memory(documents: Iterable[NDArray[Any]], vocab_size: int, depth:
     return Segment(arrays, depth)
 
 
-def _arrays(documents: Iterable[NDArray[Any]], vocab_size: int, depth: int) -> Arrays:
+def _arrays(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> Arrays:
     starts = [1]
     tokens = np.concatenate(list(_separated(documents, vocab_size, starts)))
     suffixes, buckets = sort_suffixes(tokens, vocab_size, depth)
@@ -88,8 +88,8 @@ def _types(vocab_size: int) -> tuple[str, str, str, str]:
 
 
 def _separated(
-    documents: Iterable[NDArray[Any]], separator: int, starts: list[int]
-) -> Iterator[NDArray[Any]]:
+    documents: Iterable[TokenRow], separator: int, starts: list[int]
+) -> Iterator[TokenRow]:
     """Yield the parts of the token file; add where the next document starts after each."""
     kind = _types(separator)[0]
     border = np.array([separator], dtype=kind)
@@ -126,10 +126,7 @@ class Segment:
 
     @classmethod
     def open(cls, folder: Path, vocab_size: int, depth: int = DEPTH) -> Segment:
-        """Map the files of a segment; only their sizes are checked.
-
-        Args:
-            vocab_size, depth: Those that it was built with.
+        """Map the files of a segment that was built with this size and depth; check sizes alone.
 
         Raises:
             StoreError: A file is missing or does not have the size that follows from the others.
@@ -147,7 +144,7 @@ class Segment:
             )
         return cls(arrays, depth)
 
-    def documents(self) -> Iterator[NDArray[Any]]:
+    def documents(self) -> Iterator[TokenRow]:
         """Yield the tokens of every document in order, as views of the mapped file."""
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             yield self.tokens[start : end - 1]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
 
+TokenRow = NDArray[np.integer]
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Positions = NDArray[np.int32]
 
@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 _WORD_BITS = 63
 
 
-def token_row(tokens: Any) -> NDArray[Any]:
+def token_row(tokens: object) -> TokenRow:
     """Return token ids as an array [T].
 
     Raises:
@@ -38,7 +38,7 @@ def token_row(tokens: Any) -> NDArray[Any]:
     return ids
 
 
-def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:
+def check_ids(row: TokenRow, vocab_size: int, name: str) -> None:
     """Raise InputError, with the document's name, unless all ids [T] are in [0, vocab_size)."""
     if len(row) and (row.min() < 0 or row.max() >= vocab_size):
         raise InputError(
@@ -47,7 +47,7 @@ def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:
         )
 
 
-def checked(rows: Iterable[NDArray[Any]], vocab_size: int) -> Iterator[NDArray[Any]]:
+def checked(rows: Iterable[TokenRow], vocab_size: int) -> Iterator[TokenRow]:
     """Yield the rows, checked.
 
     Raises:
@@ -159,7 +159,7 @@ def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> NDA
     return at
 
 
-def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
+def _changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Mark the values that differ from the one before."""
     marks = np.ones(len(values), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=marks[1:])

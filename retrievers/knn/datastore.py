@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,14 @@ from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import mapped
-from ragspec.retrievers.indexes.suffix_array import check_ids
+from ragspec.retrievers.indexes.suffix_array import TokenRow, check_ids
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ragspec.engine.engine import Engine
     from ragspec.verification.causal import CausalTarget
 
@@ -186,7 +188,7 @@ class Datastore:
         expected = prints_of(engine.model, engine.tokenizer)
         check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         """Return sizes and fingerprints as JSON types."""
         manifest = self._store.manifest
         size = sum(record.size for record in manifest.files.values())
@@ -209,7 +211,7 @@ class TokenWindow(NamedTuple):
 
 def _write_keys(
     folder: Path,
-    documents: Iterable[NDArray[Any]],
+    documents: Iterable[TokenRow],
     engine: Engine,
     most: int,
     on_progress: ProgressCallback,
@@ -242,9 +244,7 @@ def _write_keys(
     return {**sizes, "vocab_size": target.vocab_size}
 
 
-def _limited(
-    documents: Iterable[NDArray[Any]], vocab_size: int, most: int
-) -> Iterator[NDArray[Any]]:
+def _limited(documents: Iterable[TokenRow], vocab_size: int, most: int) -> Iterator[TokenRow]:
     """Yield documents that have `most` keys in total, one for every token but the last."""
     for number, document in enumerate(documents):
         check_ids(document, vocab_size, f"document {number}")
@@ -255,7 +255,7 @@ def _limited(
 
 
 def _windows(
-    documents: Iterable[NDArray[Any]], size: int, before: Sequence[int]
+    documents: Iterable[TokenRow], size: int, before: Sequence[int]
 ) -> Iterator[TokenWindow]:
     """Yield windows of at most `size` tokens; each has `before` in front."""
     size -= len(before)
@@ -299,7 +299,7 @@ def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
     return halved
 
 
-def _beginning(tokenizer: Any) -> Sequence[int]:
+def _beginning(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[int]:
     """Return the tokens that a tokenizer puts before every text."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return ()

@@ -101,8 +101,7 @@ class Knn:
     def shares(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the share of each neighbour, nearest first: [k] -> [k], with a sum of 1."""
         scaled = np.exp((distances[0] - distances) / self.temperature)
-        shares: NDArray[np.float64] = scaled / scaled.sum()
-        return shares
+        return np.asarray(scaled / scaled.sum())
 
     def logits(self, logits: Tensor, neighbours: Neighbours) -> Tensor:
         """Return the log of the mixed distribution f64 [1, V] from the target's logits [1, V]."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -43,6 +43,8 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ragspec.drafters.model.cache import DraftCache
     from ragspec.verification.causal import CausalTarget
 
@@ -80,11 +82,10 @@ class Rapid(Combined):
         colour=5,
     )
 
-    def __init__(self, drafter: Any = None, *, eta: float = 0.0, name: str = "rapid") -> None:
+    def __init__(self, drafter: object = None, *, eta: float = 0.0, name: str = "rapid") -> None:
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        is_drafter = isinstance(drafter, Drafter)
-        self.drafter: Drafter = drafter if is_drafter else ModelDrafter(drafter, name=name)
+        self.drafter = drafter if isinstance(drafter, Drafter) else ModelDrafter(drafter, name=name)
         match_drafter(self.drafter, _OFFERED)
         super().__init__(name, [self.drafter], Needs(draft_prompt=True))
         # The best tokens of the prompt are those of another prompt than the drafter's.
@@ -168,7 +169,7 @@ class Steering(Transform):
         UnsupportedModelError: The model has no KV cache.
     """
 
-    def __init__(self, model: Any, eta: float = ETA) -> None:
+    def __init__(self, model: PreTrainedModel, eta: float = ETA) -> None:
         from ragspec.drafters.model.drafter import draft_target
 
         if not (math.isfinite(eta) and eta >= 0.0):

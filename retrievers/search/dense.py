@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from ragspec.models.checks import check_embedder
 from ragspec.models.resolve import fingerprint
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 DEFAULT_EMBEDDER = "starter-embedder"
 STATIC_FILES = "tokenizer.json", "model.safetensors"
@@ -96,14 +99,14 @@ class StaticEmbedder:
 class SentenceEmbedder:
     """Any sentence-transformers model, imported and loaded at the first `encode`."""
 
-    def __init__(self, name: str, folder: Path, fingerprint: str, model: Any = None) -> None:
-        self.name = name
-        self.fingerprint = fingerprint
-        self._folder = folder
-        self._model = model
+    def __init__(
+        self, name: str, folder: Path, fingerprint: str, model: SentenceTransformer | None = None
+    ) -> None:
+        self.name, self.fingerprint = name, fingerprint
+        self._folder, self._model = folder, model
 
     @property
-    def model(self) -> Any:
+    def model(self) -> SentenceTransformer:
         """The SentenceTransformer object."""
         if self._model is None:
             from sentence_transformers import SentenceTransformer
@@ -253,5 +256,4 @@ class DenseIndex:
     def scores(self, query: Floats, numbers: Sequence[int] | Numbers) -> NDArray[np.float64]:
         """Return a vector's cosines with some passages; each depends on its passage alone."""
         rows = self.vectors[np.asarray(numbers, np.int64)].astype(np.float64)
-        cosines: NDArray[np.float64] = (rows * query.astype(np.float64)).sum(axis=1)
-        return cosines
+        return np.asarray((rows * query.astype(np.float64)).sum(axis=1))

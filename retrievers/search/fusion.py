@@ -88,7 +88,7 @@ class FunctionRetriever:
         results = _listed(results, self._owner, "a list of (text, score, meta) triples")
         return [self._hit(number, item) for number, item in enumerate(results[:k])]
 
-    def _hit(self, number: int, item: tuple[str, float, Mapping[str, Any]]) -> Hit:
+    def _hit(self, number: int, item: tuple[str, float, Mapping[str, object]]) -> Hit:
         try:
             text, score, meta = item
             digest = sha256(text.encode()).hexdigest()
@@ -107,7 +107,7 @@ class FunctionRetriever:
         return Hit(Document(name, title, text), passage, score, {"function": number + 1})
 
 
-def _accepts(function: Callable[..., Any], *values: object, **named: object) -> bool:
+def _accepts(function: Callable[..., object], *values: object, **named: object) -> bool:
     """Return whether a function can be called so, and has the named parameters; True if unknown."""
     try:
         signature = inspect.signature(function)
@@ -120,7 +120,7 @@ def _accepts(function: Callable[..., Any], *values: object, **named: object) -> 
     return named.keys() <= signature.parameters.keys()
 
 
-def _listed(results: Any, owner: str, expected: str) -> list[Any]:
+def _listed(results: object, owner: str, expected: str) -> list[Any]:
     """Return the results of a search as a list; raise InputError if they are none."""
     if inspect.iscoroutine(results) or isinstance(results, AsyncIterable):
         if inspect.iscoroutine(results):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -128,8 +129,7 @@ def blocks(vectors: Floats) -> Iterator[Floats]:
 def rounding(queries: Floats) -> NDArray[np.float64]:
     """Return the largest error of sums in float32, for vectors of length one: [Q]."""
     norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-    bounds: NDArray[np.float64] = (queries.shape[1] + 8) * 2.0**-24 * norms
-    return bounds
+    return np.asarray((queries.shape[1] + 8) * 2.0**-24 * norms)
 
 
 class Approximate:
@@ -196,7 +196,7 @@ def build_nearest(vectors: Floats, kind: str) -> Nearest:
     return Exact(vectors) if kind == FLAT else Approximate.build(vectors)
 
 
-def _faiss() -> Any:
+def _faiss() -> ModuleType:
     """Import faiss; raise MissingExtraError if it is missing."""
     try:
         import faiss

@@ -390,7 +390,7 @@ def read_document(record: dict[str, Any]) -> Document:
     return Document(**record, headings=headings, pages=pages, notes=notes)
 
 
-def write_lines(path: Path, records: Iterable[Any]) -> None:
+def write_lines(path: Path, records: Iterable[object]) -> None:
     """Write one JSON value per line."""
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     path.write_text("".join(lines), encoding="utf-8", newline="")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Sentence:
         """The position in the document, in words for people."""
         return self.hit.document.place(self.start, self.end)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the sentence as JSON types."""
         return {
             "document": self.hit.document.name,
@@ -90,11 +90,7 @@ class Sentence:
 
 
 def rank_sentences(question: str, hits: Sequence[Hit], most: int = MOST) -> list[Sentence]:
-    """Return the sentences of passages that answer a question best, best first, copies once.
-
-    Args:
-        hits: The passages, best first.
-    """
+    """Return the sentences of ranked passages that answer best, best first, copies once."""
     places = [(rank, hit, *span) for rank, hit in enumerate(hits) for span in statements(hit)]
     scores = score_spans(question, [place[1:] for place in places])
     order = sorted(range(len(places)), key=lambda at: places[at][0] * RANK_COST - scores[at])

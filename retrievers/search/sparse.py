@@ -17,7 +17,7 @@ WORDS = "words.json"
 FILES = (WORDS, *(f"{name}.npy" for name in PARTS))
 
 
-def largest(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
+def largest(scores: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """Return the indices of the k largest of scores [P], best first; of equal ones the earlier."""
     k = min(k, len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]

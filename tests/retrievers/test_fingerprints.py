@@ -88,8 +88,8 @@ def test_prints_are_the_same_where_they_share_a_part() -> None:
 
 def test_fingerprints_are_of_what_is_passed() -> None:
     model, tokenizer = tiny.model(), tiny.tokenizer()
-    assert prints_of() == {}
-    assert prints_of("abc") == {"model": "abc"}
+    assert prints_of(None, None) == {}
+    assert prints_of("abc", None) == {"model": "abc"}
     assert prints_of(model, tokenizer) == {
         "model": model_fingerprint(model),
         "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -122,7 +122,7 @@ class Bound(NeighbourDrafter):
     """A drafter that belongs to one model."""
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        check_prints("the table", prints_of(tiny.model(seed=1)), prints_of(model, tokenizer))
+        check_prints("the table", prints_of(tiny.model(seed=1), None), prints_of(model, tokenizer))
 
 
 @pytest.mark.parametrize("holder", HOLDERS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.checks import check_head_files
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 CHECKPOINT, PART = "training.pt", ".training.part"
@@ -48,7 +49,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
 
 
-def read_codes(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def read_codes(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float32]]:
     """Return the codes and conditions of a .npz file; see `code_texts`.
 
     Raises:

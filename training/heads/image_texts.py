@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from transformers import PreTrainedModel
 
 from ragspec.errors import InputError
 from ragspec.visual.models.target import ConditionTable, ImageTarget
@@ -13,7 +12,7 @@ DROPPED = 0.1  # share of images without their condition
 
 
 def code_texts(
-    model: Any,
+    model: PreTrainedModel,
     codes: torch.Tensor,
     conditions: torch.Tensor,
     generator: torch.Generator,

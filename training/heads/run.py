@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -212,7 +213,7 @@ def stop_signals() -> Iterator[threading.Event]:
         yield stop
         return
 
-    def end(*_: Any) -> None:
+    def end(*_: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
@@ -226,7 +227,7 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def load_pictures(
-    model: str, pictures: Sequence[NDArray[Any]], seed: int, device: str, dtype: str
+    model: str, pictures: Sequence[NDArray[np.generic]], seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return an image model as a target, and the pictures of `read_codes` as token ids."""
     from ragspec.visual.families.llamagen import LlamaGen

@@ -219,7 +219,7 @@ class HeadTrainer:
         self.optimizer.step()
         return float(loss.detach()), agreement
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the state to resume from, for `torch.save`."""
         return {
             "marks": self._marks(),
@@ -243,7 +243,7 @@ class HeadTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._spent = int(state["steps"]), float(state["spent"])
 
-    def _marks(self) -> dict[str, Any]:
+    def _marks(self) -> dict[str, object]:
         """Return all that must be the same to resume a run; steps and seconds may differ."""
         settings = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         texts = {"texts": self.batches.digest(), "conditions": self._begins()}
@@ -264,7 +264,7 @@ def _schedule(part: float) -> float:
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (part - _WARM_UP) / (1.0 - _WARM_UP)))
 
 
-def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+def save_state(folder: Path, state: Mapping[str, object]) -> None:
     """Replace the checkpoint in a folder; raise StoreError where it cannot be written."""
     part = folder / PART
     try:
