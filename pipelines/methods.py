@@ -17,6 +17,8 @@ from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, che
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 
@@ -76,8 +78,8 @@ def open_sources(
     corpus: Path | None,
     history: Path | None = None,
     *,
-    tokenizer: Any = None,
-    model: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    model: PreTrainedModel | None = None,
     scope: str = GLOBAL,
 ) -> Sources:
     """Open the stores of the folders `corpus` and `history`.

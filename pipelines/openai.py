@@ -21,6 +21,7 @@ from ragspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.reports.generation import Generation
+    from ragspec.sampling.decoding import Tokenizer
     from ragspec.sampling.placed_tokens import PlacedToken
 
 
@@ -66,7 +67,7 @@ class GenerateRequest:
     tenant: str = ""
 
 
-def read_settings(*settings: Mapping[str, Any] | None, stop: Any = None) -> GenerateRequest:
+def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -> GenerateRequest:
     """Return the request of merged settings; later mappings override, and None means absent.
 
     Args:
@@ -95,7 +96,7 @@ def read_settings(*settings: Mapping[str, Any] | None, stop: Any = None) -> Gene
     return GenerateRequest(sampling, options, tuple(documents), tenant)
 
 
-def _strings(stop: Any) -> list[str]:
+def _strings(stop: object) -> list[str]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, Iterable):
         raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None.")
@@ -110,14 +111,14 @@ class OpenAIReply:
         model: Name of the model in the API.
     """
 
-    def __init__(self, chat: bool, model: str, tokenizer: Any) -> None:
-        self.chat = chat
+    def __init__(self, chat: bool, model: str, tokenizer: Tokenizer) -> None:
+        self.chat, self.model, self.tokenizer = chat, model, tokenizer
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.model = model
-        self.tokenizer = tokenizer
 
-    def record(self, choices: Sequence[dict[str, Any]], *, chunk: bool = False, **more: Any) -> Any:
+    def record(
+        self, choices: Sequence[dict[str, object]], *, chunk: bool = False, **more: object
+    ) -> dict[str, object]:
         """Return an answer, or a chunk of a stream."""
         kind = "text_completion"
         if self.chat:
@@ -133,29 +134,24 @@ class OpenAIReply:
         stream: bool = False,
         placed: Sequence[PlacedToken] | None = None,
         finish: str | None = None,
-        **message: Any,
-    ) -> dict[str, Any]:
+        **message: object,
+    ) -> dict[str, object]:
         """Return a choice: a whole text, or with `stream` a piece of one or its end.
 
         Args:
             placed: The tokens of the text, if their log-probabilities are requested.
             message: Fields of the message of a chat.
         """
-        body: dict[str, Any] = {"text": text}
+        body: dict[str, object] = {"text": text}
         if self.chat and stream:
             body = {"delta": message if finish else {**message, "content": text}}
         elif self.chat:
-            usual: dict[str, Any] = {
-                "role": "assistant",
-                "content": text,
-                "refusal": None,
-                "annotations": [],
-            }
-            body = {"message": usual | message}
+            usual = {"role": "assistant", "content": text, "refusal": None}
+            body = {"message": {**usual, "annotations": [], **message}}
         logprobs = None if placed is None else self.logprobs(placed)
         return {"index": index, "logprobs": logprobs, "finish_reason": finish, **body}
 
-    def logprobs(self, placed: Sequence[PlacedToken]) -> dict[str, Any]:
+    def logprobs(self, placed: Sequence[PlacedToken]) -> dict[str, object]:
         """Return log-probabilities in the form of chats, or of completions."""
         scored = [each.scored for each in placed]
         if self.chat:
@@ -182,7 +178,7 @@ class OpenAIReply:
     def _decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=True))
 
-    def _scored(self, token: int, logprob: float, part: str | None = None) -> dict[str, Any]:
+    def _scored(self, token: int, logprob: float, part: str | None = None) -> dict[str, object]:
         text = self._decode(token)
         characters = list((text if part is None else part).encode())
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": characters}
@@ -193,7 +189,7 @@ def finish_reason(generation: Generation) -> str:
     return "length" if generation.finish_reason in ("length", "paused") else "stop"
 
 
-def figures(texts: Sequence[Generation]) -> dict[str, Any]:
+def figures(texts: Sequence[Generation]) -> dict[str, object]:
     """Return the usage of an answer, and its figures of speculation under vLLM's names.
 
     A prompt of several samples counts once.
@@ -233,7 +229,7 @@ def figures(texts: Sequence[Generation]) -> dict[str, Any]:
     }
 
 
-def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str, Any]]:
+def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str, object]]:
     """Return citations in OpenAI's form; a URL is the document's name and characters (RFC 5147)."""
     return [
         {

@@ -158,7 +158,7 @@ def _unwritten(text: str, why: str) -> Generation:
     return Generation(text, [], why, report.label, report, [])
 
 
-def _record(hit: Hit) -> dict[str, Any]:
+def _record(hit: Hit) -> dict[str, object]:
     """Return a passage as JSON types."""
     return {
         "document": hit.document.name,

@@ -33,6 +33,7 @@ from ragspec.sampling.stopping import EndRepetition
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.engine.handle import Stream
     from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 160
@@ -227,7 +228,7 @@ class Answerer(ABC):
         ids, sampling, stream = list(prompt.token_ids), question.sampling, question.stream
         options = self._options_over(prompt, question.options)
         if stream is not None:
-            return cast(Generation, drain(self.engine.stream(ids, sampling, **options), stream))
+            return drain(self.engine.stream(ids, sampling, **options), stream)
         return cast(Generation, self.engine.generate(ids, sampling, **options))
 
     def _options_over(
@@ -249,11 +250,7 @@ class Answerer(ABC):
     def _answer(
         self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
     ) -> Answer:
-        """Return the answer of a generation, with its parts, citations and support.
-
-        Args:
-            facts: Further fields of the answer.
-        """
+        """Return the answer of a generation, with its parts, citations, support and more facts."""
         text = generation.text
         evidence, short = (text[slice(*s)] if s else "" for s in self.template.parts(text))
         fields: dict[str, Any] = {
@@ -279,7 +276,7 @@ def unique(hits: Sequence[Hit]) -> list[Hit]:
     return results
 
 
-def drain(chunks: Any, stream: OnText) -> Any:
+def drain(chunks: Stream, stream: OnText) -> Generation:
     """Pass each piece of a text to `stream`; return the generation, even after an interrupt."""
     try:
         for piece in chunks:

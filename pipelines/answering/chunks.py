@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
@@ -22,6 +22,8 @@ from ragspec.retrievers.search.passage_index import PassageIndex
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
 
     from ragspec.retrievers.search.dense import Embedder
 
@@ -57,7 +59,7 @@ class Chunks:
         self._index = PassageIndex.build([part], words=words, embedder=embedder or DEFAULT_EMBEDDER)
 
     def find(
-        self, tokenizer: Any, question: str, template: PromptTemplate
+        self, tokenizer: PreTrainedTokenizerBase, question: str, template: PromptTemplate
     ) -> tuple[tuple[Hit, ...], tuple[int, ...]]:
         """Return the best chunks that fit, in document order, and the prompt over them."""
         hits = self._hits(question)

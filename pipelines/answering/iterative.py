@@ -31,7 +31,7 @@ from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import Retriever, SearchFunction, SearchMode, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
+from ragspec.retrievers.speculation.loop import SpeculativeRetrieval
 from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.retrievers.speculation.passages import (
     IndexSearcher,
@@ -195,7 +195,9 @@ class IterativeRag(Answerer):
         self.engine.notify(answer.generation)
         return answer
 
-    def _searcher(self, prompts: PassagePrompts) -> Searcher[Any, RetrievedPassage, Stride]:
+    def _searcher(
+        self, prompts: PassagePrompts
+    ) -> IndexSearcher[Stride] | RetrieverSearcher[Stride]:
         settings = self.settings
 
         def words(before: Sequence[Stride]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
@@ -17,6 +17,9 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SENTENCE_ENDS = ("", ".", ")", '."', ".)", "?", "!")
 Span = tuple[int, int, int, int]
@@ -55,14 +58,14 @@ class Prompt:
         return None
 
 
-def expect_question(question: Any) -> None:
+def expect_question(question: object) -> None:
     """Raise InputError unless a question is a text that is not blank."""
     if not isinstance(question, str) or not question.strip():
         raise InputError(f"The question is empty or no text ({question!r}); ask something.")
 
 
 def build_prompt(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
     question: str,
     hits: Sequence[Hit],
     *,
@@ -99,7 +102,7 @@ def build_prompt(
 
 
 def render(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     question: str,
     hits: Sequence[Hit],
     template: PromptTemplate = WORDINGS["evidence"],
@@ -108,10 +111,10 @@ def render(
     passages = passages_of(hits, tokenizer)
     text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
     prompt = placed(tokenizer, text, hits)
-    return laid_out(tokenizer, prompt, template)
+    return lay_out(tokenizer, prompt, template)
 
 
-def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt:
+def lay_out(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: PromptTemplate) -> Prompt:
     """Return the prompt with the words around the answer that its template asks for, if any."""
     if not template.two_lines:
         return prompt
@@ -120,7 +123,7 @@ def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt
     return replace(prompt, layout=layout)
 
 
-def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
+def placed(tokenizer: PreTrainedTokenizerBase, text: str, hits: Sequence[Hit]) -> Prompt:
     """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
     # A chat template has already written the special tokens of the beginning.
     encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
@@ -129,7 +132,11 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
 
 
 def passage_first(
-    tokenizer: Any, question: str, hit: Hit, template: PromptTemplate, prefix: Prompt | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    question: str,
+    hit: Hit,
+    template: PromptTemplate,
+    prefix: Prompt | None = None,
 ) -> Prompt:
     """Return a prompt over one passage, whose keys and values every question can reuse.
 
@@ -145,10 +152,12 @@ def passage_first(
     rest = encode_text(tokenizer, text[end:]).ids if end else ()
     ids = (*prefix.token_ids, *rest)
     whole = replace(prefix, text=without_marks(text), token_ids=ids)
-    return laid_out(tokenizer, whole, template)
+    return lay_out(tokenizer, whole, template)
 
 
-def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) -> tuple[str, int]:
+def led_by(
+    tokenizer: PreTrainedTokenizerBase, question: str, hit: Hit, template: PromptTemplate
+) -> tuple[str, int]:
     """Return a prompt over one passage, special tokens marked, and where the passage ends.
 
     The text up to there does not depend on the question. The end is 0 if the template changed the
@@ -160,7 +169,7 @@ def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) ->
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 
 
-def passages_of(hits: Sequence[Hit], tokenizer: Any) -> list[tuple[str, str]]:
+def passages_of(hits: Sequence[Hit], tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """Return titles, on one line each, and texts of passages, special tokens marked."""
     return [
         (
@@ -172,7 +181,7 @@ def passages_of(hits: Sequence[Hit], tokenizer: Any) -> list[tuple[str, str]]:
 
 
 def _layout(
-    tokenizer: Any, ids: Sequence[int], passages: int, opening: str
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], passages: int, opening: str
 ) -> tuple[SourceText, ...]:
     """Return the beginnings of the two lines; better passages have more copies of their label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ragspec.engine.engine import Engine
 
 Span = tuple[int, int]
@@ -72,11 +74,10 @@ class PromptTemplate:
     template: str | None = None
     system: str | None = None
 
-    def write(self, tokenizer: Any, question: str, passages: Sequence[tuple[str, str]]) -> str:
-        """Return the text of a prompt, in the tokenizer's chat template if it has one.
-
-        Args:
-            passages: Titles and texts.
+    def write(
+        self, tokenizer: PreTrainedTokenizerBase, question: str, passages: Sequence[tuple[str, str]]
+    ) -> str:
+        """Return the prompt over passages (title, text), in the tokenizer's chat template if any.
 
         Raises:
             InputError: A template cannot be filled, or there is no chat template that takes the
@@ -101,10 +102,7 @@ class PromptTemplate:
         chat: bool = True,
         first: int = 1,
     ) -> str:
-        """Return the user's turn, or without `chat` the whole prompt.
-
-        Args:
-            first: Number of the first passage.
+        """Return the user's turn, or without `chat` the whole prompt; passages count from `first`.
 
         Raises:
             InputError: The template cannot be filled.
@@ -153,7 +151,7 @@ class PromptTemplate:
         return None, None
 
 
-def is_chat(tokenizer: Any) -> bool:
+def is_chat(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
@@ -176,7 +174,7 @@ WORDINGS = MappingProxyType(
 )
 
 
-def suited(tokenizer: Any) -> str:
+def suited(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the name of the default template of a model.
 
     The bundled models were trained on the two lines of "evidence". Chat models give more complete

@@ -83,7 +83,7 @@ class TextBenchOptions:
         """The names of the variants."""
         return split(self.variants)
 
-    def facts(self, engine: Engine) -> dict[str, Any]:
+    def facts(self, engine: Engine) -> dict[str, object]:
         """Return the settings of the measurement as JSON types."""
         facts: dict[str, Any] = {
             name: getattr(self, name)

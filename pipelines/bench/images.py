@@ -27,6 +27,8 @@ from ragspec.visual.loading import find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
     from ragspec.pipelines.bench.prompts import ImageItem
+    from ragspec.visual.output import ImageOutput
+    from ragspec.visual.pipeline import ImagePipeline
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>\d*\.?\d+))?(:(?P<drafter>.+))?")
 EXACT_RULES = ("exact", "rejection", "without-replacement")
@@ -101,9 +103,8 @@ class ImageBenchOptions:
 class ImageVariant:
     """A pipeline with one rule and one drafter."""
 
-    def __init__(self, pipe: Any, options: ImageBenchOptions) -> None:
-        self.pipe = pipe
-        self.options = options
+    def __init__(self, pipe: ImagePipeline, options: ImageBenchOptions) -> None:
+        self.pipe, self.options = pipe, options
         pipe.set_progress_bar_config(disable=True)
 
     def run(self, item: ImageItem, limit: int) -> Outcome:
@@ -146,7 +147,7 @@ def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str,
     return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
 
 
-def _pipe(base: Any, variant: ParsedVariant, options: ImageBenchOptions) -> Any:
+def _pipe(base: ImagePipeline, variant: ParsedVariant, options: ImageBenchOptions) -> ImagePipeline:
     """Return the pipeline of a variant over the models of another pipeline."""
     from ragspec.visual import ImagePipeline
     from ragspec.visual.families.mar import Mar
@@ -159,7 +160,7 @@ def _pipe(base: Any, variant: ParsedVariant, options: ImageBenchOptions) -> Any:
         settings |= {"steps": family.schedule.steps, "floor": family.schedule.floor or FLOOR}
     if variant.drafts:
         rule, drafter = variant.rule, variant.drafter or "auto"
-        return ImagePipeline(drafter=drafter, rule=rule, **settings, **_settings(variant, latents))
+        return ImagePipeline(drafter=drafter, rule=rule, **settings | _settings(variant, latents))
     few = None if variant.value is None else int(variant.value)
     if masked:
         settings["iterations"] = few or family.raster.codes
@@ -193,7 +194,7 @@ def _rules(latents: bool) -> dict[str, str | None]:
     return dict.fromkeys(EXACT_RULES) | relaxed()
 
 
-def _settings(variant: ParsedVariant, latents: bool) -> dict[str, Any]:
+def _settings(variant: ParsedVariant, latents: bool) -> dict[str, float]:
     setting = _rules(latents)[variant.rule]
     if variant.value is None or setting is None:
         return {}
@@ -201,7 +202,7 @@ def _settings(variant: ParsedVariant, latents: bool) -> dict[str, Any]:
     return {setting: int(variant.value) if whole else variant.value}
 
 
-def _numbers(out: Any) -> list[int]:
+def _numbers(out: ImageOutput) -> list[int]:
     """Return a number for each code or latent; equal pictures have equal numbers."""
     latents = getattr(out, "latents", None)
     if latents is None:

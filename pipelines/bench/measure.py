@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ragspec.pipelines.bench.prompts import BenchItem, ImageItem
@@ -54,14 +54,15 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-class Variant(Protocol):
+AnyItem = TypeVar("AnyItem", "BenchItem", "ImageItem")
+ItemT = TypeVar("ItemT", "BenchItem", "ImageItem", contravariant=True)
+
+
+class Variant(Protocol[ItemT]):
     """One configuration to measure, one item at a time."""
 
-    def run(self, item: Any, limit: int) -> Outcome:
+    def run(self, item: ItemT, limit: int) -> Outcome:
         """Return the outcome of an item with at most `limit` new tokens."""
-
-
-AnyItem = TypeVar("AnyItem", "BenchItem", "ImageItem")
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class BenchRow:
     equal_to_plain: float
     figures: dict[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the row as JSON types; NaN becomes None."""
         row = asdict(self)
         row |= row.pop("figures")
@@ -129,14 +130,14 @@ def is_timed(tokens: Sequence[int]) -> bool:
     return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
 
 
-def choose_baseline(variants: Mapping[str, Any]) -> str:
+def choose_baseline(variants: Mapping[str, object]) -> str:
     """Return transformers' greedy decoding if it runs, else ours, else the first variant."""
     return next(name for name in (GREEDY, "plain", *variants) if name in variants)
 
 
 def run_benchmark(
     items: Sequence[AnyItem],
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, Variant[AnyItem]],
     *,
     repeats: int = 1,
     skip_loops: bool = True,
@@ -222,7 +223,7 @@ def by_category(items: Sequence[AnyItem]) -> dict[str, list[AnyItem]]:
 
 
 def _measure(
-    item: BenchItem | ImageItem, variants: Mapping[str, Variant], repeats: int, turn: int
+    item: AnyItem, variants: Mapping[str, Variant[AnyItem]], repeats: int, turn: int
 ) -> dict[str, Measurement]:
     """Run one item in all variants; every turn starts with another one."""
     names = list(variants)

@@ -17,7 +17,10 @@ from ragspec.errors import DocumentError
 from ragspec.pipelines.console.texts import Row, read_rows
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ragspec.drafters.base import SourceText
+    from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
 
 FIXED_NEW_TOKENS = 96
@@ -70,7 +73,7 @@ def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchIt
     ]
 
 
-def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
+def bundled_items(engine: Engine, top_k: int = 3) -> list[BenchItem]:
     """Return the items that ship with the project: its guide's questions, and free text."""
     from ragspec.models.resolve import STARTER
     from ragspec.pipelines.answering.docqa import DocQA
@@ -84,7 +87,7 @@ def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
 
 
 def free_items(
-    tokenizer: Any, texts: Iterable[tuple[str, str]], length: int = 128
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, str]], length: int = 128
 ) -> list[BenchItem]:
     """Return items that continue the first `length` tokens of each (id, text)."""
     items = []
@@ -98,10 +101,7 @@ def free_items(
 def read_turns(path: Path) -> dict[tuple[str, str], str]:
     """Return the prompts of JSON lines {id, category, prompt}, or of Spec-Bench, by category, id.
 
-    The first turn of a Spec-Bench row counts.
-
-    Args:
-        path: JSON lines, or a parquet file.
+    The first turn of a Spec-Bench row counts. The rows may be those of a parquet file.
 
     Raises:
         DocumentError: A line cannot be read, or names a prompt twice; the line is named.
@@ -118,12 +118,11 @@ def read_turns(path: Path) -> dict[tuple[str, str], str]:
 
 
 def items_of(
-    turns: Mapping[tuple[str, str], str], tokenizer: Any, max_length: int | None
+    turns: Mapping[tuple[str, str], str], tokenizer: PreTrainedTokenizerBase, max_length: int | None
 ) -> list[BenchItem]:
     """Return the items of the prompts that `read_turns` read.
 
     Args:
-        tokenizer: Tokenizer of the target.
         max_length: Context of the target in tokens; longer prompts keep their last tokens.
     """
     most = 0 if max_length is None else max(1, max_length - FIXED_NEW_TOKENS)
@@ -148,7 +147,7 @@ def _turn(row: Row, where: str) -> tuple[str, str, str]:
         ) from error
 
 
-def turn_ids(tokenizer: Any, text: str) -> list[int]:
+def turn_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the token ids of a user's turn, in the chat template where the model has one."""
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer(text)["input_ids"])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -53,7 +53,7 @@ def cells(row: BenchRow) -> list[str]:
 
 
 def show_results(
-    rows: Sequence[BenchRow], baseline: str, facts: dict[str, Any], files: RowOptions
+    rows: Sequence[BenchRow], baseline: str, facts: dict[str, object], files: RowOptions
 ) -> None:
     """Print the table, and write the JSON file if one is named."""
     title = f"decode seconds against {baseline}, medians of paired ratios"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant,
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SEED = 0
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
@@ -54,9 +57,9 @@ class EngineVariant:
 class TransformersVariant:
     """`generate` of transformers with fixed arguments, on a model that variants may share."""
 
-    def __init__(self, model: Any, **arguments: Any) -> None:
+    def __init__(self, model: PreTrainedModel, **arguments: object) -> None:
         self.model = model
-        self.arguments = arguments
+        self.arguments: dict[str, Any] = arguments
 
     def run(self, item: BenchItem, limit: int) -> Outcome:
         """Generate with transformers; a hook counts the forwards of this run only."""
@@ -89,10 +92,10 @@ class TransformersVariant:
 def build_variants(
     names: Sequence[str],
     engine: Engine,
-    draft_model: Any,
-    load_copy: Callable[[], Any],
+    draft_model: PreTrainedModel | None,
+    load_copy: Callable[[], PreTrainedModel],
     sources: Sources | None = None,
-) -> dict[str, Variant]:
+) -> dict[str, Variant[BenchItem]]:
     """Build the variants by name.
 
     Args:
@@ -134,7 +137,9 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
     return engine
 
 
-def make_peer(name: str, model: Any, draft_model: Any, **arguments: Any) -> TransformersVariant:
+def make_peer(
+    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: object
+) -> TransformersVariant:
     """Return a mode of transformers by name, with further arguments of its `generate`."""
     kind, _, tokens = name.partition("@")
     if kind == LOOKUP:
@@ -156,8 +161,4 @@ def _sources_of(name: str, field: str) -> set[str]:
 
 def _parts(name: str) -> list[str]:
     """Return the drafters that a variant fuses; a head's path counts as one."""
-    return [name] if _is_head(name) else name.split("+")
-
-
-def _is_head(name: str) -> bool:
-    return (Path(name) / CONFIG).is_file()
+    return [name] if (Path(name) / CONFIG).is_file() else name.split("+")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.answering.iterative import IterativeRag
     from ragspec.pipelines.answering.long_document import LongDocument
     from ragspec.retrievers.search.documents import Document
+    from ragspec.sampling.settings import Sampling
     from ragspec.sampling.transform import Transform
 
 RAPID = "rapid"
@@ -159,7 +160,7 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     arguments["max_new_tokens"] = text.sampling.max_new_tokens or NEW_TOKENS
 
     def write(
-        engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool
+        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
         every = arguments | {"stream": on_text, "on_read": on_read}
         if not plain:
@@ -265,7 +266,9 @@ def ask_long(options: LongOptions) -> None:
     sampling = text.sampling.settings_for(engine)
     document = _open_document(engine, options, source, terminal)
 
-    def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
+    def write(
+        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
+    ) -> Result:
         over = document if engine is document.engine else document.over(engine)
         every: dict[str, Any] = arguments | {"stream": on_text}
         if not plain:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
 
 
-def examine() -> dict[str, Any]:
+def examine() -> dict[str, object]:
     """Return all findings as JSON types; packages are those that ragspec and its extras name."""
     from ragspec.storage.filesystem import cache_directory
 
@@ -47,7 +47,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _device() -> dict[str, Any]:
+def _device() -> dict[str, object]:
     import torch
 
     from ragspec.models.device import pick_device, pick_dtype

@@ -14,7 +14,7 @@ from dataclasses import replace
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -25,11 +25,16 @@ from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ragspec.visual.pipeline import ImagePipeline
+
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
 
 
-def load_pipeline(options: DrawOptions) -> Any:
+def load_pipeline(options: DrawOptions) -> ImagePipeline:
     """Load the pipeline of a folder or set; raise InputError for a setting that does not fit."""
     from ragspec.visual import ImagePipeline
 
@@ -76,7 +81,7 @@ def draw(
     planned = list(islice((path for path in every if not path.exists()), len(described)))
     paths: dict[int, Path] = {}
 
-    def save(number: int, image: Any) -> None:
+    def save(number: int, image: Image) -> None:
         info, file = PngInfo(), BytesIO()
         info.add_text(KEY, json_text.dumps(described[number], sort_keys=True))
         image.save(file, "PNG", pnginfo=info)
@@ -99,7 +104,7 @@ def draw(
     _print_figures(figures, out, terminal)
 
 
-def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
+def _resolve(options: DrawOptions, pipe: ImagePipeline) -> DrawOptions:
     """Return the options with the rule in use and classes by name."""
     family = pipe.family
     if family.class_names:
@@ -121,7 +126,7 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
     terminal.line(line)
 
 
-def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:
+def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, object]]:
     """Return the settings that determine each image, as JSON types."""
     common: dict[str, Any] = {
         "model": options.source,

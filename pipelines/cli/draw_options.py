@@ -171,7 +171,7 @@ class DrawOptions:
         return None if self.budget is None else o.number_or_name(self.budget)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, str | float]:
         """The settings of rule and denoising by name."""
         every = parse_settings(self.setting or ())
         return {name: value for name, value in every.items() if name not in PLACE}
@@ -182,7 +182,7 @@ class DrawOptions:
         every = parse_settings(self.setting or ())
         return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return a pipeline's call arguments."""
         name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
         return {

@@ -19,6 +19,7 @@ from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.sampling.settings import Sampling
 
 WARM_UP_TOKENS = 8
 NEIGHBOURS, WEIGHT = 32, 0.25
@@ -104,12 +105,16 @@ def generate(options: GenerateOptions) -> None:
         datastore = Datastore.open(knn.datastore)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
-        prompt = _one_turn(engine, content, options.system) if options.chat else content
+        system = [] if options.system is None else [{"role": "system", "content": options.system}]
+        turns = [*system, {"role": "user", "content": content}]
+        prompt = turns if options.chat else content
         if text.output.compare:
             engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
             engine.prefix_cache.clear()
 
-    def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
+    def write(
+        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
+    ) -> Result:
         every = arguments | {"on_read": on_read}
         if datastore is None:
             generation = drain(engine.stream(prompt, sampling, **every), on_text)
@@ -124,12 +129,6 @@ def generate(options: GenerateOptions) -> None:
 
     sampling = text.sampling.settings_for(engine)
     run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
-
-
-def _one_turn(engine: Engine, text: str, system: str | None) -> list[dict[str, str]]:
-    """Return the chat messages of one turn."""
-    first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": text}]
 
 
 def _standard_input() -> str:

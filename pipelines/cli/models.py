@@ -113,7 +113,7 @@ def known_models() -> list[dict[str, Any]]:
     return records
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, object]:
     """Return parameters and context of a model folder, as far as its files have them."""
     from safetensors import safe_open
 
@@ -121,7 +121,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     for path in folder.rglob("*.safetensors"):
         with safe_open(path, "np") as file:
             weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-    facts: dict[str, Any] = {"parameters": weights}
+    facts: dict[str, object] = {"parameters": weights}
     config = folder / "config.json"
     if config.is_file():
         read = json_format.loads(config.read_text(encoding="utf-8"))

@@ -28,10 +28,13 @@ from ragspec.pipelines.console.texts import (
 from ragspec.storage.store import checked_scope
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.catalogue import ProgressCallback
     from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.retrievers.indexes.suffix_array import TokenRow
 
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
@@ -75,7 +78,7 @@ PREFIX = 12  # characters of a fingerprint to show
 FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return a model's tokenizer, without its weights; raise ModelError if there is none."""
     from ragspec.models.checks import check_tokenizer
     from ragspec.models.load import LOCAL, read_tokenizer
@@ -157,7 +160,7 @@ def from_answers(options: AnswerOptions) -> None:
 
 
 def _answer(
-    engine: Engine, prompts: list[Any], max_new_tokens: int, terminal: Terminal
+    engine: Engine, prompts: list[object], max_new_tokens: int, terminal: Terminal
 ) -> list[Generation]:
     """Return the greedy answers; note and leave out prompts that are too long."""
     try:
@@ -255,7 +258,7 @@ def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator
         yield lambda documents, tokens: show(f"{what}: {documents:,} {unit}, {tokens:,} tokens")
 
 
-def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
+def _some(rows: Iterable[TokenRow], sources: Iterable[str]) -> Iterator[TokenRow]:
     """Yield the rows; raise DocumentError at their end if none had a token."""
     tokens = 0
     for row in rows:
@@ -268,7 +271,7 @@ def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
         )
 
 
-def at_most(rows: Iterable[Any], limit: int | None) -> Iterator[Any]:
+def at_most(rows: Iterable[TokenRow], limit: int | None) -> Iterator[TokenRow]:
     """Yield the first `limit` tokens of the rows, all for None."""
     if limit is None:
         yield from rows

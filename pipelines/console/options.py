@@ -406,7 +406,7 @@ def silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def parse_drafter(text: str) -> Any:
+def parse_drafter(text: str) -> str | list[str] | None:
     """Return the `drafter` argument of an engine: None, a name, or a list of names."""
     names = list(split(text))
     if not names or names == ["none"]:

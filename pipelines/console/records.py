@@ -49,7 +49,7 @@ class Declared:
     default: Any
     setting: Setting | None
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Return the value of a text; raise InputError for another type or beyond the limits."""
         from pydantic import Field, TypeAdapter, ValidationError
 
@@ -63,7 +63,7 @@ class Declared:
             raise InputError(f"got --set {label(self.name)}={text}: {reason}.") from error
 
 
-def takes_records(function: Callable[..., Any]) -> Callable[..., Any]:
+def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     """Return a function of typer whose keyword arguments are the fields of records.
 
     Its attribute `epilog` lists the settings; see `add_command`.
@@ -115,7 +115,7 @@ def _note_start(values: Container[str]) -> None:
         Terminal().note("starting ...")
 
 
-def add_command(app: typer.Typer, command: Callable[..., Any], name: str | None = None) -> None:
+def add_command(app: typer.Typer, command: Callable[..., object], name: str | None = None) -> None:
     """Add a command to an application, by default under the function's name."""
     app.command(name, epilog=getattr(command, "epilog", None))(command)
 
@@ -138,13 +138,13 @@ def label(name: str) -> str:
     return name.replace("_", "-")
 
 
-def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[str, Any]:
+def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[str, object]:
     """Return the values of NAME=VALUE texts by name, and the defaults of the others.
 
     Raises:
         InputError: A text has another form, its name is unknown or its value does not fit.
     """
-    values: dict[str, Any] = {name: field.default for name, field in settings.items()}
+    values: dict[str, object] = {name: field.default for name, field in settings.items()}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         key = name.strip().replace("-", "_")
@@ -158,7 +158,7 @@ def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[s
     return values
 
 
-def check_limits(record: Any) -> None:
+def check_limits(record: object) -> None:
     """Raise InputError if a setting of a record is below the least value that it declares."""
     for field in declared(type(record)):
         value, least = getattr(record, field.name), field.setting and field.setting.least

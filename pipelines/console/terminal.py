@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 # Control characters, marks of text direction, and lone surrogates.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -139,7 +138,7 @@ class Terminal:
         """Show a line of the result."""
         self.out.print(printable(text), style=style, soft_wrap=True)
 
-    def json(self, data: Mapping[str, Any]) -> None:
+    def json(self, data: Mapping[str, object]) -> None:
         """Write one JSON object to standard output, on one line."""
         self.out.file.write(json.dumps(data, ensure_ascii=False) + "\n")
         self.out.file.flush()
@@ -149,9 +148,7 @@ class Terminal:
         from rich import box
         from rich.table import Table
 
-        table: Table = Table(
-            title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold"
-        )
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for name in columns:
             right = name.startswith(">")
             table.add_column(name.lstrip(">"), justify="right" if right else "left")

@@ -98,7 +98,7 @@ def check_sources(sources: Sequence[str], columns: TextColumns) -> None:
             )
 
 
-def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
+def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
     """Yield the prompts of a file of rows: texts, chat messages or token ids.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.page.run_view import run_view
@@ -59,7 +58,7 @@ def _script() -> dict[str, str]:
     return {"text": Markup(text), "hash": f"sha256-{digest}"}
 
 
-def render_template(name: str, **values: Any) -> str:
+def render_template(name: str, **values: object) -> str:
     """Return a template of this folder, filled; every value is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -97,9 +97,9 @@ class Routes:
         """Return one model."""
         return JSONResponse(self._model(name))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, object]:
         served = self.served
-        record: dict[str, Any] = {"id": name, "object": "model", "created": served.created}
+        record: dict[str, object] = {"id": name, "object": "model", "created": served.created}
         if name not in served.images:
             served.expect(name, 0)
             record["max_model_len"] = served.engine.target.max_length

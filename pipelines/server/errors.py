@@ -64,7 +64,7 @@ class ApiError(HTTPException):
         self.code = code
         self.param = param
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """Return the error in OpenAI's form."""
         usual = "invalid_request_error" if self.status_code < 500 else "server_error"
         record = {"message": self.detail, "type": TYPES.get(self.status_code, usual)}
@@ -148,7 +148,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     return ApiError(400, message, best["type"], param)
 
 
-def _expects_type(error: Any) -> bool:
+def _expects_type(error: Mapping[str, object]) -> bool:
     return str(error["type"]).endswith(("_type", "literal_error", "missing"))
 
 

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ragspec.pipelines.server.errors import ApiError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ragspec.pipelines.server.schema import ImageRequest
     from ragspec.pipelines.server.serving import Serving
+    from ragspec.visual.output import ImageOutput
+    from ragspec.visual.pipeline import ImagePipeline
 
 
-def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, Any]:
+def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, object]:
     """Draw images and return them in OpenAI's form, as PNG.
 
     Args:
@@ -41,7 +45,7 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
     return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
 
 
-def _pipeline(model: str | None, images: Mapping[str, Any]) -> Any:
+def _pipeline(model: str | None, images: Mapping[str, ImagePipeline]) -> ImagePipeline:
     """Return the pipeline of a name, or the first one."""
     if not images:
         raise ApiError(404, "no image model is served here; expected one (--images NAME).")
@@ -52,13 +56,13 @@ def _pipeline(model: str | None, images: Mapping[str, Any]) -> Any:
     return images[name]
 
 
-def _png(image: Any) -> str:
+def _png(image: Image) -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _metrics(out: Any) -> dict[str, Any]:
+def _metrics(out: ImageOutput) -> dict[str, object]:
     stats = out.stats
     tokens = sum(report.tokens for report in stats.reports) or stats.excess.size
     record = {"num_forwards": stats.forwards, "num_tokens": tokens, "label": out.label}

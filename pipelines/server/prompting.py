@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.engine.prompts import check_length, encode_prompts
@@ -25,6 +25,8 @@ from ragspec.sampling.text_output import TextOutput
 from ragspec.verification.causal import score_tokens
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.schema import (
@@ -219,7 +221,7 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
 
 
 def _conversation(
-    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: Any
+    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: PreTrainedTokenizerBase
 ) -> Prompt:
     """Return the prompt of the turns, with the passages in the last one.
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
             lambda record: self._signals < 2 or "Traceback" not in record.getMessage()
         )
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop, or stop sooner."""
         number = self._signals = self._signals + 1  # another signal may interrupt this one
         self._stop(self._drain if number == 1 else 0.0)

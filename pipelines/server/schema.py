@@ -55,7 +55,7 @@ REFUSED = MappingProxyType(
 )
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Return a float without a fraction as an integer, as some clients send integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -111,13 +111,14 @@ class Message(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _may_be_silent(cls, turn: Any) -> Any:
-        silent = isinstance(turn, dict) and turn.get("role") == "assistant"
-        return {"content": None, **turn} if silent else turn
+    def _may_be_silent(cls, turn: object) -> object:
+        if isinstance(turn, dict) and turn.get("role") == "assistant":
+            return {"content": None, **turn}
+        return turn
 
     @field_validator("content")
     @classmethod
-    def _has_text(cls, content: Any, info: ValidationInfo) -> Any:
+    def _has_text(cls, content: Content | None, info: ValidationInfo) -> Content | None:
         if content is None and info.data.get("role") != "assistant":
             raise ValueError("expected a text")
         return content
@@ -249,7 +250,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
     return {"X-Ignored-Fields": ", ".join(names)} if names else {}
 
 
-def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, Any, list[str]]]:
+def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, object, list[str]]]:
     """Yield path and value of each field without a schema, and the names beside it."""
     known = list(type(body).model_fields)
     for name, value in (body.model_extra or {}).items():

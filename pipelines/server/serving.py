@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.visual.pipeline import ImagePipeline
 
 MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
 Names = str | Sequence[str] | None
@@ -54,7 +55,6 @@ class Serving:
         name: Name of the model in the API.
         default: Drafter and budget of requests that name none.
         documents: Searched for chat requests without documents.
-        images: Image pipelines by name.
         settings: The limits of the engine, None for the default ones.
 
     Raises:
@@ -68,7 +68,7 @@ class Serving:
         *,
         default: tuple[Names, str | int] = ("auto", "auto"),
         documents: DocQA | None = None,
-        images: Mapping[str, Any] | None = None,
+        images: Mapping[str, ImagePipeline] | None = None,
         settings: ServerSettings | None = None,
     ) -> None:
         if engine.tokenizer is None:
@@ -127,9 +127,9 @@ class Serving:
         return self._engines(tenant, names, nodes, stores)
 
     def _create(
-        self, tenant: str, names: Any, budget: str | int, stores: tuple[str, ...]
+        self, tenant: str, names: Names, budget: str | int, stores: tuple[str, ...]
     ) -> Engine:
-        if names in (None, "none"):
+        if names is None or names == "none":
             return self.engine.with_drafter(None, budget)
         requests = [names] if isinstance(names, str) else list(names)
         methods = {name for name, method in listed().items() if not method.needs}
@@ -199,7 +199,7 @@ class Serving:
         future.add_done_callback(self.running_alone.discard)
         return future
 
-    def add_store(self, name: str, path: str) -> dict[str, Any]:
+    def add_store(self, name: str, path: str) -> dict[str, object]:
         """Open a store to draft from, and return its record.
 
         Raises:
@@ -222,7 +222,7 @@ class Serving:
         store.close()
         raise InputError(f"there is a store {name} already; expected another name.")
 
-    def store(self, name: str) -> dict[str, Any]:
+    def store(self, name: str) -> dict[str, object]:
         """Return the record of a store."""
         tokens = sum(len(segment.tokens) for segment in self.stores[name].segments())
         return {"id": name, "object": "store", "tokens": tokens}

@@ -29,12 +29,12 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def variants(engine: Engine) -> dict[str, Variant]:
+def variants(engine: Engine) -> dict[str, Variant[BenchItem]]:
     draft = tiny.model("llama", num_hidden_layers=1)
     return build_variants(DEFAULT_VARIANTS, engine, draft, lambda: copy.deepcopy(engine.model))
 
 
-def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant]) -> None:
+def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant[BenchItem]]) -> None:
     assert list(variants) == list(DEFAULT_VARIANTS)
     plain = variants["plain"].run(ITEM, 12)
     assert len(plain.tokens) == 12
@@ -54,7 +54,7 @@ def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
     assert ours < 12
 
 
-def test_forwards_of_the_prompt_count_for_all_alike(variants: dict[str, Variant]) -> None:
+def test_prompt_forwards_count_for_all_alike(variants: dict[str, Variant[BenchItem]]) -> None:
     for name in ("plain", "hf-greedy"):
         assert variants[name].run(ITEM, 12).forwards == 12
         assert variants[name].run(ITEM, 1).forwards == 1
