@@ -120,15 +120,14 @@ class ImageCall:
         scale = usual if self.guidance_scale is None else self.guidance_scale
         return one_each(scale, count, "guidance scale")
 
-    def fixed(self, raster: Raster, codec: Any) -> Tensor | None:
-        """Return the fixed codes as the first tokens of an image, i64 [n]; None for none.
+    def fixed(self, raster: Raster, size: int) -> Tensor | None:
+        """Return the fixed ones of `size` codes as an image's first tokens, i64 [n]; None for none.
 
         Raises:
             InputError: The codes are of another dtype or shape, out of range or too many.
         """
         if (codes := self.codes) is None:
             return None
-        size: int = codec.vocab_size
         fits = isinstance(codes, Tensor) and codes.dtype == torch.int64
         fits = fits and (codes.ndim == 1 or tuple(codes.shape) == raster.shape)
         flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)

@@ -61,7 +61,7 @@ class CallState:
                 scales[numbers[0]],
                 self.call.guidance_interval,
                 self.raster,
-                self.call.fixed(self.raster, self.pipe.family.codec),
+                self.call.fixed(self.raster, getattr(self.pipe.family.codec, "vocab_size", 0)),
                 [rows[number] for number in numbers],
                 [seeds[number] for number in numbers],
                 self.call.temperature,
