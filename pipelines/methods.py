@@ -15,10 +15,9 @@ from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, check_stored
 from ragspec.registry import unknown
+from ragspec.types import PreTrainedModel, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 
@@ -78,7 +77,7 @@ def open_sources(
     corpus: Path | None,
     history: Path | None = None,
     *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Tokenizer | None = None,
     model: PreTrainedModel | None = None,
     scope: str = GLOBAL,
 ) -> Sources:

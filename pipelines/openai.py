@@ -21,8 +21,8 @@ from ragspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.reports.generation import Generation
-    from ragspec.sampling.decoding import Tokenizer
     from ragspec.sampling.placed_tokens import PlacedToken
+    from ragspec.types import Tokenizer
 
 
 # Names of OpenAI, transformers and Haystack for one of ours.

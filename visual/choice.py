@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from transformers import PreTrainedModel
-
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
@@ -20,6 +18,7 @@ from ragspec.errors import RuleError, UnsupportedModelError
 from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import DraftSource, PipelineOptions
 from ragspec.visual.checks import check_drafters

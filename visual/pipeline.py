@@ -18,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.goodput import AutoBudget
@@ -30,6 +29,7 @@ from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
+from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, PipelineOptions
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family

@@ -19,11 +19,10 @@ from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from transformers import PreTrainedTokenizerBase
 
     from ragspec.retrievers.search.dense import Embedder
 
@@ -59,7 +58,7 @@ class Chunks:
         self._index = PassageIndex.build([part], words=words, embedder=embedder or DEFAULT_EMBEDDER)
 
     def find(
-        self, tokenizer: PreTrainedTokenizerBase, question: str, template: PromptTemplate
+        self, tokenizer: Tokenizer, question: str, template: PromptTemplate
     ) -> tuple[tuple[Hit, ...], tuple[int, ...]]:
         """Return the best chunks that fit, in document order, and the prompt over them."""
         hits = self._hits(question)

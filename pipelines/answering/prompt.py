@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
@@ -17,9 +16,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ragspec.types import Tokenizer
 
 SENTENCE_ENDS = ("", ".", ")", '."', ".)", "?", "!")
 Span = tuple[int, int, int, int]
@@ -65,7 +62,7 @@ def expect_question(question: object) -> None:
 
 
 def build_prompt(
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     question: str,
     hits: Sequence[Hit],
     *,
@@ -102,7 +99,7 @@ def build_prompt(
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     question: str,
     hits: Sequence[Hit],
     template: PromptTemplate = WORDINGS["evidence"],
@@ -114,7 +111,7 @@ def render(
     return lay_out(tokenizer, prompt, template)
 
 
-def lay_out(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: PromptTemplate) -> Prompt:
+def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> Prompt:
     """Return the prompt with the words around the answer that its template asks for, if any."""
     if not template.two_lines:
         return prompt
@@ -123,7 +120,7 @@ def lay_out(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Prompt
     return replace(prompt, layout=layout)
 
 
-def placed(tokenizer: PreTrainedTokenizerBase, text: str, hits: Sequence[Hit]) -> Prompt:
+def placed(tokenizer: Tokenizer, text: str, hits: Sequence[Hit]) -> Prompt:
     """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
     # A chat template has already written the special tokens of the beginning.
     encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
@@ -132,7 +129,7 @@ def placed(tokenizer: PreTrainedTokenizerBase, text: str, hits: Sequence[Hit]) -
 
 
 def passage_first(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     question: str,
     hit: Hit,
     template: PromptTemplate,
@@ -156,7 +153,7 @@ def passage_first(
 
 
 def led_by(
-    tokenizer: PreTrainedTokenizerBase, question: str, hit: Hit, template: PromptTemplate
+    tokenizer: Tokenizer, question: str, hit: Hit, template: PromptTemplate
 ) -> tuple[str, int]:
     """Return a prompt over one passage, special tokens marked, and where the passage ends.
 
@@ -169,7 +166,7 @@ def led_by(
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 
 
-def passages_of(hits: Sequence[Hit], tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+def passages_of(hits: Sequence[Hit], tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Return titles, on one line each, and texts of passages, special tokens marked."""
     return [
         (
@@ -181,7 +178,7 @@ def passages_of(hits: Sequence[Hit], tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def _layout(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], passages: int, opening: str
+    tokenizer: Tokenizer, ids: Sequence[int], passages: int, opening: str
 ) -> tuple[SourceText, ...]:
     """Return the beginnings of the two lines; better passages have more copies of their label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragspec.engine.engine import Engine
 
 Span = tuple[int, int]
@@ -75,7 +74,7 @@ class PromptTemplate:
     system: str | None = None
 
     def write(
-        self, tokenizer: PreTrainedTokenizerBase, question: str, passages: Sequence[tuple[str, str]]
+        self, tokenizer: Tokenizer, question: str, passages: Sequence[tuple[str, str]]
     ) -> str:
         """Return the prompt over passages (title, text), in the tokenizer's chat template if any.
 
@@ -151,7 +150,7 @@ class PromptTemplate:
         return None, None
 
 
-def is_chat(tokenizer: PreTrainedTokenizerBase) -> bool:
+def is_chat(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
@@ -174,7 +173,7 @@ WORDINGS = MappingProxyType(
 )
 
 
-def suited(tokenizer: PreTrainedTokenizerBase) -> str:
+def suited(tokenizer: Tokenizer) -> str:
     """Return the name of the default template of a model.
 
     The bundled models were trained on the two lines of "evidence". Chat models give more complete

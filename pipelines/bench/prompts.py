@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import DocumentError
 from ragspec.pipelines.console.texts import Row, read_rows
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragspec.drafters.base import SourceText
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
@@ -87,7 +86,7 @@ def bundled_items(engine: Engine, top_k: int = 3) -> list[BenchItem]:
 
 
 def free_items(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, str]], length: int = 128
+    tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], length: int = 128
 ) -> list[BenchItem]:
     """Return items that continue the first `length` tokens of each (id, text)."""
     items = []
@@ -118,7 +117,7 @@ def read_turns(path: Path) -> dict[tuple[str, str], str]:
 
 
 def items_of(
-    turns: Mapping[tuple[str, str], str], tokenizer: PreTrainedTokenizerBase, max_length: int | None
+    turns: Mapping[tuple[str, str], str], tokenizer: Tokenizer, max_length: int | None
 ) -> list[BenchItem]:
     """Return the items of the prompts that `read_turns` read.
 
@@ -147,7 +146,7 @@ def _turn(row: Row, where: str) -> tuple[str, str, str]:
         ) from error
 
 
-def turn_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def turn_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the token ids of a user's turn, in the chat template where the model has one."""
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer(text)["input_ids"])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,7 @@ from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant,
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.sampling.settings import Sampling
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ragspec.types import PreTrainedModel
 
 SEED = 0
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default

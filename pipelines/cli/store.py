@@ -26,10 +26,9 @@ from ragspec.pipelines.console.texts import (
     read_texts,
 )
 from ragspec.storage.store import checked_scope
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
     from ragspec.retrievers.corpus.catalogue import ProgressCallback
@@ -78,7 +77,7 @@ PREFIX = 12  # characters of a fingerprint to show
 FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str) -> Tokenizer:
     """Return a model's tokenizer, without its weights; raise ModelError if there is none."""
     from ragspec.models.checks import check_tokenizer
     from ragspec.models.load import LOCAL, read_tokenizer

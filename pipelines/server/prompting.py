@@ -22,11 +22,10 @@ from ragspec.retrievers.search.passages import Passage
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import TextOutput
+from ragspec.types import Tokenizer
 from ragspec.verification.causal import score_tokens
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.schema import (
@@ -221,7 +220,7 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
 
 
 def _conversation(
-    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: PreTrainedTokenizerBase
+    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: Tokenizer
 ) -> Prompt:
     """Return the prompt of the turns, with the passages in the last one.
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragspec.drafters.method import GLOBAL
 from ragspec.engine.plain_text import MARK, encode_text, mark_special_tokens
@@ -22,9 +22,7 @@ from ragspec.retrievers.indexes.segment import FILES, Segment
 from ragspec.retrievers.indexes.suffix_array import TokenRow, token_row
 from ragspec.storage.manifest import FileRecord, Verify, check_file
 from ragspec.storage.store import POINTER, OpenStore, open_store
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ragspec.types import Tokenizer
 
 KIND = "corpus"
 MODEL, TOKENIZER = "model", "tokenizer"
@@ -188,7 +186,7 @@ def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:
 
 def tokenized(
     texts: Texts,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     progress: ProgressCallback = lambda documents, tokens: None,
 ) -> Iterator[TokenRow]:
     """Yield the token ids of every document [T]; token ids pass unchanged.
@@ -228,7 +226,7 @@ def _piece(first: TokenRow, rest: Iterator[TokenRow], most: int) -> Iterator[Tok
 
 
 def _rows(
-    batch: list[str | Sequence[int] | TokenRow], tokenizer: PreTrainedTokenizerBase | None
+    batch: list[str | Sequence[int] | TokenRow], tokenizer: Tokenizer | None
 ) -> Iterator[TokenRow]:
     texts = [
         mark_special_tokens(well_formed(item), tokenizer) for item in batch if isinstance(item, str)

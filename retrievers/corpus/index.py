@@ -43,10 +43,9 @@ from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import checked_scope
+from ragspec.types import PreTrainedModel, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from ragspec.engine.engine import Engine
     from ragspec.reports.generation import Generation
 
@@ -90,7 +89,7 @@ class CorpusIndex:
     def build(
         cls,
         texts_or_tokens: Texts,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: Tokenizer | None,
         out: str | os.PathLike[str],
         *,
         scope: str = GLOBAL,
@@ -134,7 +133,7 @@ class CorpusIndex:
         cls,
         path: str | os.PathLike[str],
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         model: PreTrainedModel | Engine | str | None = None,
         verify: Verify = "full",
         flush_tokens: int = FLUSH_TOKENS,

@@ -27,10 +27,9 @@ from ragspec.retrievers.indexes.suffix_array import TokenRow, check_ids
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragspec.engine.engine import Engine
     from ragspec.verification.causal import CausalTarget
 
@@ -299,7 +298,7 @@ def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
     return halved
 
 
-def _beginning(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[int]:
+def _beginning(tokenizer: Tokenizer | None) -> Sequence[int]:
     """Return the tokens that a tokenizer puts before every text."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return ()

@@ -41,10 +41,9 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
+from ragspec.types import PreTrainedModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ragspec.drafters.model.cache import DraftCache
     from ragspec.verification.causal import CausalTarget
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
 
 from ragspec.errors import InputError
+from ragspec.types import PreTrainedModel
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 DROPPED = 0.1  # share of images without their condition

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
@@ -19,6 +18,7 @@ from ragspec.models.device import pick_device, pick_dtype
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import whole
+from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import class_number

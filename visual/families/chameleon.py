@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ragspec.errors import ModelError, TokenizerMismatchError
+from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall
 from ragspec.visual.families.multimodal import (
     Ids,

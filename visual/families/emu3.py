@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from ragspec.types import PreTrainedModel
 from ragspec.visual.families.multimodal import (
     Ids,
     PromptFamily,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelError
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
+from ragspec.types import PreTrainedModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.tree_session import TreeSession
 from ragspec.visual.call import ImageCall, ImageConfig

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.errors import InputError
+from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget, PromptFamily, mark, text_ids
 from ragspec.visual.models.raster import Raster, square

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError
 from ragspec.models.device import pick_dtype
 from ragspec.models.resolve import resolve_model
+from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, class_labels

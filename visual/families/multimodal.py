@@ -18,10 +18,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
+from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.batch import Batch
 from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
@@ -142,7 +142,7 @@ class PromptFamily(Family):
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         folder: ImageFolder | None = None,
         *,
         vq: str | Path | nn.Module | VQTokenizer | None = None,
@@ -160,7 +160,7 @@ class PromptFamily(Family):
         self.raster = self.usual_raster()
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> PreTrainedTokenizerBase:
+    def load_tokenizer(cls, folder: ImageFolder) -> Tokenizer:
         """Return the text tokenizer of a folder as transformers writes it."""
         return load_processor(folder.target)
 
@@ -231,7 +231,7 @@ class PromptFamily(Family):
         }
 
 
-def load_processor(folder: Path) -> PreTrainedTokenizerBase:
+def load_processor(folder: Path) -> Tokenizer:
     """Return the text tokenizer of a folder, with the chat template of its processor.
 
     Raises:
@@ -252,7 +252,7 @@ def load_processor(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def mark(tokenizer: PreTrainedTokenizerBase, attribute: str, name: str = "") -> str:
+def mark(tokenizer: Tokenizer, attribute: str, name: str = "") -> str:
     """Return a special token: the tokenizer's attribute, or a name in its vocabulary.
 
     Raises:
@@ -270,7 +270,7 @@ def mark(tokenizer: PreTrainedTokenizerBase, attribute: str, name: str = "") -> 
     return name
 
 
-def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, last: str) -> list[int]:
+def text_ids(tokenizer: Tokenizer, text: str, last: str) -> list[int]:
     """Return the token ids of a text.
 
     Raises:

@@ -14,9 +14,9 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ragspec.errors import InputError, ModelError
+from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import Batch, TreeView, hide_padding
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
