@@ -21,7 +21,8 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.cached_graph import cached_graph
-from ragspec.verification.onnx.target import OnnxTarget, foreign, hindrance
+from ragspec.verification.onnx.form import foreign, hindrance
+from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
 from ragspec.verification.reading import asks_for_length

@@ -1,4 +1,4 @@
-"""What a configuration says of its model's computation, beside sizes: windows, factors, bounds."""
+"""What a model computes beside sizes (windows, factors, bounds), and which no graph computes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ragspec.models.quantized import BlockLinear, missing_package
 from ragspec.models.supported import layer_windows
-from ragspec.types import PreTrainedConfig
+from ragspec.types import PreTrainedConfig, PreTrainedModel
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.reading import asks_for_length
 
 TABLES = "cosines", "sines"
 FOLDED = "folded"  # the attention operator for few positions of one sequence
+FAMILIES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
+)
+LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 WINDOWED = frozenset({"mistral", "phi3"})  # all of whose layers have the window, if one has
 
 
@@ -74,3 +81,55 @@ class ModelForm:
         """Return the model's logits, given those of its head."""
         logits = logits * torch.tensor(1 / (self.divisor * (self.bound or 1.0)))
         return logits if self.bound is None else self.bound * torch.tanh(logits)
+
+
+def hindrance(target: CausalTarget) -> str:
+    """Return why a model does not run on ONNX Runtime, "" if it does."""
+    model = target.model
+    if reason := foreign(model):
+        return reason
+    if type(target) is not CausalTarget:
+        return "its forwards depend on more than tokens and positions"
+    if missing := missing_package():
+        return f"{missing} is not installed (pip install 'ragspec[onnx]')"
+    if any(
+        p.device.type != "cpu" or p.dtype not in (torch.float32, torch.uint8)
+        for p in model.parameters()
+    ):
+        return "its weights are not all in float32 on the CPU"
+    if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
+        return f"it has fewer than {LEAST_WEIGHTS:,} weights"
+    return _customised(model)
+
+
+def foreign(model: PreTrainedModel) -> str:
+    """Return what a model of its configuration has that no graph has, "" for nothing."""
+    config = model.config
+    if config.model_type not in FAMILIES or not hasattr(model, "model"):
+        return f"no graph is known for {type(model).__name__}"
+    if asks_for_length(model):
+        return "its forwards depend on more than tokens and positions"
+    if others := {*layer_windows(config)} - {"full_attention", "sliding_attention"}:
+        return f"it has layers of {', '.join(sorted(others))}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens attend to later ones"
+    if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
+        return f"its activation is {activation}"
+    return ""
+
+
+def _customised(model: nn.Module) -> str:
+    """Return which module of a model computes in another way than its class says, "" for none."""
+    for name, module in model.named_modules():
+        linear = name.endswith(("_proj", "lm_head"))
+        plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
+        replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
+        other = linear and type(module) not in (nn.Linear, BlockLinear)
+        if is_hooked(module) or replaced or other or not plain:
+            return f"its {name or 'model'} was changed"
+    return ""
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether somebody hears or changes the forwards of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -16,26 +16,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ragspec.models.quantized import BlockLinear, Session, missing_package
-from ragspec.models.supported import layer_windows
+from ragspec.models.quantized import BlockLinear, Session
 from ragspec.needs import LAST
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
+from ragspec.verification.onnx.bits import batches_agree, have_same_bits
+from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm, is_hooked
 from ragspec.verification.prefix_cache import weight_state
-from ragspec.verification.reading import asks_for_length
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
 if TYPE_CHECKING:
     from ragspec.verification.batch import Batch
     from ragspec.verification.tree_session import TreeSession
 
-FAMILIES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
-)
-LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
@@ -44,59 +38,6 @@ FOLD_TO = 16  # most positions of the `FOLDED` operator
 FOLD_FROM = 64  # slots in use for each of them, from which on it is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
-TRIED = 2 * FOLD_TO + 4  # tokens of the text whose bits are compared at opening
-CUTS = (320,), (257, 63), (7, 250, 46, 17)  # how a longer text is read there
-
-
-def hindrance(target: CausalTarget) -> str:
-    """Return why a model does not run on ONNX Runtime, "" if it does."""
-    model = target.model
-    if reason := foreign(model):
-        return reason
-    if type(target) is not CausalTarget:
-        return "its forwards depend on more than tokens and positions"
-    if missing := missing_package():
-        return f"{missing} is not installed (pip install 'ragspec[onnx]')"
-    if any(
-        p.device.type != "cpu" or p.dtype not in (torch.float32, torch.uint8)
-        for p in model.parameters()
-    ):
-        return "its weights are not all in float32 on the CPU"
-    if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
-        return f"it has fewer than {LEAST_WEIGHTS:,} weights"
-    return _customised(model)
-
-
-def foreign(model: PreTrainedModel) -> str:
-    """Return what a model of its configuration has that no graph has, "" for nothing."""
-    config = model.config
-    if config.model_type not in FAMILIES or not hasattr(model, "model"):
-        return f"no graph is known for {type(model).__name__}"
-    if asks_for_length(model):
-        return "its forwards depend on more than tokens and positions"
-    if others := {*layer_windows(config)} - {"full_attention", "sliding_attention"}:
-        return f"it has layers of {', '.join(sorted(others))}"
-    if getattr(config, "use_bidirectional_attention", False):
-        return "its tokens attend to later ones"
-    if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
-        return f"its activation is {activation}"
-    return ""
-
-
-def _customised(model: nn.Module) -> str:
-    """Return which module of a model computes in another way than its class says, "" for none."""
-    for name, module in model.named_modules():
-        linear = name.endswith(("_proj", "lm_head"))
-        plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
-        replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
-        other = linear and type(module) not in (nn.Linear, BlockLinear)
-        if _is_hooked(module) or replaced or other or not plain:
-            return f"its {name or 'model'} was changed"
-    return ""
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _changes(head: nn.Module, states: Tensor) -> bool:
@@ -213,8 +154,8 @@ class GraphRunner:
         if not row.buffers.keys:
             self._fill(row.buffers)
         end = row.extent + positions.shape[1]
-        if (most := int(positions.max()) + 1) > len(self.tables["cosines"]):
-            self.tables = self._more(2 * most)
+        if (most := max(int(positions.max()) + 1, end)) > len(self.tables["cosines"]):
+            self.tables = self._more(2 * most)  # slots of folded heads count, too
         return {
             "positions": positions,
             "total": torch.tensor([end], dtype=torch.int32),
@@ -291,7 +232,7 @@ class OnnxTarget(CausalTarget):
         if self.chains:
             self.packs = False
             self._runner.fold_from = 1
-            self.same_bits = self._has_same_bits() and self._reads_alike()
+            self.same_bits = have_same_bits(self, self.run)
             self._runner.fold_from = FOLD_FROM
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -335,7 +276,7 @@ class OnnxTarget(CausalTarget):
         )
         names = (*(self._outputs[i] for i in layers if i), "states", "logits")
         read = rows[:0] if selects else rows
-        *tapped, states, logits = self._run(batch.rows, views, tokens, read, names)
+        *tapped, states, logits = self.run(batch.rows, views, tokens, read, names)
         for i, layer in layers.items():
             each = tapped.pop(0) if i else self.embed(tokens) * self.form.embedding
             for hook in layer._forward_pre_hooks.values():
@@ -346,7 +287,7 @@ class OnnxTarget(CausalTarget):
                 logits = self.form.bounded(head(states[:, rows]))
         return logits
 
-    def _run(
+    def run(
         self,
         rows: Sequence[SequenceCache],
         views: Sequence[TreeView],
@@ -369,7 +310,7 @@ class OnnxTarget(CausalTarget):
             some = slice(start, start + size)
             end = first + sum(view.positions.shape[1] for view in views[some])
             mine = read[(read >= first) & (read < end)] - first
-            outputs.append(self._run(rows[some], views[some], tokens[:, first:end], mine, names))
+            outputs.append(self.run(rows[some], views[some], tokens[:, first:end], mine, names))
             first = end
         return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
@@ -395,22 +336,8 @@ class OnnxTarget(CausalTarget):
     def _together(self) -> GraphRunner | None:
         """What runs forwards of several sequences, opened by the first; None if it changes bits."""
         runner = self._run_by(self._open_session(SEQUENCES), self._runner.tables)
-        generator = torch.Generator().manual_seed(0)
-        texts = torch.randint(self.vocab_size, (2, TRIED), generator=generator)
-        alone, among = ([SequenceCache(TRIED + 2) for _ in texts] for _ in range(2))
-        for first, end in ((0, TRIED - 1), (TRIED - 1, TRIED)):
-            places, count = torch.arange(first, end)[None], end - first
-            view = TreeView(first, places, places, None)
-            some, names = texts[:, first:end], ("logits",)
-            inputs = {"ids": some.reshape(1, -1), "rows": torch.arange(some.numel())}
-            (together,) = runner.run(among, [view, view], inputs, names)
-            for i, row in enumerate(alone):
-                (logits,) = self._run([row], [view], some[i : i + 1], torch.arange(count), names)
-                if self.chains and not torch.equal(logits[0], together[0, i * count :][:count]):
-                    return None
-            for row in (*alone, *among):
-                row.advance(count)
-        return runner
+        alike = not self.chains or batches_agree(self.vocab_size, self.run, runner.run)
+        return runner if alike else None
 
     @cached_property
     def _outputs(self) -> dict[int, str]:
@@ -424,7 +351,7 @@ class OnnxTarget(CausalTarget):
         state = list[object]()
         head = self.loaded.get_output_embeddings()  # its hooks read hidden states
         for module in self.loaded.modules():
-            hooked = _is_hooked(module) and module is not head
+            hooked = is_hooked(module) and module is not head
             state.append((id(module), type(module), hooked))
             state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
             state += map(weight_state, module.parameters(recurse=False))
@@ -440,44 +367,6 @@ class OnnxTarget(CausalTarget):
             for name, table in zip(TABLES, both, strict=True):
                 tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous()
         return tables
-
-    def _reads_alike(self) -> bool:
-        """Return whether a text has the same states however it is cut."""
-        length = sum(CUTS[0])
-        tokens = torch.randint(
-            self.vocab_size, (1, length), generator=torch.Generator().manual_seed(0)
-        )
-        read = list[Tensor]()
-        for widths in CUTS:
-            row, parts = SequenceCache(length), list[Tensor]()
-            for places in torch.split(torch.arange(length)[None], [*widths], 1):
-                view = TreeView(row.extent, places, places, None)
-                parts += self._run([row], [view], tokens[:, places[0]], _FIRST[0, :0], ("states",))
-                row.advance(places.shape[1])
-            read.append(torch.cat(parts, 1))
-        return all(torch.equal(states, read[0]) for states in read)
-
-    def _has_same_bits(self) -> bool:
-        """Return whether a chain has the bits of its tokens one by one."""
-        text = torch.randint(self.vocab_size, (TRIED,), generator=torch.Generator().manual_seed(0))
-        first, *chain = text[TRIED // 2 :].tolist()
-        with self.open(1, TRIED) as session, torch.no_grad():
-            session.read_prompts([text[: TRIED // 2].tolist()], 0)
-            session.commit([()])
-            widths = len(chain), FOLD_TO // 2  # by one operator and by the other
-            every = [DraftTree.chain(chain[:width], "probe") for width in widths]
-            together = []
-            for tree in every:
-                together += session.verify([[first]], [tree])
-                session.discard_uncommitted()
-            for row, token in enumerate((first, *chain)):
-                (alone,) = session.verify([[token]], [DraftTree.empty()])
-                session.commit([()])
-                if not all(
-                    torch.equal(alone[0], each[row]) for each in together if row < len(each)
-                ):
-                    return False
-        return True
 
 
 def _is_chain(view: TreeView) -> bool:

@@ -211,7 +211,7 @@ def test_inputs_of_layers_are_those_of_transformers(
     runtime: str, every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of prompts in chunks and of trees, whichever way forwards run; layer 0 reads embeddings."""
-    monkeypatch.setattr("ragspec.verification.onnx.target.LEAST_WEIGHTS", 0)
+    monkeypatch.setattr("ragspec.verification.onnx.form.LEAST_WEIGHTS", 0)
     instance = copy.deepcopy(tiny.model("llama", num_hidden_layers=4))
     target = open_target(instance, runtime="torch" if runtime == "static" else runtime)
     if runtime == "static":

@@ -22,8 +22,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
 from ragspec.storage.filesystem import cache_directory
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.verification.onnx import cached_graph
-from ragspec.verification.onnx import target as onnx_target
+from ragspec.verification.onnx import cached_graph, form
 from ragspec.verification.onnx.target import OnnxTarget
 from tests.support import published_heads, tiny
 from tests.support.published_heads import H, V, eagle1, eagle3
@@ -110,7 +109,7 @@ def published(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """Return the name of a fetched model with a head of its own."""
-    monkeypatch.setattr(onnx_target, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = resolve.fetched_folder("smollm2")
     copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, **SIZES)).save_pretrained(folder)

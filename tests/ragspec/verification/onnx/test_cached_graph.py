@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.models.quantized import onnx_runtime
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.storage import filesystem
-from ragspec.verification.onnx import cached_graph, target
+from ragspec.verification.onnx import cached_graph, form
 from ragspec.verification.onnx.cached_graph import BATCH, GRAPH, TENSORS, WEIGHTS, CachedTarget
 from ragspec.verification.onnx.record import RECORD
 from tests.support import tiny
@@ -27,7 +27,7 @@ onnx = pytest.importorskip("onnx")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(target, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return filesystem.cache_directory() / "models"
 
@@ -173,8 +173,8 @@ import sys
 from ragspec.engine.engine import Engine
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"transformers", "onnx", "onnxruntime", "numba"}, loaded
-from ragspec.verification.onnx import target
-target.LEAST_WEIGHTS = 0
+from ragspec.verification.onnx import form
+form.LEAST_WEIGHTS = 0
 engine = Engine.from_pretrained(sys.argv[1], device="cpu", dtype="int8")
 assert engine.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).tokens
 heavy = {"transformers.modeling_utils", "transformers.models", "onnx", "torch._dynamo"}

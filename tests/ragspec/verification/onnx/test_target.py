@@ -22,8 +22,10 @@ from ragspec.needs import LAST
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, read_states, score_tokens
+from ragspec.verification.onnx import form
 from ragspec.verification.onnx import target as module
-from ragspec.verification.onnx.target import OnnxTarget, hindrance
+from ragspec.verification.onnx.form import hindrance
+from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.probe import probe
 from tests.support import tiny
@@ -71,7 +73,7 @@ SAMPLINGS = [
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
     monkeypatch.setattr(module, "FOLD_FROM", 1)
 
 
@@ -133,11 +135,16 @@ def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
     assert scored[1:] == pytest.approx(expected[1:], abs=1e-3)
 
 
-def test_positions_beyond_the_first_rotary_table_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POSITIONS", 16)
+@pytest.mark.parametrize("positions", [16, 21, 22, 30, 31])  # a table ends at any slot
+def test_positions_beyond_the_first_rotary_table_are_right(
+    monkeypatch: pytest.MonkeyPatch, positions: int
+) -> None:
+    monkeypatch.setattr(module, "POSITIONS", positions)
     model, prompt = llama_3(), tiny.prompt(20)
     expected = write(Engine(open_target(model, runtime="torch"), None, None), prompt).tokens
-    assert write(Engine(open_target(model, runtime="onnx"), None, None), prompt).tokens == expected
+    for drafter in (None, "recycling"):
+        engine = Engine(open_target(model, runtime="onnx"), None, drafter)
+        assert write(engine, prompt).tokens == expected
 
 
 def test_changed_weights_and_hooks_run_through_the_modules() -> None:
@@ -186,7 +193,7 @@ def test_changed_modules_small_models_and_missing_packages_are_told(
     assert "its model.layers.1.mlp was changed" in hindrance(CausalTarget(model))
     hook.remove()
     assert hindrance(CausalTarget(model)) == ""
-    monkeypatch.setattr(module, "LEAST_WEIGHTS", 1 << 20)
+    monkeypatch.setattr(form, "LEAST_WEIGHTS", 1 << 20)
     assert "fewer than" in open_target(model).detour
     real = importlib.util.find_spec
     monkeypatch.setattr(quantized, "find_spec", lambda n: None if n == "onnx" else real(n))
