@@ -48,8 +48,8 @@ def words_of(text: str) -> list[str]:
         text = CONTROL.sub(" ", text)
     if not text.isascii():
         folded = unicodedata.normalize("NFKD", text)
-        letters = (each for each in folded if not unicodedata.combining(each) or each in VOICED)
-        text = unicodedata.normalize("NFC", "".join(letters))
+        marks = (ord(each) for each in {*folded} - {*VOICED} if unicodedata.combining(each))
+        text = unicodedata.normalize("NFC", folded.translate(dict.fromkeys(marks)))
     text = text.lower()
     tokens = TOKEN.findall(text)
     if text.isascii() or not OTHER.search(text):
