@@ -48,8 +48,10 @@ def words_of(text: str) -> list[str]:
         text = CONTROL.sub(" ", text)
     if not text.isascii():
         folded = unicodedata.normalize("NFKD", text)
-        marks = (ord(each) for each in {*folded} - {*VOICED} if unicodedata.combining(each))
-        text = unicodedata.normalize("NFC", folded.translate(dict.fromkeys(marks)))
+        for mark in {*folded} - {*VOICED}:
+            if unicodedata.combining(mark):
+                folded = folded.replace(mark, "")
+        text = unicodedata.normalize("NFC", folded)
     text = text.lower()
     tokens = TOKEN.findall(text)
     if text.isascii() or not OTHER.search(text):
