@@ -125,11 +125,7 @@ def _customised(model: nn.Module) -> str:
         plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
         replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
         other = linear and type(module) not in (nn.Linear, BlockLinear)
-        if is_hooked(module) or replaced or other or not plain:
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if hooked or replaced or other or not plain:
             return f"its {name or 'model'} was changed"
     return ""
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether somebody hears or changes the forwards of a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)

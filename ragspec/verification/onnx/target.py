@@ -22,7 +22,7 @@ from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.bits import batches_agree, have_same_bits
-from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm, is_hooked
+from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
@@ -351,7 +351,7 @@ class OnnxTarget(CausalTarget):
         state = list[object]()
         head = self.loaded.get_output_embeddings()  # its hooks read hidden states
         for module in self.loaded.modules():
-            hooked = is_hooked(module) and module is not head
+            hooked = bool(module._forward_hooks or module._forward_pre_hooks) and module is not head
             state.append((id(module), type(module), hooked))
             state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
             state += map(weight_state, module.parameters(recurse=False))
