@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,10 @@ from ragspec.types import PreTrainedConfig
 if TYPE_CHECKING:
     from ragspec.drafters.heads.head import DraftHead
 
-T = TypeVar("T")
 # What reading a damaged file raises.
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
 PARTS = "codes", "scales"  # see `BlockLinear`
-LAYER_SETTINGS = (
+_LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),
     *("rope_scaling", "rope_parameters", "max_position_embeddings", "attention_bias", "mlp_bias"),
@@ -55,60 +55,55 @@ class Checkpoint:
 
         Raises:
             ModelNotFoundError: The folder has no head.
-            ModelError: The files are damaged.
         """
         folder = Path(folder)
         weights = check_head_files(folder)
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is no object")
+        if weights.name in PICKLED:
+            try:
+                tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
+            except Exception as error:  # a damaged pickle may raise any error
+                raise ValueError(str(error)) from error
+            return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
+        if weights.name == INDEX:
+            map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
+            return cls(folder, config, {name: folder / file for name, file in map_.items()})
+        from safetensors import safe_open
 
-        def opened() -> Checkpoint:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            if not isinstance(config, dict):
-                raise ValueError(f"{CONFIG} is no object")
-            if weights.name in PICKLED:
-                try:
-                    tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
-                except Exception as error:  # a damaged pickle may raise any error
-                    raise ValueError(str(error)) from error
-                return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
-            if weights.name == INDEX:
-                map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
-                return cls(folder, config, {name: folder / file for name, file in map_.items()})
-            from safetensors import safe_open
+        with safe_open(weights, "pt") as file:
+            stored = {*file.keys()}
+            return cls(folder, config, {_whole(name, stored): weights for name in stored})
 
-            with safe_open(weights, "pt") as file:
-                stored = {*file.keys()}
-                return cls(folder, config, {_whole(name, stored): weights for name in stored})
-
-        return checked(folder, opened)
+    @property
+    def ragspec_settings(self) -> dict[str, object]:
+        """The settings that only ragspec writes; see `files.save_head`."""
+        settings: dict[str, object] = self.config.get("ragspec") or {}
+        return settings
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return tensors by their names, floating-point ones in float32.
 
         Raises:
-            ModelError: A file is damaged.
             UnsupportedModelError: Weights are quantised.
         """
         from safetensors import safe_open
 
         names = list(names)
         tensors = {name: self._pickled[name] for name in names if name in self._pickled}
-
-        def read() -> dict[str, Tensor]:
-            for path in {self.names[name] for name in names if name not in tensors}:
-                with safe_open(path, "pt") as file:
-                    stored = {*file.keys()}
-                    for name in names:
-                        if self.names[name] != path:
-                            continue
-                        if name in stored:
-                            tensors[name] = file.get_tensor(name)
-                        else:
-                            parts = (name.removesuffix("weight") + each for each in PARTS)
-                            codes, scales = map(file.get_tensor, parts)
-                            tensors[name] = block_floats(codes, scales.float())
-            return tensors
-
-        checked(self.folder, read)
+        for path in {self.names[name] for name in names if name not in tensors}:
+            with safe_open(path, "pt") as file:
+                stored = {*file.keys()}
+                for name in names:
+                    if self.names[name] != path:
+                        continue
+                    if name in stored:
+                        tensors[name] = file.get_tensor(name)
+                    else:
+                        parts = (name.removesuffix("weight") + each for each in PARTS)
+                        codes, scales = map(file.get_tensor, parts)
+                        tensors[name] = block_floats(codes, scales.float())
         small = [name for name in names if tensors[name].element_size() < 2]
         small = [name for name in small if tensors[name].dtype != torch.bool]
         if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
@@ -124,34 +119,40 @@ class Checkpoint:
         """Return tensors by the names of `DraftHead`, with the ids of drafted tokens as `tokens`.
 
         Args:
-            table: See `rename`; names beyond it stay, and are left over.
+            table: Prefixes of `DraftHead` by those of the file.
         """
-        weights = self.tensors(names)
-        ours = rename(weights, table)
-        state = {ours.get(name, name): tensor for name, tensor in weights.items()}
-        checked(self.folder, lambda: _to_ids(state))
+        state = {rename(name, table): each for name, each in self.tensors(names).items()}
+        _to_ids(state)
         return state
 
-    def head(self, config: Callable[[], HeadConfig], state: dict[str, Tensor]) -> HeadWeights:
-        """Return a head's configuration with its tensors; raise ModelError for invalid settings."""
+    def head(self, state: dict[str, Tensor], **settings: Any) -> HeadWeights:
+        """Return a head with these tensors.
 
-        def read() -> HeadWeights:
-            weights = HeadWeights(config(), state)
-            if "tokens" in state and state["tokens"][-1] >= weights.config.vocab_size:
-                raise ValueError("its tokens are no increasing ids of the vocabulary")
-            return weights
+        Args:
+            settings: Those of its `HeadConfig`, as far as the tensors do not tell them.
+        """
+        tokens = state.get("tokens")
+        facts: dict[str, Any] = {
+            "bias": "fc.bias" in state,
+            "draft_vocab_size": None if tokens is None else len(tokens),
+            "has_output": "output.weight" in state,
+            "has_embedding": "embedding.weight" in state,
+            "target": self.ragspec_settings.get("target", ""),
+        }
+        config = HeadConfig(**facts | settings)
+        if tokens is not None and tokens[-1] >= config.vocab_size:
+            raise ValueError("its tokens are no increasing ids of the vocabulary")
+        return HeadWeights(config, state)
 
-        return checked(self.folder, read)
 
-
-def checked(folder: Path, function: Callable[[], T]) -> T:
-    """Return what a function reads of a folder; raise ModelError where that is damaged."""
+@contextmanager
+def refuse_damage(folder: Path | str) -> Iterator[None]:
+    """Raise ModelError if the files of a folder turn out to be damaged."""
     from safetensors import SafetensorError
 
-    damages: tuple[type[Exception], ...] = (*_DAMAGES, SafetensorError)
     try:
-        return function()
-    except damages as error:
+        yield
+    except (*_DAMAGES, SafetensorError) as error:
         if isinstance(error, RagspecError) and not isinstance(error, InputError):
             raise
         raise ModelError(
@@ -174,24 +175,20 @@ def size_of(settings: Mapping[str, object], name: str) -> int:
     return size
 
 
-def rename(names: Iterable[str], table: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of `DraftHead` by those of a file, for all that a table of prefixes covers.
+def rename(name: str, table: Mapping[str, str]) -> str:
+    """Return a name with its longest prefix in a table replaced; a name without one is the same."""
+    prefix = max((each for each in table if name.startswith(each)), key=len, default=None)
+    return name if prefix is None else table[prefix] + name.removeprefix(prefix)
 
-    The longest prefix that fits a name counts.
-    """
-    ordered = sorted(table, key=len, reverse=True)
-    result = dict[str, str]()
-    for name in names:
-        prefix = next((each for each in ordered if name.startswith(each)), None)
-        if prefix is not None:
-            result[name] = table[prefix] + name.removeprefix(prefix)
-    return result
+
+def select_layers(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what the configuration of a model or a head says of its layers."""
+    return {name: settings[name] for name in _LAYER_SETTINGS if settings.get(name) is not None}
 
 
 def copied_layer(text: PreTrainedConfig) -> dict[str, object]:
     """Return the configuration of one layer like those of a model's configuration."""
-    settings = text.to_dict()
-    layers = {name: settings[name] for name in LAYER_SETTINGS if settings.get(name) is not None}
+    layers = select_layers(text.to_dict())
     layers.pop("layer_types", None)
     return {"model_type": text.model_type, **layers, "num_hidden_layers": 1}
 
@@ -212,11 +209,19 @@ def _to_ids(weights: dict[str, Tensor]) -> None:
         raise ValueError("t2d marks other tokens than d2t")
 
 
-def offsets(head: DraftHead) -> dict[str, Tensor]:
-    """Return `d2t` and `t2d` of a head's tokens, none for a head of all tokens."""
-    if head.tokens is None:
-        return {}
-    tokens = head.tokens.cpu()
-    mask = torch.zeros(head.config.vocab_size, dtype=torch.bool)
-    mask[tokens] = True
-    return {"d2t": tokens - torch.arange(len(tokens)), "t2d": mask}
+def to_file(head: DraftHead, table: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tensors of a head by the names of a file, those of its tokens as `d2t` and `t2d`.
+
+    Args:
+        table: Prefixes of `DraftHead` by those of the file; none occurs twice.
+    """
+    state = head.state_dict()
+    tokens = state.pop("tokens", None)
+    theirs = {ours: name for name, ours in table.items()}
+    tensors = {rename(name, theirs): each for name, each in state.items()}
+    if tokens is not None:
+        tokens = tokens.cpu()
+        mask = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        mask[tokens] = True
+        tensors |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": mask}
+    return tensors

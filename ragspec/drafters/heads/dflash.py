@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ragspec.drafters.heads.checkpoint import Checkpoint, size_of
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.eagle import layer_settings
 from ragspec.verification.causal import CausalTarget
 
@@ -21,28 +21,23 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
     state = checkpoint.state(NAMES, names)
-
-    def settings() -> HeadConfig:
-        about: dict[str, Any] = config["dflash_config"]
-        layers = layer_settings(config, names)
-        outputs = about.get("target_layer_ids") or _usual_outputs(
-            size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
-        )
-        width = size_of(layers, "hidden_size")
-        return HeadConfig(
-            layers=layers,
-            embedding_size=width,
-            target_size=state["fc.weight"].shape[1] // len(outputs),
-            vocab_size=size_of(config, "vocab_size"),
-            taps=tuple(int(layer) + 1 for layer in outputs),
-            join="inject",
-            bias=False,
-            output_norm=True,
-            slots=size_of(config, "block_size") - 1,
-            mask_token=about.get("mask_token_id"),
-        )
-
-    return checkpoint.head(settings, state)
+    about: dict[str, Any] = config["dflash_config"]
+    layers = layer_settings(config, names)
+    outputs = about.get("target_layer_ids") or _usual_outputs(
+        size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
+    )
+    return checkpoint.head(
+        state,
+        layers=layers,
+        embedding_size=size_of(layers, "hidden_size"),
+        target_size=state["fc.weight"].shape[1] // len(outputs),
+        vocab_size=size_of(config, "vocab_size"),
+        taps=tuple(int(layer) + 1 for layer in outputs),
+        join="inject",
+        output_norm=True,
+        slots=size_of(config, "block_size") - 1,
+        mask_token=about.get("mask_token_id"),
+    )
 
 
 def _usual_outputs(count: int, layers: int) -> list[int]:

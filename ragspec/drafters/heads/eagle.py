@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, offsets, rename, size_of
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of, to_file
+from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
@@ -24,8 +24,6 @@ NAMES = {
     "norm.": "norm.",
     "lm_head.": "output.",
     "embed_tokens.": "embedding.",
-    "d2t": "d2t",
-    "t2d": "t2d",
 }
 
 
@@ -41,34 +39,25 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     config, names = checkpoint.config, set(checkpoint.names)
     state = checkpoint.state(NAMES, names)
     third = any(name.startswith("midlayer.") for name in names)
-
-    def settings() -> HeadConfig:
-        layers = layer_settings(config, names)
-        width = size_of(layers, "hidden_size")
-        about: dict[str, Any] = config.get("ragspec") or {}
-        inputs = state["fc.weight"].shape[1]
-        taps = _taps(config, target) if third else (LAST,)
-        return HeadConfig(
-            layers=layers,
-            embedding_size=width if third else inputs - width,
-            target_size=inputs // len(taps) if third else width,
-            vocab_size=size_of(config | about, "vocab_size"),
-            taps=taps,
-            join="attend" if third else "project",
-            bias="fc.bias" in names,
-            output_norm=third,
-            draft_vocab_size=len(state["tokens"]) if "tokens" in state else None,
-            has_output="lm_head.weight" in names,
-            has_embedding="embed_tokens.weight" in names,
-            target=about.get("target", ""),
-        )
-
-    return checkpoint.head(settings, state)
+    layers = layer_settings(config, names)
+    width = size_of(layers, "hidden_size")
+    inputs = state["fc.weight"].shape[1]
+    taps = _taps(config, target) if third else (LAST,)
+    return checkpoint.head(
+        state,
+        layers=layers,
+        embedding_size=width if third else inputs - width,
+        target_size=inputs // len(taps) if third else width,
+        vocab_size=size_of(config | checkpoint.ragspec_settings, "vocab_size"),
+        taps=taps,
+        join="attend" if third else "project",
+        output_norm=third,
+    )
 
 
 def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, object]:
     """Return transformers' configuration of a head's layers, whose class their tensors tell."""
-    layers = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
+    layers = select_layers(config)
     kind, biases = "llama", {name.split(".")[-2] for name in names if name.endswith("proj.bias")}
     if any(name.endswith("q_norm.weight") for name in names):
         kind = "qwen3"
@@ -94,7 +83,4 @@ def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
     config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}
     config |= {"vocab_size": head.config.vocab_size, "bias": head.config.bias}
-    theirs = {ours: name for name, ours in NAMES.items() if name != "midlayer."}
-    state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
-    names = rename(state, theirs)
-    return config, {names[name]: tensor for name, tensor in state.items()} | offsets(head)
+    return config, to_file(head, {name: NAMES[name] for name in NAMES if name != "midlayer."})

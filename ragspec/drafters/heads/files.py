@@ -8,14 +8,13 @@ checkpoint (`mtp`).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from ragspec.drafters.heads import dflash, eagle, medusa, mtp, speculators
-from ragspec.drafters.heads.checkpoint import Checkpoint, checked
+from ragspec.drafters.heads.checkpoint import Checkpoint, refuse_damage
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
@@ -30,7 +29,8 @@ LAYOUTS = (speculators, medusa, dflash, eagle, mtp)
 def holds_head(folder: Path) -> bool:
     """Return whether a folder has a head, in one of the layouts."""
     try:
-        checkpoint = Checkpoint.open(folder)
+        with refuse_damage(folder):
+            checkpoint = Checkpoint.open(folder)
     except ModelError:
         return False
     return any(layout.matches(checkpoint) for layout in LAYOUTS)
@@ -54,13 +54,10 @@ def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     Raises:
         ModelError: A tensor is missing, left over or of another size, in that folder.
     """
-
-    def filled() -> DraftHead:
+    with refuse_damage(folder):
         head = unset_head(weights.config)
         head.load_state_dict(weights.state)
         return head.eval()
-
-    return checked(Path(folder), filled)
 
 
 def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWeights:
@@ -74,11 +71,12 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
         ModelError: The files are damaged.
         UnsupportedModelError: The layout is unknown, or the weights are quantised.
     """
-    checkpoint = Checkpoint.open(folder)
-    for layout in LAYOUTS:
-        if layout.matches(checkpoint):
-            head: HeadWeights = layout.read(checkpoint, target)
-            return head
+    with refuse_damage(folder):
+        checkpoint = Checkpoint.open(folder)
+        for layout in LAYOUTS:
+            if layout.matches(checkpoint):
+                head: HeadWeights = layout.read(checkpoint, target)
+                return head
     names = ", ".join(sorted(checkpoint.names)[:4])
     raise UnsupportedModelError(
         f"{folder} has tensors such as {names or '(none)'}; expected a head of EAGLE, "
@@ -118,8 +116,8 @@ def save_head(
             tensors |= {f"{stem}codes": codes, f"{stem}scales": scales}
         else:
             tensors[name] = value.to(dtype=kind if value.is_floating_point() else None).contiguous()
-    every = asdict(head.config)
-    about = {name: every[name] for name in ("target", "vocab_size", "feeds_norm")}
+    form = head.config
+    about = {"target": form.target, "vocab_size": form.vocab_size, "feeds_norm": form.feeds_norm}
     text = json.dumps(config | {"ragspec": about}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)

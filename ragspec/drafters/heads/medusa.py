@@ -41,26 +41,22 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     names.discard(f"{_LAYER}embed_tokens.weight")  # its layer reads states
     ours = _renamed(names)
     state = {ours[name]: each for name, each in checkpoint.tensors(names).items()}
-
-    def settings() -> HeadConfig:
-        rows, first = state["outputs.0.weight"], state["blocks.0.0.linear.weight"]
-        (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
-        grounded = first.shape[1] > width
-        return HeadConfig(
-            layers=prefix_layer(_text(target)) if prefix else {"hidden_size": width},
-            embedding_size=first.shape[1] - width if grounded else width,
-            target_size=width,
-            vocab_size=vocab_size,
-            taps=(_tap(checkpoint, target),),
-            join="path" if grounded else "state",
-            bias="outputs.0.bias" in state,
-            slots=_count(state, r"outputs\.\d+\.weight"),
-            blocks=_count(state, r"blocks\.0\.\d+\.linear\.weight"),
-            prefix=prefix,
-            target=(checkpoint.config.get("ragspec") or {}).get("target", ""),
-        )
-
-    return checkpoint.head(settings, state)
+    rows, first = state["outputs.0.weight"], state["blocks.0.0.linear.weight"]
+    (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
+    grounded = first.shape[1] > width
+    return checkpoint.head(
+        state,
+        layers=prefix_layer(_text(target)) if prefix else {"hidden_size": width},
+        embedding_size=first.shape[1] - width if grounded else width,
+        target_size=width,
+        vocab_size=vocab_size,
+        taps=(_tap(checkpoint, target),),
+        join="path" if grounded else "state",
+        bias="outputs.0.bias" in state,
+        slots=_count(state, r"outputs\.\d+\.weight"),
+        blocks=_count(state, r"blocks\.0\.\d+\.linear\.weight"),
+        prefix=prefix,
+    )
 
 
 def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:

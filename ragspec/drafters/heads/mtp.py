@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, size_of
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of
+from ragspec.drafters.heads.config import HeadWeights
 from ragspec.verification.causal import CausalTarget
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -28,7 +28,7 @@ class _Layout(NamedTuple):
     Attributes:
         prefix: Before every tensor of its layers; {n} is the number of the target's layers.
         table: Prefixes of `DraftHead` by those of the first layer, which begins at `prefix`.
-        rest: A pattern of tensors of further layers.
+        rest: A pattern of tensors of further layers; {more} is the number after {n}.
     """
 
     prefix: str
@@ -37,7 +37,7 @@ class _Layout(NamedTuple):
     settings: dict[str, Any]
 
 
-_COMMON = {"joined_norms": True, "first_norm": True, "output_norm": True, "bias": False}
+_COMMON = {"joined_norms": True, "first_norm": True, "output_norm": True}
 LAYOUTS = (
     _Layout(
         "mtp.",
@@ -87,49 +87,39 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`. Of several layers the first is read."""
-    match = _layout(checkpoint)
-    assert match is not None
-    prefix, layout = match
-    further = [name for name in checkpoint.names if re.match(_further(checkpoint, layout), name)]
+    layout = _layout(checkpoint)
+    assert layout is not None
+    further = [name for name in checkpoint.names if re.match(layout.rest, name)]
     if further:
         warnings.warn(
             f"{checkpoint.folder} has more than one layer for multi-token prediction; the first "
             "drafts every token.",
             stacklevel=2,
         )
-    names = [name for name in checkpoint.names if name.startswith(prefix) and name not in further]
-    table = {prefix + name: our for name, our in layout.table.items()}
-    state = _experts_joined(checkpoint.state(table, names))
-
-    def settings() -> HeadConfig:
-        config = _text(checkpoint.config)
-        width = size_of(config, "hidden_size")
-        return HeadConfig(
-            layers=_one_layer(config),
-            embedding_size=width,
-            target_size=width,
-            vocab_size=size_of(config, "vocab_size"),
-            has_output="output.weight" in state,
-            has_embedding="embedding.weight" in state,
-            **layout.settings,
-        )
-
-    return checkpoint.head(settings, state)
+    names = {name for name in checkpoint.names if name.startswith(layout.prefix)}
+    table = {layout.prefix + name: our for name, our in layout.table.items()}
+    state = _experts_joined(checkpoint.state(table, names.difference(further)))
+    config = _text(checkpoint.config)
+    width = size_of(config, "hidden_size")
+    return checkpoint.head(
+        state,
+        layers=_one_layer(config),
+        embedding_size=width,
+        target_size=width,
+        vocab_size=size_of(config, "vocab_size"),
+        **layout.settings,
+    )
 
 
-def _layout(checkpoint: Checkpoint) -> tuple[str, _Layout] | None:
-    """Return the layout of a folder and its prefix, None for another kind of folder."""
+def _layout(checkpoint: Checkpoint) -> _Layout | None:
+    """Return the layout of a folder, its numbers filled in; None for another kind of folder."""
+    n = int(_text(checkpoint.config).get("num_hidden_layers", 0))
     for layout in LAYOUTS:
-        prefix = layout.prefix.format(n=_text(checkpoint.config).get("num_hidden_layers"))
+        prefix = layout.prefix.format(n=n)
         projection = next(name for name, our in layout.table.items() if our == "fc.")
         if f"{prefix}{projection}weight" in checkpoint.names:
-            return prefix, layout
+            return layout._replace(prefix=prefix, rest=layout.rest.format(more=n + 1))
     return None
-
-
-def _further(checkpoint: Checkpoint, layout: _Layout) -> str:
-    more = int(_text(checkpoint.config).get("num_hidden_layers", 0)) + 1
-    return layout.rest.replace("{more}", f"(?:{'|'.join(str(more + i) for i in range(8))})")
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +133,7 @@ def _one_layer(config: dict[str, object]) -> dict[str, object]:
     from transformers import CONFIG_MAPPING
 
     if config.get("model_type") not in CONFIG_MAPPING:  # MiMo: Qwen2 under another name
-        layers = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
+        layers = select_layers(config)
         return {"model_type": "qwen2", **layers, "num_hidden_layers": 1, "layer_types": None}
     dropped = ("architectures", "auto_map", "quantization_config", "transformers_version")
     layers = {name: value for name, value in config.items() if name not in dropped}

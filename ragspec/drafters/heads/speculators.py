@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import LAYER_SETTINGS, Checkpoint, offsets, rename, size_of
+from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of, to_file
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.errors import UnsupportedModelError
@@ -23,8 +23,6 @@ NAMES = {
     "embed_tokens.": "embedding.",
     "input_norm.": "tap_norms.0.",
     "fc_norm.": "tap_norms.",
-    "d2t": "d2t",
-    "t2d": "t2d",
 }
 _PEAGLE_NAMES = NAMES | {"mask_hidden": "mask_taps"}
 _BLOCK_NAMES = NAMES | {
@@ -72,53 +70,37 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         )
     names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
     state = checkpoint.state(TABLES[kind], names)
-
-    def settings() -> HeadConfig:
-        inner: dict[str, Any] = config["transformer_layer_config"]
-        layers = {name: inner[name] for name in LAYER_SETTINGS if inner.get(name) is not None}
-        layers["model_type"] = inner.get("model_type", "qwen3")
-        width = size_of(layers, "hidden_size")
-        about: dict[str, Any] = config.get("ragspec") or {}
-        common: dict[str, Any] = {
-            "layers": layers,
-            "embedding_size": width,
-            "vocab_size": size_of(inner, "vocab_size"),
-            "bias": "fc.bias" in state,
-            "output_norm": True,
-            "has_output": "output.weight" in state,
-            "has_embedding": "embedding.weight" in state,
-            "target": about.get("target", ""),
-        }
-        if kind == "mtp":
-            layers["num_hidden_layers"] = 1
-            forms: dict[str, Any] = {"joined_norms": True, "first_norm": True}
-            forms["feeds_norm"] = bool(about.get("feeds_norm", True))
-            return HeadConfig(target_size=width, **common, **forms)
-        common["draft_vocab_size"] = len(state["tokens"]) if "tokens" in state else None
-        common["target_size"] = int(config.get("target_hidden_size") or width)
-        if "markov_in.weight" in state:
-            common["markov_rank"] = state["markov_in.weight"].shape[1]
-        name = f"{'' if kind in _BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"
-        taps = tuple(map(int, config.get(name) or default_taps(target)))
-        return HeadConfig(taps=taps, **common, **_form(config, kind))
-
-    return checkpoint.head(settings, state)
+    inner: dict[str, Any] = config["transformer_layer_config"]
+    layers = select_layers(inner) | {"model_type": inner.get("model_type", "qwen3")}
+    width = size_of(layers, "hidden_size")
+    common: dict[str, Any] = {
+        "layers": layers,
+        "embedding_size": width,
+        "vocab_size": size_of(inner, "vocab_size"),
+        "output_norm": True,
+    }
+    if kind == "mtp":
+        layers["num_hidden_layers"] = 1
+        feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
+        common |= {"joined_norms": True, "first_norm": True, "feeds_norm": feeds_norm}
+        return checkpoint.head(state, target_size=width, **common)
+    common["target_size"] = int(config.get("target_hidden_size") or width)
+    if "markov_in.weight" in state:
+        common["markov_rank"] = state["markov_in.weight"].shape[1]
+    name = f"{'' if kind in _BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"
+    taps = tuple(map(int, config.get(name) or default_taps(target)))
+    return checkpoint.head(state, taps=taps, **common, **_form(config, kind))
 
 
 def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
     config = head.config
     kind, model = _kind(config)
-    theirs = {ours: name for name, ours in TABLES[kind].items()}
-    if config.tap_norm == "all":
-        theirs["tap_norms.0."] = "input_norm."
-    else:
-        theirs.pop("tap_norms.0.", None)
-    state = {name: tensor for name, tensor in head.state_dict().items() if name != "tokens"}
+    unused = "fc_norm." if config.tap_norm == "all" else "input_norm."
+    tensors = to_file(head, {name: ours for name, ours in TABLES[kind].items() if name != unused})
     if config.state_first:  # there the token comes first
-        width = config.hidden_size
-        state["fc.weight"] = state["fc.weight"].roll(-width, 1)
-    names = rename(state, theirs)
+        name = "mtp_layers.0.input_proj.weight"
+        tensors[name] = tensors[name].roll(-config.hidden_size, 1)
     count = 5 if config.recurrent else config.slots
     proposal = {"proposal_type": "greedy", "speculative_tokens": count}
     record: dict[str, object] = {
@@ -155,7 +137,7 @@ def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
             "fc_norm": config.tap_norm == "each",
             "norm_output": config.feeds_norm,
         }
-    return record, {names[name]: tensor for name, tensor in state.items()} | offsets(head)
+    return record, tensors
 
 
 def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
