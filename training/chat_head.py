@@ -49,7 +49,7 @@ def stage(
     if (out / "config.json").is_file() and not (out / CHECKPOINT).is_file():
         return
     texts = [chat.ids for chat in states.chats]
-    trainer = HeadTrainer(target, texts, settings, head=head, reader=states)
+    trainer = HeadTrainer(target, texts, settings, head=head, read=states.read)
     judged = [held_out.read([number]) for number in range(len(held_out.chats))]
     run = HeadRun(trainer, out, lambda: agreement(trainer.head, target, judged), print)
     if (out / CHECKPOINT).is_file():

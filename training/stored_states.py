@@ -175,5 +175,5 @@ class StoredStates:
             learned[: max(1, start - 1)] = False  # the first answer's token too is drafted
             real.append(learned)
         pad = torch.nn.utils.rnn.pad_sequence
-        rows = [pad(each, batch_first=True) for each in (embedded, last, real, taps)]
-        return StateRead(rows[0], rows[1], rows[2], taps=rows[3])
+        rows = (pad(each, batch_first=True) for each in (embedded, last, taps, real))
+        return StateRead(*rows)

@@ -60,8 +60,8 @@ def test_answers_are_kept_with_their_states_unless_they_loop(
     stored = scripts[1].StoredStates(target, scripts[1].read_chats(path, width, 1024))
     read = stored.read([1, 0])
     expected = StateReader(target, [row["ids"] for row in rows], (1, 2)).read([1, 0])
-    assert read.inputs.shape[-1] == 2 * read.states.shape[-1]
-    for ours, theirs in ((read.states, expected.states), (read.inputs, expected.inputs)):
+    assert read.taps.shape[-1] == 2 * read.states.shape[-1]
+    for ours, theirs in ((read.states, expected.states), (read.taps, expected.taps)):
         assert torch.allclose(ours[read.real], theirs[read.real], atol=2e-2)
     assert torch.equal(read.embedded, expected.embedded)
     assert read.real.sum(1).tolist() == [len(row["ids"]) - row["start"] + 1 for row in rows[::-1]]

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -122,26 +122,14 @@ class StateRead:
     Attributes:
         embedded: Inputs of the first layer, f32 [R, T, E].
         states: Inputs of the output head, f32 [R, T, H].
-        taps: What the head reads, f32 [R, T, W]; None for `states`.
+        taps: What the head reads, f32 [R, T, W].
         real: False for padding, on the right, and for tokens not to learn from, bool [R, T].
     """
 
     embedded: torch.Tensor
     states: torch.Tensor
+    taps: torch.Tensor
     real: torch.Tensor
-    taps: torch.Tensor | None = None
-
-    @property
-    def inputs(self) -> torch.Tensor:
-        """The states that the head reads [R, T, W]."""
-        return self.states if self.taps is None else self.taps
-
-
-class Reads(Protocol):
-    """A source of the hidden states that a head learns from."""
-
-    def read(self, numbers: Sequence[int]) -> StateRead:
-        """Return the batch of the texts with these numbers."""
 
 
 class StateReader:
@@ -194,10 +182,8 @@ class StateReader:
         for number, chunk_states in zip(numbers, read, strict=True):
             tokens = torch.tensor([list(self.chunks[number])], device=device)
             with torch.no_grad():
-                head = self._head
-                inputs = (
-                    self.target.embed(tokens) if head is None else head.embed(self.target, tokens)
-                )
+                target, head = self.target, self._head
+                inputs = target.embed(tokens) if head is None else head.embed(target, tokens)
             embedded += inputs[:, -chunk_states.shape[1] :].float().unbind()
             states += chunk_states.to(device).float().unbind()
         lengths = torch.tensor([len(row) for row in states], device=device)
@@ -205,6 +191,5 @@ class StateReader:
         pad = torch.nn.utils.rnn.pad_sequence
         every = pad(states, batch_first=True)
         width = every.shape[2] // len(self._taps)
-        last, taps = every[..., :width], every[..., width:]
-        whole = pad(embedded, batch_first=True)
-        return StateRead(whole, last, real, taps=taps if len(self._taps) > 1 else None)
+        last, taps = every[..., :width], every[..., width if len(self._taps) > 1 else 0 :]
+        return StateRead(pad(embedded, batch_first=True), last, taps, real)

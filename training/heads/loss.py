@@ -11,7 +11,6 @@ them too: round k is slot k (P-EAGLE reads a mask token in it), and every place 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import NamedTuple, Self
 
@@ -20,34 +19,12 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead
-from ragspec.drafters.heads.parallel import MedusaHead, SlotHead
+from ragspec.drafters.heads.parallel import BlockHead, MedusaHead
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What a head learns.
-
-    Attributes:
-        features: Weight of the smooth L1 distance between states.
-        distributions: Weight of the cross-entropy between distributions.
-        decay: Weight of a round relative to the one before.
-        detached: Whether a round reads predictions without gradient.
-    """
-
-    features: float = 1.0
-    distributions: float = 0.1
-    decay: float = 1.0
-    detached: bool = True
-
-    @classmethod
-    def of(cls, head: DraftHead) -> Objective:
-        """Return the published objective of a head's form."""
-        return cls() if head.config.join == "project" else cls(0.0, 1.0, 0.8, detached=False)
 
 
 def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
@@ -97,7 +74,6 @@ def head_loss(
     head: DraftHead,
     teacher: Teacher,
     read: StateRead,
-    objective: Objective,
     *,
     noise: torch.Tensor | float = 0.0,
     depth: int = 1,
@@ -110,11 +86,12 @@ def head_loss(
         noise: Added to the target's states as inputs, [R, T - 1, W].
         depth: Number of rounds of a head that reads its own output.
     """
+    # The weights of both distances, and that of a round relative to the one before, as published.
+    features, distributions, decay = (1.0, 0.1, 1.0) if _learns_states(head) else (0.0, 1.0, 0.8)
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     weight, whole = 1.0, 0.0
-    every = rounds(head, read, noise, depth, objective.detached, teacher.mask)
-    for number, guessed in enumerate(every):
+    for number, guessed in enumerate(rounds(head, read, noise, depth, teacher.mask)):
         states = guessed.read.float()[:, number:]
         start = after.shape[1] - states.shape[1]
         learned = real[:, start:]  # other places need no distribution
@@ -122,19 +99,21 @@ def head_loss(
         with torch.no_grad():
             theirs = teacher.output(expected)
         ours = head_output(head, teacher.output, number)(states)
-        loss = torch.zeros(len(expected), device=after.device)
-        if objective.features:
+        loss = -distributions * (theirs.softmax(-1) * ours.log_softmax(-1)).sum(-1)
+        if features:
             distance = functional.smooth_l1_loss(states, expected, reduction="none").mean(-1)
-            loss = loss + objective.features * distance
-        if objective.distributions:
-            entropy = (theirs.softmax(-1) * ours.log_softmax(-1)).sum(-1)
-            loss = loss - objective.distributions * entropy
+            loss = loss + features * distance
         total = total + weight * loss.sum() / max(1, len(loss))
-        weight, whole = weight * objective.decay, whole + weight
+        weight, whole = weight * decay, whole + weight
         if not number:
             hits = ours.argmax(-1) == theirs.argmax(-1)
             agreement = float(hits.sum() / max(1, len(hits)))
     return total / whole, agreement
+
+
+def _learns_states(head: DraftHead) -> bool:
+    """Return whether a head learns states, and reads its predictions without gradient."""
+    return head.config.join == "project"
 
 
 def rounds(
@@ -142,7 +121,6 @@ def rounds(
     read: StateRead,
     noise: torch.Tensor | float,
     depth: int,
-    detached: bool = True,
     mask: torch.Tensor | None = None,
 ) -> Iterator[HeadStates]:
     """Yield the head's output [R, n, H] of each round, n = T - 1, or of each slot.
@@ -151,13 +129,12 @@ def rounds(
     i of round k is valid from i = k on. A round attends to the keys of those before it.
 
     Args:
-        detached: Whether inputs from the round before have no gradient.
         mask: See `Teacher`.
     """
     from transformers import DynamicCache
 
-    embedded, inputs = read.embedded[:, 1:], head.project(read.inputs[:, :-1] + noise)
-    if isinstance(head, SlotHead):
+    embedded, inputs = read.embedded[:, 1:], head.project(read.taps[:, :-1] + noise)
+    if isinstance(head, MedusaHead | BlockHead):
         yield from (HeadStates(each, each) for each in head.slot_states(embedded, inputs, mask))
         return
     assert isinstance(head, RecurrentHead)
@@ -181,7 +158,7 @@ def rounds(
             inputs = head.project(head.mask_taps).expand(len(embedded), n - start, -1)
             continue
         fed = guessed.fed[:, guessed.fed.shape[1] - n + start :]
-        fed = fed.detach() if detached else fed
+        fed = fed.detach() if _learns_states(head) else fed
         inputs = torch.cat([before[:, start : start + 1], fed[:, :-1]], 1)
 
 

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,9 +24,9 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
-from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
+from ragspec.training.batches import SHORTEST, Batches, StateRead, StateReader, seeded
 from ragspec.training.files import CHECKPOINT, PART
-from ragspec.training.loss import Objective, Teacher, head_loss
+from ragspec.training.loss import Teacher, head_loss
 from ragspec.verification.causal import CausalTarget
 
 _CLIP = 0.5
@@ -116,8 +116,8 @@ class HeadTrainer:
         target: The model, with its hidden states.
         texts: Token ids, the target's own texts or similar ones.
         head: The head to continue with, which is changed; None starts a fresh one.
-        reader: Reads the texts, none of which may be longer than `settings.length`; None reads them
-            with the target.
+        read: Returns the states of the texts with some numbers, none of them longer than
+            `settings.length`; None reads the texts with the target.
 
     Attributes:
         steps: Steps taken so far.
@@ -130,7 +130,7 @@ class HeadTrainer:
         settings: HeadTraining,
         *,
         head: DraftHead | None = None,
-        reader: Reads | None = None,
+        read: Callable[[Sequence[int]], StateRead] | None = None,
     ) -> None:
         self.target = target
         self.settings = settings
@@ -165,9 +165,8 @@ class HeadTrainer:
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
-        self._reader = reader or StateReader(
-            target, self.batches.chunks, taps_of(config, target), head=self.head
-        )
+        chunks, taps = self.batches.chunks, taps_of(config, target)
+        self._read = read or StateReader(target, chunks, taps, head=self.head).read
         self._teacher = Teacher.of(target, self.head)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
@@ -199,19 +198,14 @@ class HeadTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.head.train()
-        read = self._reader.read(self.batches.of(self.steps))
-        settings, shape = self.settings, read.inputs[:, 1:].shape
+        read = self._read(self.batches.of(self.steps))
+        settings, shape = self.settings, read.taps[:, 1:].shape
         sample = torch.rand(shape, generator=seeded(settings.seed, 2, self.steps))
         noise = settings.noise * (sample - 0.5).to(read.states.device)
         half = self.target.dtype == torch.bfloat16  # needs no scaled loss, unlike float16
         with torch.autocast(read.states.device.type, torch.bfloat16, enabled=half):
             loss, agreement = head_loss(
-                self.head,
-                self._teacher,
-                read,
-                Objective.of(self.head),
-                noise=noise,
-                depth=settings.depth,
+                self.head, self._teacher, read, noise=noise, depth=settings.depth
             )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

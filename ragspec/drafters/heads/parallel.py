@@ -47,24 +47,7 @@ class SlotRows(nn.ModuleList):
         return torch.stack([rows(each) for rows, each in pairs], 1)
 
 
-class SlotHead(DraftHead):
-    """A head of several slots that reads no state of its own."""
-
-    def slot_states(
-        self, embedded: Tensor, states: Tensor, mask: Tensor | None
-    ) -> Iterator[Tensor]:
-        """Yield what the rows of logits read in each slot [R, n, H], for a training.
-
-        Place i of slot k belongs to the pass k places before it; the first k places are undefined.
-
-        Args:
-            embedded, states: Embeddings of n tokens, and the states before them.
-            mask: Embedding of the mask token [1, 1, E].
-        """
-        raise NotImplementedError
-
-
-class MedusaHead(SlotHead):
+class MedusaHead(DraftHead):
     """Residual blocks and rows of logits for each slot: Medusa, or Hydra (`join="path"`)."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -98,7 +81,14 @@ class MedusaHead(SlotHead):
     def slot_states(
         self, embedded: Tensor, states: Tensor, mask: Tensor | None
     ) -> Iterator[Tensor]:
-        """Yield the states of each slot; see `SlotHead.slot_states`."""
+        """Yield what the rows of logits read in each slot [R, n, H], for a training.
+
+        Place i of slot k belongs to the pass k places before it; the first k places are undefined.
+
+        Args:
+            embedded, states: Embeddings of n tokens, and the states before them.
+            mask: Embedding of the mask token [1, 1, E].
+        """
         n = states.shape[1]
         states = states.to(self.dtype)
         if self.config.prefix:
@@ -133,7 +123,7 @@ class MedusaHead(SlotHead):
         return result
 
 
-class BlockHead(SlotHead):
+class BlockHead(DraftHead):
     """DFlash, and DSpark with a `markov_rank`."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -167,7 +157,7 @@ class BlockHead(SlotHead):
     def slot_states(
         self, embedded: Tensor, states: Tensor, mask: Tensor | None
     ) -> Iterator[Tensor]:
-        """Yield the states of each slot, of a block behind each token; see `SlotHead`."""
+        """Yield the states of a block behind each token; see `MedusaHead.slot_states`."""
         assert mask is not None
         rows, n = states.shape[:2]
         size, places = self.config.masks + 1, torch.arange(n, device=states.device)

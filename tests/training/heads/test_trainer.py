@@ -14,7 +14,7 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
-from ragspec.training.loss import Objective, Teacher, head_loss, rounds
+from ragspec.training.loss import Teacher, head_loss, rounds
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
@@ -208,13 +208,12 @@ def test_padding_changes_no_loss(depth: int) -> None:
     teacher = Teacher.of(target(), head)
     reader = StateReader(target(), [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
-    spoilt = StateRead(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
-    losses = [
-        head_loss(head, teacher, each, Objective(), depth=depth) for each in (spoilt, long, short)
-    ]
+    states = both.states + 50.0 * ~both.real[..., None]
+    spoilt = StateRead(both.embedded, states, states, both.real)
+    losses = [head_loss(head, teacher, each, depth=depth) for each in (spoilt, long, short)]
     if depth == 1:
         torch.testing.assert_close(losses[0][0], (19 * losses[1][0] + 8 * losses[2][0]) / 27)
-    plain = head_loss(head, teacher, both, Objective(), depth=depth)
+    plain = head_loss(head, teacher, both, depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 
@@ -222,7 +221,7 @@ def test_padding_changes_no_loss(depth: int) -> None:
 def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
     head, whole = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
     behind = torch.arange(14)[None] >= 7
-    part = StateRead(whole.embedded, whole.states, behind)
+    part = StateRead(whole.embedded, whole.states, whole.taps, behind)
     with torch.no_grad():
         expected, result = (
             [each.fed for each in rounds(head, read, 0.0, 3)] for read in (whole, part)

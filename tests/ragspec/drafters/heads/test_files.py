@@ -78,12 +78,10 @@ def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> No
     embedded = INPUTS["embeddings"][IDS]
     taps = INPUTS["taps" if third else "state"]
     pad = torch.nn.functional.pad
-    read = StateRead(
-        pad(embedded, (0, 0, 1, 0)), torch.zeros(1, 9, H), torch.ones(1, 9, dtype=torch.bool)
-    )
-    read = StateRead(read.embedded, read.states, read.real, taps=pad(taps, (0, 0, 0, 1)))
+    embedded, taps = pad(embedded, (0, 0, 1, 0)), pad(taps, (0, 0, 0, 1))
+    read = StateRead(embedded, torch.zeros(1, 9, H), taps, torch.ones(1, 9, dtype=torch.bool))
     with torch.no_grad():
-        for k, guessed in enumerate(rounds(head, read, 0.0, len(RECORDED[name]), detached=False)):
+        for k, guessed in enumerate(rounds(head, read, 0.0, len(RECORDED[name]))):
             outputs = guessed.fed if head.output is None else head.output(guessed.read)
             assert spread(outputs[:, k:]) == pytest.approx(RECORDED[name][k], abs=2e-4)
 
