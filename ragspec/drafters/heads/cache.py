@@ -20,7 +20,6 @@ from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead, RecurrentHead
 from ragspec.drafters.model.cache import DraftCache, Visible
 from ragspec.drafters.model.forward_step import ForwardShape, ForwardStep
-from ragspec.drafters.model.level_step import fit
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.models.supported import layer_windows
 from ragspec.verification.batch import Batch
@@ -91,10 +90,14 @@ class HeadModel(CausalTarget):
             else:
                 rows = slice(-keep, None) if isinstance(keep, int) else keep
                 read, positions = read[:, rows], positions[:, rows]
-            if self.rows is not None:
-                rows_logits: Tensor = self.rows(read.to(self.target.dtype))
-                return rows_logits
-            return self.target.head_logits(read.to(self.target.dtype), positions + self.first)
+            return _logits(self.target, self.rows, read, positions + self.first)
+
+
+def _logits(target: CausalTarget, rows: nn.Module | None, read: Tensor, places: Tensor) -> Tensor:
+    """Return the logits [R, n, v] of states at some positions, see `DraftHead.rows`."""
+    read = read.to(target.dtype)
+    logits: Tensor = target.head_logits(read, places) if rows is None else rows(read)
+    return logits
 
 
 class HeadStep(ForwardStep):
@@ -113,12 +116,7 @@ class HeadStep(ForwardStep):
         """Return the logits [n, v], and the states [1, n, H] that the head reads next."""
         embedded = self._head.embed(self._target, tokens)
         read, fed = self._head(embedded, self._states, positions, mask=mask, keys=self._cache)
-        read = read.to(self._target.dtype)
-        if self._rows is None:
-            logits = self._target.head_logits(read, positions)
-        else:
-            logits = self._rows(read)
-        return logits[0], fed
+        return _logits(self._target, self._rows, read, positions)[0], fed
 
 
 class HeadCache(DraftCache):
@@ -253,7 +251,7 @@ class SlotCache(HeadCache):
         assert not isinstance(head, HeadGraph)
         with torch.no_grad():
             logits = head.logits_after(target, paths, self._logits, self._head.guessed)
-        return logits if self.tokens is not None else fit(logits, self.vocab_size)
+        return self._fitted(logits)
 
 
 class Weights(nn.ModuleList):

@@ -33,7 +33,8 @@ def open_graph(weights: HeadWeights, target: CausalTarget) -> HeadGraph | None:
     other = other or config.tap_norm != "none" or (config.join == "attend" and config.bias)
     known = layer["model_type"] == "llama" and layer.get("hidden_act", "silu") == "silu"
     known = known and layer["num_hidden_layers"] == 1 and not layer.get("rope_scaling")
-    known = known and _rope(layer).get("rope_type", "default") == "default"
+    rotary = layer.get("rope_parameters") or layer
+    known = known and rotary.get("rope_type", "default") == "default"
     state = {name: each.shape for name, each in weights.state.items() if name != "tokens"}
     if other or not known or not isinstance(target, OnnxTarget) or missing_package():
         return None
@@ -60,7 +61,7 @@ class HeadGraph:
         self.layers = nn.Module()  # none that a forward changes
         modules = _Modules(weights, isinstance(target.output_head, BlockLinear))
         self._fc = modules.linear("fc") if config.join == "attend" else nn.Identity()
-        graph, heads, width = Graph(), *_heads(config.layers)[1:]
+        graph, heads, width = Graph(), *_heads(config)[1:]
         read, fed = _build(graph, modules)
         rows: Any = modules.linear("output") if config.has_output else target.output_head
         if self.tokens is not None and not config.has_output:
@@ -71,7 +72,8 @@ class HeadGraph:
         inputs.append(info("rows", TensorProto.INT64, ["k"]))
         logits = info(self._names[0], TensorProto.FLOAT, [1, "k", rows.out_features])
         proto = declare(graph, inputs, [logits, *of_width({fed: config.hidden_size})], shape)
-        self._theta = float(_rope(config.layers).get("rope_theta", 10_000.0))
+        rotary = config.layers.get("rope_parameters") or config.layers
+        self._theta = float(rotary.get("rope_theta", 10_000.0))
         self._width = width
         session, tables = Session(proto, graph.floating()), self._rotary(POSITIONS)
         self._runner = GraphRunner(session, shape, tables, self._rotary)
@@ -136,7 +138,7 @@ def _build(graph: Graph, modules: _Modules) -> tuple[str, str]:
         The names of the outputs, see `HeadStates`.
     """
     config = modules.weights.config
-    heads, groups, width = _heads(config.layers)
+    heads, groups, width = _heads(config)
     attention = modules.part("self_attn", "q k v o")
     attention.head_dim, attention.scaling = width, width**-0.5
     counts: Any = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=groups)
@@ -160,7 +162,7 @@ def _build(graph: Graph, modules: _Modules) -> tuple[str, str]:
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Return the sizes of all tensors of a head, by name."""
     layer, h = config.layers, config.hidden_size
-    heads, groups, width = _heads(layer)
+    heads, groups, width = _heads(config)
     m, attends = layer["intermediate_size"], config.join == "attend"
     inputs = 2 * h if attends else h
     sizes: dict[str, tuple[int, ...]] = {"self_attn.q_proj": (heads * width, inputs)}
@@ -178,13 +180,9 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     return named | ({"fc.bias": (h,)} if config.bias else {})
 
 
-def _heads(layer: dict[str, Any]) -> tuple[int, int, int]:
+def _heads(config: HeadConfig) -> tuple[int, int, int]:
     """Return the heads of queries and of keys, and their width."""
+    layer = config.layers
     heads = int(layer["num_attention_heads"])
     width = layer.get("head_dim") or layer["hidden_size"] // heads
     return heads, int(layer.get("num_key_value_heads") or heads), int(width)
-
-
-def _rope(layer: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of rotary positions."""
-    return layer.get("rope_parameters") or {"rope_theta": layer.get("rope_theta", 10_000.0)}

@@ -27,7 +27,7 @@ from ragspec.verification.reading import usual_taps
 if TYPE_CHECKING:
     from ragspec.verification.batch import Batch
 
-_SAMPLED = 64
+_SAMPLED = 64  # evenly spaced values of a weight
 STD = 0.02
 
 
@@ -207,7 +207,6 @@ class RecurrentHead(DraftHead):
         embedded: Tensor,
         states: Tensor,
         positions: Tensor | None = None,
-        batch: Batch | None = None,
         mask: Tensor | None = None,
         keys: Cache | None = None,
     ) -> HeadStates:
@@ -217,12 +216,9 @@ class RecurrentHead(DraftHead):
             embedded: Embeddings of the tokens [R, n, E].
             states: States before each of them [R, n, H], projected or fed.
             positions: Increasing positions, i64 [1, n]; None counts from 0.
-            batch: Stores keys and values.
             mask: Tokens that each one attends to, bool [1, 1, n, m]; None for all up to itself.
-            keys: A cache of transformers instead of `batch`, such as that of a training.
+            keys: Stores keys and values.
         """
-        from ragspec.verification.model_cache import ModelCache  # imports transformers
-
         dtype, options = self.dtype, dict[str, Any]()
         embedded, states = embedded.to(dtype), states.to(dtype)
         if self.config.join == "attend":
@@ -234,8 +230,8 @@ class RecurrentHead(DraftHead):
             inputs_embeds=read,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=keys if batch is None else ModelCache(batch),
-            use_cache=batch is not None or keys is not None,
+            past_key_values=keys,
+            use_cache=keys is not None,
             **options,
         ).last_hidden_state
         normed: Tensor = self.norm(out)
@@ -243,10 +239,12 @@ class RecurrentHead(DraftHead):
 
     def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the head's output after n tokens, see `DraftHead.read`."""
+        from ragspec.verification.model_cache import ModelCache  # imports transformers
+
         if self.mask_taps is not None:
             more = self.project(self.mask_taps).expand(len(states), self.config.masks, -1)
             states = torch.cat([states.to(self.dtype), more], 1)
-        output: HeadStates = self(embedded, states, batch.positions, batch)
+        output: HeadStates = self(embedded, states, batch.positions, keys=ModelCache(batch))
         if self.config.recurrent:
             return output
         return HeadStates(output.read[:, -self.config.slots :], output.fed)
@@ -296,16 +294,11 @@ def target_print(target: CausalTarget) -> str:
     digest = hashlib.sha256()
     for module in (target.loaded.get_input_embeddings(), target.output_head):
         for name, weight in sorted(module.named_parameters()):
-            values = _sampled(weight).to(torch.bfloat16).float().tolist()
+            flat = weight.detach().reshape(-1)
+            places = torch.arange(_SAMPLED, device=flat.device) * flat.numel() // _SAMPLED
+            values = flat[places].to(torch.bfloat16).float().tolist()
             digest.update(f"{name} {tuple(weight.shape)} {values}".encode())
     return digest.hexdigest()
-
-
-def _sampled(weight: Tensor) -> Tensor:
-    """Return evenly spaced values of a weight, on the CPU."""
-    flat = weight.detach().reshape(-1)
-    places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
-    return flat[places.to(flat.device)].cpu()
 
 
 def check_head(config: HeadConfig, target: CausalTarget) -> None:

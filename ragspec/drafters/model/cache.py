@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.model.forward_step import MOST_DRAFTED, ForwardShape, ForwardStep
-from ragspec.drafters.model.level_step import LevelShape, LevelStep, PlaceChoices, fit, read_places
+from ragspec.drafters.model.level_step import LevelShape, LevelStep, fit, read_places
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.batch import Batch, TreeView
@@ -124,14 +124,13 @@ class DraftCache:
             self._visible[slot] = self._visible[parent]
             self._visible[slot, slot] = True
         related = self._visible[before : before + n, : before + n]
-        root = self._root()
-        positions = [root + depth for depth in self._depths]
+        positions = [len(self) - 1 + depth for depth in self._depths]
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
 
     def draft(
         self, tokens: Sequence[int], tree: TreeShape, levels: int, k: int
-    ) -> PlaceChoices | None:
+    ) -> tuple[Tensor, Tensor] | None:
         """Read the text and the first levels of a tree below it, in one call with one copy back.
 
         Prompts, and texts too long for a step, are read by usual forwards into the same slots.
@@ -140,8 +139,10 @@ class DraftCache:
             k: Number of best tokens after each place.
 
         Returns:
-            The choices after the root and after each read place; None if the model has no steps of
-            fixed shape, one would exceed its context length, or a place has more than k children.
+            The best tokens after the root and after each of the `read_places`, best first, i64
+            [R, k], and their log-probabilities up to a constant per row, f64 [R, k]. None if the
+            model has no steps of fixed shape, one would exceed its context length, or a place has
+            more than k children.
         """
         runner, arena, limit = self.model.runner, self._arena, self.model.max_length
         k = min(k, self.vocab_size)
@@ -169,11 +170,7 @@ class DraftCache:
         self.forwards += 1 + len(places.bounds)
         self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
-        return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
-
-    def _root(self) -> int:
-        """Return the logical position of the root."""
-        return len(self) - 1
+        return received[0], received[1].view(torch.float64)
 
     @property
     def drafted(self) -> int:

@@ -11,7 +11,7 @@ moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -48,26 +48,11 @@ class LevelShape:
     choices: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlaceChoices:
-    """The best tokens after the root and after the read places.
-
-    Attributes:
-        rows: Row of each such place (-1 = root).
-        tokens: Best tokens of each row, best first, i64 [R, K].
-        values: Their log-probabilities up to a constant per row, f64 [R, K].
-    """
-
-    rows: Mapping[int, int]
-    tokens: Tensor
-    values: Tensor
-
-
 class ReadPlaces:
     """The places of a tree that have children, level by level; the model reads these.
 
     Attributes:
-        rows: Row of the root and of each read place in `PlaceChoices`.
+        rows: Row of the root (-1) and of each read place in the output.
         parents: Number of each read place's parent; below the root its own number.
         bounds: First and last read place of each level.
     """

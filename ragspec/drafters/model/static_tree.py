@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ragspec.drafters.model.coupled import CoupledGrowth, agreement, listed
 from ragspec.drafters.model.growth import CONTENDERS, DraftState
+from ragspec.drafters.model.level_step import read_places
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -48,14 +49,15 @@ class StaticGrowth(CoupledGrowth):
             return super().grow(draft_state)
         draft_state = replace(draft_state, depth=levels + 1)
         self._begin(draft_state)
-        chances = agreement(choices.values, self.distribution.sampling.temperature, self.error)
-        rows = listed(choices.tokens, chances, self._candidates)
+        best, perturbed = choices
+        chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)
+        first, rows = listed(best, chances, self._candidates), read_places(self.shape, levels).rows
         fresh = [ROOT]
         while fresh:
-            at = [choices.rows[self._places[node]] for node in fresh]
-            self._known.append((fresh, choices.tokens[at], chances[at]))
+            at = [rows[self._places[node]] for node in fresh]
+            self._known.append((fresh, best[at], chances[at]))
             for node, row in zip(fresh, at, strict=True):
-                self._add(draft_state, node, *rows[row])
+                self._add(draft_state, node, *first[row])
                 if node != ROOT:
                     self._nodes.slots[node] = row - 1
             fresh = self._unread(draft_state)
