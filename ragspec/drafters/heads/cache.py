@@ -75,12 +75,13 @@ class HeadModel(CausalTarget):
         """Return the logits [1, k, v] of the last k predicted states; see `CausalTarget`."""
         n = tokens.shape[1]
         with tree_view(batch), torch.no_grad():
-            embedded = self.head.embed(self.target, tokens)
             if isinstance(self.head, HeadGraph):
+                embedded = self.target.embed(tokens)
                 last = torch.arange(n - keep, n) if isinstance(keep, int) else keep
                 logits, self.guessed = self.head.run(embedded, self.states, batch, last)
                 batch.advance()
                 return logits
+            embedded = self.head.embed(self.target, tokens)
             read, self.guessed = self.head.read(embedded, self.states, batch)
             batch.advance()
             config, positions = self.head.config, batch.positions
@@ -122,9 +123,11 @@ class HeadStep(ForwardStep):
 class HeadCache(DraftCache):
     """The KV cache of one row in a draft head; see `DraftCache`."""
 
+    model: HeadModel
+
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
-        self._head, self.tokens = model, model.head.tokens
+        self.tokens = model.head.tokens
         self._first = self._count = 0  # place of the first token with a state, and their number
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)
@@ -137,9 +140,9 @@ class HeadCache(DraftCache):
             first: Place of the first of all in the text.
         """
         count = self._count
-        states = self._head.project(states)
+        states = self.model.project(states)
         if not count:
-            self._first, self._head.first = first, first + 1
+            self._first, self.model.first = first, first + 1
             self._states = states.new_empty(states.shape[0], 0, states.shape[2])
         end = count + states.shape[1]
         if end > self._states.shape[1]:
@@ -158,7 +161,7 @@ class HeadCache(DraftCache):
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read the missing part of the text; return the root's logits [1, v]."""
         logits = self._read_pairs(tokens)
-        self._guessed = self._head.guessed[:, -1:]
+        self._guessed = self.model.guessed[:, -1:]
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
@@ -167,9 +170,9 @@ class HeadCache(DraftCache):
         Earlier calls must have read their parents: a node needs the predicted state there.
         """
         # Not by an index, for which an accelerator would wait.
-        self._head.states = torch.stack([self._guessed[:, parent + 1] for parent in above], 1)
+        self.model.states = torch.stack([self._guessed[:, parent + 1] for parent in above], 1)
         logits = super().extend(tokens, above)
-        self._guessed = torch.cat([self._guessed, self._head.guessed], 1)
+        self._guessed = torch.cat([self._guessed, self.model.guessed], 1)
         return logits
 
     def draft(self, tokens: Sequence[int], tree: TreeShape, levels: int, k: int) -> None:
@@ -182,25 +185,25 @@ class HeadCache(DraftCache):
     def _stepped(
         self, tokens: Sequence[int], positions: Sequence[int], visible: Visible
     ) -> list[Tensor]:
-        n, states = len(tokens), self._head.states
+        n, states = len(tokens), self.model.states
         if (arena := self._arena) is not None:
             if arena.states is None:
                 arena.states = states.new_zeros(1, MOST_QUERIES, states.shape[2])
             arena.states[:, :n] = states
         outputs = super()._stepped(tokens, positions, visible)
         if outputs:
-            self._head.guessed = outputs[1][:, :n]
+            self.model.guessed = outputs[1][:, :n]
         return outputs
 
     def _make_step(self, runner: StepRunner, arena: Arena, shape: ForwardShape) -> ForwardStep:
-        return HeadStep(self._head, runner, arena, shape)
+        return HeadStep(self.model, runner, arena, shape)
 
     def _read_pairs(self, tokens: Sequence[int], more: Sequence[int] = ()) -> Tensor:
         """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""
         end = self._pairs(len(tokens))
         self._keep(end - 1)
         start = len(self)
-        self._head.states = self._states[:, start:end]
+        self.model.states = self._states[:, start:end]
         fresh = tokens[self._first + start + 1 : self._first + end + 1]
         return self._read([*fresh, *more], range(start, end + len(more)), len(more))
 
@@ -219,11 +222,11 @@ class SlotCache(HeadCache):
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return the depth of draft, at most one level a slot; see `DraftCache.room`."""
-        return min(super().room(tokens), self._head.head.config.slots)
+        return min(super().room(tokens), self.model.head.config.slots)
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read the missing part of the text and fill the slots; see `HeadCache.read`."""
-        config = self._head.head.config
+        config = self.model.head.config
         self._paths = []
         self._logits = self._read_pairs(tokens, [config.mask_token or 0] * config.masks)
         return self._after([(tokens[-1],)])
@@ -247,10 +250,10 @@ class SlotCache(HeadCache):
     def _after(self, paths: list[tuple[int, ...]]) -> Tensor:
         """Return the logits after paths, each of which is the path of a node from now on."""
         self._paths += paths
-        head, target = self._head.head, self._head.target
+        head, target = self.model.head, self.model.target
         assert not isinstance(head, HeadGraph)
         with torch.no_grad():
-            logits = head.logits_after(target, paths, self._logits, self._head.guessed)
+            logits = head.logits_after(target, paths, self._logits, self.model.guessed)
         return self._fitted(logits)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # What reading a damaged file raises.
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
 PARTS = "codes", "scales"  # see `BlockLinear`
+NAMES = {"layers.": "layers.layers.", "lm_head.": "output.", "embed_tokens.": "embedding."}
+"""Prefixes of `DraftHead` by those of most layouts, where they differ."""
 _LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),

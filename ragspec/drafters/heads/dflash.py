@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragspec.drafters.heads.checkpoint import Checkpoint, size_of
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, size_of
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.eagle import layer_settings
 from ragspec.verification.causal import CausalTarget
-
-NAMES = {"fc.": "fc.", "hidden_norm.": "state_norm.", "layers.": "layers.layers.", "norm.": "norm."}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -20,7 +18,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
-    state = checkpoint.state(NAMES, names)
+    state = checkpoint.state(NAMES | {"hidden_norm.": "state_norm."}, names)
     about: dict[str, Any] = config["dflash_config"]
     layers = layer_settings(config, names)
     outputs = about.get("target_layer_ids") or _usual_outputs(

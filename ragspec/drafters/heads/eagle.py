@@ -11,20 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of, to_file
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
-
-NAMES = {
-    "fc.": "fc.",
-    "layers.": "layers.layers.",
-    "midlayer.": "layers.layers.0.",
-    "norm.": "norm.",
-    "lm_head.": "output.",
-    "embed_tokens.": "embedding.",
-}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -37,7 +28,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
-    state = checkpoint.state(NAMES, names)
+    state = checkpoint.state(NAMES | {"midlayer.": "layers.layers.0."}, names)
     third = any(name.startswith("midlayer.") for name in names)
     layers = layer_settings(config, names)
     width = size_of(layers, "hidden_size")
@@ -83,4 +74,4 @@ def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
     config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}
     config |= {"vocab_size": head.config.vocab_size, "bias": head.config.bias}
-    return config, to_file(head, {name: NAMES[name] for name in NAMES if name != "midlayer."})
+    return config, to_file(head, NAMES)

@@ -84,10 +84,6 @@ class HeadGraph:
             states: Tensor = self._fc(taps)
         return states
 
-    def embed(self, target: CausalTarget, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens; see `DraftHead.embed`."""
-        return target.embed(tokens)
-
     def run(self, embedded: Tensor, states: Tensor, batch: Batch, keep: Tensor) -> list[Tensor]:
         """Return logits of `tokens` [1, k, v] after k of n tokens, and the states to feed."""
         inputs = {"embedded": embedded, "before": states, "rows": keep}

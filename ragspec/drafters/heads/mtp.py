@@ -37,6 +37,13 @@ class _Layout(NamedTuple):
     settings: dict[str, Any]
 
 
+MIMO_NAMES = {
+    "": "layers.layers.0.",
+    "input_proj.": "fc.",
+    "token_layernorm.": "embedding_norm.",
+    "hidden_layernorm.": "state_norm.",
+    "final_layernorm.": "norm.",
+}
 _COMMON = {"joined_norms": True, "first_norm": True, "output_norm": True}
 LAYOUTS = (
     _Layout(
@@ -53,13 +60,7 @@ LAYOUTS = (
     ),
     _Layout(
         "model.mtp_layers.0.",
-        {
-            "": "layers.layers.0.",
-            "input_proj.": "fc.",
-            "token_layernorm.": "embedding_norm.",
-            "hidden_layernorm.": "state_norm.",
-            "final_layernorm.": "norm.",
-        },
+        MIMO_NAMES,
         r"model\.mtp_layers\.[1-9]",
         {**_COMMON, "feeds_norm": True, "state_first": True},
     ),

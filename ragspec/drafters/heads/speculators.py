@@ -9,42 +9,26 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of, to_file
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
+from ragspec.drafters.heads.mtp import MIMO_NAMES
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
 
-NAMES = {
-    "fc.": "fc.",
-    "layers.": "layers.layers.",
-    "norm.": "norm.",
-    "lm_head.": "output.",
-    "embed_tokens.": "embedding.",
-    "input_norm.": "tap_norms.0.",
-    "fc_norm.": "tap_norms.",
-}
-_PEAGLE_NAMES = NAMES | {"mask_hidden": "mask_taps"}
+_TAP_NAMES = NAMES | {"input_norm.": "tap_norms.0.", "fc_norm.": "tap_norms."}
 _BLOCK_NAMES = NAMES | {
     "hidden_norm.": "state_norm.",
     "markov_head.markov_w1.": "markov_in.",
     "markov_head.markov_w2.": "markov_out.",
 }
-MTP_NAMES = {
-    "mtp_layers.0.": "layers.layers.0.",
-    "mtp_layers.0.input_proj.": "fc.",
-    "mtp_layers.0.token_layernorm.": "embedding_norm.",
-    "mtp_layers.0.hidden_layernorm.": "state_norm.",
-    "mtp_layers.0.final_layernorm.": "norm.",
-    "embed_tokens.": "embedding.",
-    "lm_head.": "output.",
-}
-TABLES = {
-    "eagle3": NAMES,
-    "peagle": _PEAGLE_NAMES,
-    "dflash": _BLOCK_NAMES,
-    "dspark": _BLOCK_NAMES,
-    "mtp": MTP_NAMES,
+_MTP_NAMES = NAMES | {f"mtp_layers.0.{name}": ours for name, ours in MIMO_NAMES.items()}
+KINDS = {  # with the class of the model that vLLM runs
+    "eagle3": ("Eagle3DraftModel", _TAP_NAMES),
+    "peagle": ("PEagleDraftModel", _TAP_NAMES | {"mask_hidden": "mask_taps"}),
+    "dflash": ("DFlashDraftModel", _BLOCK_NAMES),
+    "dspark": ("DSparkDraftModel", _BLOCK_NAMES),
+    "mtp": ("MTPDraftModel", _MTP_NAMES),
 }
 _BLOCKS = ("dflash", "dspark")
 _UNREAD = ("verifier_norm.", "verifier_lm_head.", "confidence_head.")
@@ -58,10 +42,10 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, kind = checkpoint.config, checkpoint.config["speculators_model_type"]
-    if kind not in TABLES:
+    if kind not in KINDS:
         raise UnsupportedModelError(
             f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected one of "
-            f"{', '.join(map(repr, TABLES))}. Use a head of one of these."
+            f"{', '.join(map(repr, KINDS))}. Use a head of one of these."
         )
     if (markov := config.get("markov_head_type", "vanilla")) != "vanilla":
         raise UnsupportedModelError(
@@ -69,7 +53,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
             "a head of that type."
         )
     names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
-    state = checkpoint.state(TABLES[kind], names)
+    state = checkpoint.state(KINDS[kind][1], names)
     inner: dict[str, Any] = config["transformer_layer_config"]
     layers = select_layers(inner) | {"model_type": inner.get("model_type", "qwen3")}
     width = size_of(layers, "hidden_size")
@@ -95,9 +79,10 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
 def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
     config = head.config
-    kind, model = _kind(config)
+    kind = _kind(config)
+    model, table = KINDS[kind]
     unused = "fc_norm." if config.tap_norm == "all" else "input_norm."
-    tensors = to_file(head, {name: ours for name, ours in TABLES[kind].items() if name != unused})
+    tensors = to_file(head, {name: ours for name, ours in table.items() if name != unused})
     if config.state_first:  # there the token comes first
         name = "mtp_layers.0.input_proj.weight"
         tensors[name] = tensors[name].roll(-config.hidden_size, 1)
@@ -154,24 +139,17 @@ def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
     form["residual_norm"] = bool(config.get("norm_before_residual"))
     form["feeds_norm"] = bool(config.get("norm_output"))
     if kind == "peagle":
-        form |= {"slots": _proposed(config), "mask_token": mask}
+        proposed = size_of(
+            config["speculators_config"]["proposal_methods"][0], "speculative_tokens"
+        )
+        form |= {"slots": proposed, "mask_token": mask}
     return form
 
 
-def _kind(config: HeadConfig) -> tuple[str, str]:
-    """Return what this layout calls a form, and the class of its model."""
+def _kind(config: HeadConfig) -> str:
+    """Return what this layout calls a form."""
     if config.join == "inject":
-        return (
-            ("dspark", "DSparkDraftModel") if config.markov_rank else ("dflash", "DFlashDraftModel")
-        )
+        return "dspark" if config.markov_rank else "dflash"
     if config.join == "attend":
-        return (
-            ("eagle3", "Eagle3DraftModel") if config.recurrent else ("peagle", "PEagleDraftModel")
-        )
-    return "mtp", "MTPDraftModel"
-
-
-def _proposed(config: dict[str, Any]) -> int:
-    """Return the number of tokens that a configuration proposes."""
-    methods: list[dict[str, Any]] = config["speculators_config"]["proposal_methods"]
-    return size_of(methods[0], "speculative_tokens")
+        return "eagle3" if config.recurrent else "peagle"
+    return "mtp"

@@ -210,10 +210,9 @@ class DraftCache:
             visible: Slots that each new one attends to, bool [n, m]; None for plain causality.
         """
         device, n, before = self.model.device, len(tokens), self._cache.pending
-        if n <= MOST_QUERIES and before + queries_of(n) <= MOST_DRAFTED:
-            logits, *_ = self._stepped(tokens, positions, visible) or (None,)
-            if logits is not None:
-                return self._fitted(logits[n - keep : n])
+        small = n <= MOST_QUERIES and before + queries_of(n) <= MOST_DRAFTED
+        if small and (outputs := self._stepped(tokens, positions, visible)):
+            return self._fitted(outputs[0][n - keep : n])
         self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens]])).to(device)

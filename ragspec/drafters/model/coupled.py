@@ -41,11 +41,7 @@ class CoupledGrowth(Growth):
     """
 
     def __init__(
-        self,
-        distribution: TokenDistribution,
-        name: str,
-        width: int,
-        kind: DraftKind = DraftKind.COUPLED,
+        self, distribution: TokenDistribution, name: str, width: int, kind: DraftKind
     ) -> None:
         super().__init__(distribution, name, kind)
         self.width = width

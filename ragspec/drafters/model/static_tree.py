@@ -22,11 +22,7 @@ class StaticGrowth(CoupledGrowth):
     """Fills one shape within the depth and the budget; see `CoupledGrowth`."""
 
     def __init__(
-        self,
-        distribution: TokenDistribution,
-        name: str,
-        shape: TreeShape,
-        kind: DraftKind = DraftKind.COUPLED,
+        self, distribution: TokenDistribution, name: str, shape: TreeShape, kind: DraftKind
     ) -> None:
         super().__init__(distribution, name, shape.width, kind)
         self.shape = shape

@@ -15,7 +15,7 @@ from ragspec.drafters.model.growth import DraftState
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
 from tests.support.distributions import texts
@@ -104,7 +104,7 @@ def test_choices_are_those_of_the_distribution_whether_noise_is_preserved_or_new
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = TokenDistribution(SAMPLINGS["sampled"], NoiseStream(3), 0)
-    growth = CoupledGrowth(distribution, "model", 4)
+    growth = CoupledGrowth(distribution, "model", 4, DraftKind.COUPLED)
     for indices in ([0], [1, 1], [2, 0, 1], [5]):
         logits = torch.randn(len(indices), 500, dtype=dtype, generator=generator)
         tokens, perturbed = growth._contenders(logits, indices)
@@ -121,8 +121,8 @@ def test_choices_among_some_tokens_are_those_among_all(settings: str) -> None:
     some = torch.randn(3, len(ids), generator=torch.Generator().manual_seed(0))
     whole = torch.full((3, 500), -torch.inf)
     whole[:, ids] = some
-    every = CoupledGrowth(distribution, "model", 4)._contenders(whole, indices)
-    few = CoupledGrowth(distribution, "model", 4)._contenders(some, indices, ids)
+    every = CoupledGrowth(distribution, "model", 4, DraftKind.COUPLED)._contenders(whole, indices)
+    few = CoupledGrowth(distribution, "model", 4, DraftKind.COUPLED)._contenders(some, indices, ids)
     assert few[0].tolist() == every[0].tolist()
     torch.testing.assert_close(few[1], every[1])
 

@@ -46,7 +46,7 @@ def grown(
     shape: TreeShape = SHAPE, sampling: Sampling = SAMPLED, budget: int = 60, depth: int = 9
 ) -> tuple[StaticGrowth, DraftTree]:
     distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
-    growth = StaticGrowth(distribution, "static", shape)
+    growth = StaticGrowth(distribution, "static", shape, DraftKind.COUPLED)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
     return growth, growth.grow(DraftState(opened(), context, budget, depth))
 
