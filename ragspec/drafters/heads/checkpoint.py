@@ -113,27 +113,28 @@ class Checkpoint:
                 f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "
                 "a head in float32, float16 or bfloat16. Use the head that was quantised."
             )
-        for name, each in tensors.items():
-            tensors[name] = each.float() if each.is_floating_point() else each
-        return tensors
+        return {
+            n: each.float() if each.is_floating_point() else each for n, each in tensors.items()
+        }
 
     def state(self, table: Mapping[str, str], names: Iterable[str]) -> dict[str, Tensor]:
-        """Return tensors by the names of `DraftHead`, with the ids of drafted tokens as `tokens`.
+        """Return tensors by the names of `DraftHead`.
 
         Args:
             table: Prefixes of `DraftHead` by those of the file.
         """
-        state = {rename(name, table): each for name, each in self.tensors(names).items()}
-        _to_ids(state)
-        return state
+        return {rename(name, table): each for name, each in self.tensors(names).items()}
 
     def head(self, state: dict[str, Tensor], **settings: Any) -> HeadWeights:
         """Return a head with these tensors.
 
+        The offsets `d2t` of drafted tokens become their ids, `tokens`, which imply the mask `t2d`.
+
         Args:
             settings: Those of its `HeadConfig`, as far as the tensors do not tell them.
         """
-        tokens = state.get("tokens")
+        offsets, mask = state.pop("d2t", None), state.pop("t2d", None)
+        tokens = None if offsets is None else offsets.long() + torch.arange(len(offsets))
         facts: dict[str, Any] = {
             "bias": "fc.bias" in state,
             "draft_vocab_size": None if tokens is None else len(tokens),
@@ -142,9 +143,14 @@ class Checkpoint:
             "target": self.ragspec_settings.get("target", ""),
         }
         config = HeadConfig(**facts | settings)
-        if tokens is not None and tokens[-1] >= config.vocab_size:
+        if tokens is None:
+            return HeadWeights(config, state)
+        ordered = bool((tokens[1:] > tokens[:-1]).all())
+        if not ordered or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
             raise ValueError("its tokens are no increasing ids of the vocabulary")
-        return HeadWeights(config, state)
+        if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], tokens):
+            raise ValueError("t2d marks other tokens than d2t")
+        return HeadWeights(config, state | {"tokens": tokens})
 
 
 @contextmanager
@@ -193,22 +199,6 @@ def copied_layer(text: PreTrainedConfig) -> dict[str, object]:
     layers = select_layers(text.to_dict())
     layers.pop("layer_types", None)
     return {"model_type": text.model_type, **layers, "num_hidden_layers": 1}
-
-
-def _to_ids(weights: dict[str, Tensor]) -> None:
-    """Turn the offsets `d2t` of drafted tokens into `tokens`; drop the mask `t2d` that they imply.
-
-    Raises:
-        ValueError: They contradict each other.
-    """
-    d2t, mask = weights.pop("d2t", None), weights.pop("t2d", None)
-    if d2t is None:
-        return
-    weights["tokens"] = tokens = d2t.long() + torch.arange(len(d2t))
-    if tokens[0] < 0 or not bool((tokens[1:] > tokens[:-1]).all()):
-        raise ValueError("its tokens are no increasing ids of the vocabulary")
-    if mask is not None and mask.any() and not torch.equal(mask.nonzero()[:, 0], tokens):
-        raise ValueError("t2d marks other tokens than d2t")
 
 
 def to_file(head: DraftHead, table: Mapping[str, str]) -> dict[str, Tensor]:
