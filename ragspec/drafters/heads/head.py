@@ -166,7 +166,7 @@ class RecurrentHead(DraftHead):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         width, taps = config.hidden_size, len(config.taps)
-        layers = decoder_of(config)
+        size, layers = taps * config.target_size, decoder_of(config)
         first, norm = layers.layers[0], layers.norm
         self.norm = norm if config.output_norm else nn.Identity()
         self.tap_norms = nn.ModuleList()
@@ -174,10 +174,9 @@ class RecurrentHead(DraftHead):
         self.state_norm: nn.Module = nn.Identity()
         if config.join == "attend":
             layers.layers[0] = WideLayer(first, config)
-            self.fc = nn.Linear(taps * config.target_size, width, bias=config.bias)
+            self.fc = nn.Linear(size, width, bias=config.bias)
             count = {"none": 0, "all": 1, "each": taps}[config.tap_norm]
-            sizes = [taps * config.target_size // count] * count if count else []
-            self.tap_norms.extend(norm_like(norm, size) for size in sizes)
+            self.tap_norms.extend(norm_like(norm, size // count) for _ in range(count))
         else:
             self.fc = nn.Linear(config.embedding_size + width, width, bias=config.bias)
             if not config.first_norm:
@@ -185,7 +184,6 @@ class RecurrentHead(DraftHead):
             if config.joined_norms:
                 self.embedding_norm = norm_like(norm, config.embedding_size)
                 self.state_norm = norm_like(norm, width)
-        size = taps * config.target_size
         self.mask_taps = None if config.recurrent else nn.Parameter(torch.zeros(1, 1, size))
         layers.norm = nn.Identity()
         self.layers = layers

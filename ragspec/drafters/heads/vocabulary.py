@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
     counts = Counter(token for token in chain.from_iterable(texts) if token < vocab_size)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     fill = (token for token in range(vocab_size) if token not in counts)
-    return tuple(sorted(token for _, token in zip(range(size), chain(ranked, fill), strict=False)))
+    return tuple(sorted(islice(chain(ranked, fill), size)))
 
 
 def output_rows(target: CausalTarget, tokens: Tensor) -> nn.Module:

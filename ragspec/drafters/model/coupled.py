@@ -61,29 +61,23 @@ class CoupledGrowth(Growth):
         begin = draft_state.context.generated
         self._noise = {index: row for index, row in self._noise.items() if index >= begin}
 
-    def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
-        begin = draft_state.context.generated
+    def _expand(self, parents: Sequence[int], logits: Tensor) -> None:
+        begin = self._draft.context.generated
         indices = [begin + self._nodes.depth(node) for node in parents]
-        ids = None if self.whole else draft_state.cache.tokens
+        ids = None if self.whole else self._draft.cache.tokens
         tokens, perturbed = self._contenders(logits, indices, ids)
         chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)
         self._known.append((parents, tokens, chances))
         for node, row in zip(parents, listed(tokens, chances, self._candidates), strict=True):
-            self._add(draft_state, node, *row)
+            self._add(node, *row)
 
-    def _add(
-        self,
-        draft_state: DraftState,
-        parent: int,
-        tokens: Sequence[float],
-        chances: Sequence[float],
-    ) -> None:
+    def _add(self, parent: int, tokens: Sequence[float], chances: Sequence[float]) -> None:
         """Add children of a node, given the first choices after it and their agreements."""
         self._first[parent] = int(tokens[0]), chances[0]
-        ranks = self._ranks(draft_state, parent, chances)
+        ranks = self._ranks(parent, chances)
         self._nodes.add(parent, [int(tokens[rank]) for rank in ranks], [chances[r] for r in ranks])
 
-    def _ranks(self, state: DraftState, parent: int, chances: Sequence[float]) -> Sequence[int]:
+    def _ranks(self, parent: int, chances: Sequence[float]) -> Sequence[int]:
         """Return the ranks of the choices that become children: all unless their agreement is 0."""
         return [rank for rank, chance in enumerate(chances) if chance > 0.0]
 
@@ -116,24 +110,25 @@ class CoupledGrowth(Growth):
             if node in place
         ]
 
-    def _unread(self, draft_state: DraftState) -> list[int]:
+    def _unread(self) -> list[int]:
         """Return the nodes that the next forward reads; none if its expected gain is too small.
 
         The gain counts one child per node. With a full budget the child displaces the worst node.
         """
-        nodes, accept_prob, budget = self._nodes, self._nodes.accept_prob, draft_state.budget
+        draft, nodes, accept_prob = self._draft, self._nodes, self._nodes.accept_prob
+        budget = draft.budget
         selection = sorted(range(len(nodes)), key=accept_prob.__getitem__, reverse=True)[:budget]
         self._selection = sorted(selection)
-        fresh = [i for i in selection if nodes.slots[i] < 0 and nodes.depths[i] < draft_state.depth]
+        fresh = [i for i in selection if nodes.slots[i] < 0 and nodes.depths[i] < draft.depth]
         fresh = fresh[: self.width]
         full = len(selection) + len(fresh) - budget
         gains = []
         for rank, node in enumerate(fresh):
             displaced = accept_prob[selection[-1 - rank]] if rank < full else 0.0
             gains.append(max(0.0, self.typical * accept_prob[node] - displaced))
-        if sum(gains) < draft_state.min_expected_gain:
+        if sum(gains) < draft.min_expected_gain:
             return []
-        least = _ROW * draft_state.min_expected_gain
+        least = _ROW * draft.min_expected_gain
         return [node for node, gain in zip(fresh, gains, strict=True) if gain >= least]
 
     def _contenders(

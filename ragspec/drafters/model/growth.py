@@ -113,6 +113,7 @@ class Growth(ABC):
     """
 
     whole = True
+    _draft: DraftState  # the current draft, or the last one
 
     def __init__(self, distribution: TokenDistribution, name: str, kind: DraftKind) -> None:
         self.distribution = distribution
@@ -122,8 +123,8 @@ class Growth(ABC):
 
     def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a draft below the text of `draft_state`."""
-        cache, context = draft_state.cache, draft_state.context
         self._begin(draft_state)
+        cache, context = draft_state.cache, draft_state.context
         nodes, fresh, processors = self._nodes, [ROOT], self.distribution.processors
         with cache.lease():
             logits = cache.read(context.tokens)
@@ -132,25 +133,25 @@ class Growth(ABC):
                 if processors:
                     paths = [nodes.path(node) for node in fresh]
                     logits = self.distribution.process(logits, context.tokens, paths)
-                self._expand(draft_state, fresh, logits)
-                fresh = self._unread(draft_state)
+                self._expand(fresh, logits)
+                fresh = self._unread()
                 if not fresh:
                     return self._tree()
                 logits = nodes.read(cache, fresh)
 
     def _begin(self, draft_state: DraftState) -> None:
         """Forget the last draft."""
-        self._nodes = DraftNodes()
+        self._draft, self._nodes = draft_state, DraftNodes()
 
     @abstractmethod
-    def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
+    def _expand(self, parents: Sequence[int], logits: Tensor) -> None:
         """Add the children of R nodes, given the processed logits after them.
 
         They are [R, V], or [R, v] of `DraftCache.tokens` unless it needs the `whole`.
         """
 
     @abstractmethod
-    def _unread(self, draft_state: DraftState) -> list[int]:
+    def _unread(self) -> list[int]:
         """Return the nodes that the next forward reads; none to end the draft."""
 
     @abstractmethod

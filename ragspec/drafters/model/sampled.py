@@ -50,14 +50,14 @@ class SampledGrowth(Growth):
         """Return the number of children of a node at this depth."""
         return self.widths[depth] if depth < len(self.widths) else 1
 
-    def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
+    def _expand(self, parents: Sequence[int], logits: Tensor) -> None:
         nodes, noise = self._nodes, self.distribution.noise
-        start, root = len(nodes), draft_state.context.generated
+        start, root = len(nodes), self._draft.context.generated
         width = self._width(nodes.depth(parents[0]))
         q = self.distribution.probabilities(logits).cpu()  # f64 [R, V]
         for parent, distribution in zip(parents, q, strict=True):
             node = len(nodes)
-            count = min(width, draft_state.budget - node)
+            count = min(width, self._draft.budget - node)
             if self.kind is DraftKind.SAMPLED:
                 tokens = draw_independent(noise, root, distribution, range(node, node + count))
             else:
@@ -67,11 +67,11 @@ class SampledGrowth(Growth):
             self._q[parent] = distribution
         self._level = range(start, len(nodes))
 
-    def _unread(self, draft_state: DraftState) -> list[int]:
+    def _unread(self) -> list[int]:
         level, depth = self._level, self._nodes.depths[-1]
-        if depth >= draft_state.depth:
+        if depth >= self._draft.depth:
             return []
-        room = draft_state.budget - len(self._nodes)
+        room = self._draft.budget - len(self._nodes)
         return list(level[: -(-room // self._width(depth))])
 
     def distributions(self) -> list[KnownDistribution]:

@@ -43,8 +43,7 @@ class StaticGrowth(CoupledGrowth):
             choices = cache.draft(tokens, self.shape, levels, CONTENDERS)
         if choices is None:
             return super().grow(draft_state)
-        draft_state = replace(draft_state, depth=levels + 1)
-        self._begin(draft_state)
+        self._begin(replace(draft_state, depth=levels + 1))
         best, perturbed = choices
         chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)
         first, rows = listed(best, chances, self._candidates), read_places(self.shape, levels).rows
@@ -53,37 +52,37 @@ class StaticGrowth(CoupledGrowth):
             at = [rows[self._places[node]] for node in fresh]
             self._known.append((fresh, best[at], chances[at]))
             for node, row in zip(fresh, at, strict=True):
-                self._add(draft_state, node, *first[row])
+                self._add(node, *first[row])
                 if node != ROOT:
                     self._nodes.slots[node] = row - 1
-            fresh = self._unread(draft_state)
+            fresh = self._unread()
         return self._tree()
 
     def _begin(self, draft_state: DraftState) -> None:
         super()._begin(draft_state)
         self._places = {ROOT: ROOT}
 
-    def _ranks(self, state: DraftState, parent: int, chances: Sequence[float]) -> Sequence[int]:
+    def _ranks(self, parent: int, chances: Sequence[float]) -> Sequence[int]:
         """Return the ranks of the choices that fill a place, within the budget."""
         start = len(self._nodes)
         children = [
             (rank, place)
             for rank, place in self._children[self._places[parent]]
             if rank < len(chances) and chances[rank] > 0.0
-        ][: state.budget - start]
+        ][: self._draft.budget - start]
         self._places.update((start + i, place) for i, (_, place) in enumerate(children))
         return [rank for rank, _ in children]
 
-    def _unread(self, draft_state: DraftState) -> list[int]:
+    def _unread(self) -> list[int]:
         """Return the nodes with children in the shape that were not read yet."""
         nodes = self._nodes
         self._selection = range(len(nodes))
-        if len(nodes) == draft_state.budget:
+        if len(nodes) == self._draft.budget:
             return []
         return [
             node
             for node in self._selection
             if nodes.slots[node] < 0
-            and nodes.depths[node] < draft_state.depth
+            and nodes.depths[node] < self._draft.depth
             and self._places[node] in self._children
         ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -155,10 +153,9 @@ def test_distributions_name_the_nodes_of_the_tree_that_were_read(settings: str) 
 def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
     session, growth = opened(SAMPLINGS["greedy"], width=4, min_expected_gain=0.4)
     growth._nodes.add(-1, [1, 2, 3], [0.8, 0.1, 0.05])
-    draft_state = DraftState(session.cache, DraftContext([], 0, 9), 8, 8, 0.4)
-    assert growth._unread(draft_state) == [0]
-    assert growth._unread(replace(draft_state, min_expected_gain=0.2)) == [0, 1]
-    assert growth._unread(replace(draft_state, min_expected_gain=0.9)) == []
+    for gain, nodes in ((0.4, [0]), (0.2, [0, 1]), (0.9, [])):
+        growth._draft = DraftState(session.cache, DraftContext([], 0, 9), 8, 8, gain)
+        assert growth._unread() == nodes
 
 
 def test_the_error_follows_what_is_accepted() -> None:
