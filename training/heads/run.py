@@ -189,9 +189,9 @@ class HeadRun:
 
 
 def _read_states(trainer: HeadTrainer, texts: Sequence[Sequence[int]]) -> list[StateRead]:
-    """Return the target's states over the first texts that are long enough, one by one."""
+    """Return the target's states over the first texts, one by one."""
     length, target, head = trainer.settings.length, trainer.target, trainer.head
-    chunks = [text[:length] for text in texts[:MOST_HELD_OUT] if len(text) >= SHORTEST]
+    chunks = [text[:length] for text in texts[:MOST_HELD_OUT]]
     reader = StateReader(target, chunks, taps_of(head.config, target), head=head)
     return [reader.read([number]) for number in range(len(chunks))]
 

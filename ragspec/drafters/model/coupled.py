@@ -21,6 +21,7 @@ from ragspec.drafters.model.growth import CONTENDERS, DraftNodes, DraftState, Gr
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
+Rows = list[tuple[list[float], list[float]]]  # tokens and their chances, best first
 _CANDIDATES = 8
 _ERROR, _LEAST, _MOST = 0.7, 0.1, 3.0
 _RATE = 0.1
@@ -67,15 +68,15 @@ class CoupledGrowth(Growth):
         ids = None if self.whole else self._draft.cache.tokens
         tokens, perturbed = self._contenders(logits, indices, ids)
         chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)
-        self._known.append((parents, tokens, chances))
-        for node, row in zip(parents, listed(tokens, chances, self._candidates), strict=True):
-            self._add(node, *row)
+        self._add(parents, tokens, chances, listed(tokens, chances, self._candidates))
 
-    def _add(self, parent: int, tokens: Sequence[float], chances: Sequence[float]) -> None:
-        """Add children of a node, given the first choices after it and their agreements."""
-        self._first[parent] = int(tokens[0]), chances[0]
-        ranks = self._ranks(parent, chances)
-        self._nodes.add(parent, [int(tokens[rank]) for rank in ranks], [chances[r] for r in ranks])
+    def _add(self, parents: Sequence[int], tokens: Tensor, chances: Tensor, rows: Rows) -> None:
+        """Add children of R nodes, given the choices after each [R, k], and the first as `rows`."""
+        self._known.append((parents, tokens, chances))
+        for parent, (best, claims) in zip(parents, rows, strict=True):
+            self._first[parent] = int(best[0]), claims[0]
+            ranks = self._ranks(parent, claims)
+            self._nodes.add(parent, [int(best[rank]) for rank in ranks], [claims[r] for r in ranks])
 
     def _ranks(self, parent: int, chances: Sequence[float]) -> Sequence[int]:
         """Return the ranks of the choices that become children: all unless their agreement is 0."""
@@ -178,7 +179,7 @@ class CoupledGrowth(Growth):
         )
 
 
-def listed(tokens: Tensor, chances: Tensor, k: int) -> list[tuple[list[float], list[float]]]:
+def listed(tokens: Tensor, chances: Tensor, k: int) -> Rows:
     """Return the first k tokens of each row and their chances with one copy from the device."""
     rows: list[list[float]] = torch.cat([tokens[:, :k], chances[:, :k]], -1).tolist()
     return [(row[: len(row) // 2], row[len(row) // 2 :]) for row in rows]

@@ -50,9 +50,8 @@ class StaticGrowth(CoupledGrowth):
         fresh = [ROOT]
         while fresh:
             at = [rows[self._places[node]] for node in fresh]
-            self._known.append((fresh, best[at], chances[at]))
+            self._add(fresh, best[at], chances[at], [first[row] for row in at])
             for node, row in zip(fresh, at, strict=True):
-                self._add(node, *first[row])
                 if node != ROOT:
                     self._nodes.slots[node] = row - 1
             fresh = self._unread()
