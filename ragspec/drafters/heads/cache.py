@@ -243,10 +243,6 @@ class SlotCache(HeadCache):
         """The number of draft nodes read since the last commit."""
         return len(self._paths) - 1
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Drop the draft."""
-        self._paths = []
-
     def _after(self, paths: list[tuple[int, ...]]) -> Tensor:
         """Return the logits after paths, each of which is the path of a node from now on."""
         self._paths += paths

@@ -31,7 +31,6 @@ from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_o
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_attention import lease, model_configs
 
-_FIRST_SIZE = 64
 Visible = NDArray[np.bool_] | None  # slots that each new one attends to, [n, m]
 
 
@@ -49,7 +48,7 @@ class DraftCache:
 
     tokens: Tensor | None = None
 
-    def __init__(self, model: CausalTarget, vocab_size: int, capacity: int = _FIRST_SIZE) -> None:
+    def __init__(self, model: CausalTarget, vocab_size: int, capacity: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
         self.forwards = 0
@@ -61,9 +60,7 @@ class DraftCache:
             self._arena = model.runner.lend_arena(self, 1, capacity)
             self._cache = self._arena.caches[0]
         self._slots: dict[tuple[int, int], int] = {}
-        self._depths: list[int] = []
-        # [i, j]: draft slot i attends to draft slot j. The last row is the root's: to none.
-        self._visible = np.zeros((_FIRST_SIZE + 1, _FIRST_SIZE), dtype=np.bool_)
+        self._ancestors: list[list[int]] = []  # of each slot of the draft, with itself
 
     def __len__(self) -> int:
         """Return the number of committed tokens in the cache."""
@@ -116,15 +113,14 @@ class DraftCache:
             above: Slot of each node's parent, -1 for the root. Slots count from 0 in the order of
                 reading.
         """
-        n, before = len(tokens), len(self._depths)
-        self._grow(before + n)
+        n, before = len(tokens), len(self._ancestors)
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):
             self._slots.setdefault((parent, token), slot)
-            self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
-            self._visible[slot] = self._visible[parent]
-            self._visible[slot, slot] = True
-        related = self._visible[before : before + n, : before + n]
-        positions = [len(self) - 1 + depth for depth in self._depths]
+            self._ancestors.append([slot] if parent == ROOT else [*self._ancestors[parent], slot])
+        related = np.zeros((n, before + n), dtype=np.bool_)
+        for row, path in zip(related, self._ancestors[before:], strict=True):
+            row[path] = True
+        positions = [len(self) - 1 + len(path) for path in self._ancestors]
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
 
@@ -175,14 +171,14 @@ class DraftCache:
     @property
     def drafted(self) -> int:
         """The number of draft nodes read since the last commit."""
-        return len(self._depths)
+        return len(self._ancestors)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Keep the draft's nodes on the path of the emitted tokens; drop its other nodes.
 
         The last token is the next root. It is not kept, because its logits are needed.
         """
-        if not self._depths:
+        if not self._ancestors:
             return
         path: list[int] = []
         for token in tokens[:-1]:
@@ -192,7 +188,7 @@ class DraftCache:
             path.append(slot)
         self._cache.commit(path)
         self._slots.clear()
-        self._depths.clear()
+        self._ancestors.clear()
 
     def _keep(self, length: int) -> None:
         """Drop the draft and all tokens after the first `length`, the root included."""
@@ -265,12 +261,3 @@ class DraftCache:
         """Let buffers at fixed addresses have so many slots; others grow as they are written."""
         if self._arena is not None:
             self._arena.reserve(slots)
-
-    def _grow(self, needed: int) -> None:
-        size = self._visible.shape[1]
-        if needed > size:
-            grown = np.zeros((2 * needed + 1, 2 * needed), dtype=np.bool_)
-            grown[:size, :size] = self._visible[:size]
-            self._visible = grown
-        # Slots are used again in every step: clear the rows of an earlier draft.
-        self._visible[len(self._depths) : needed] = False

@@ -39,7 +39,7 @@ def model(architecture: str = "llama") -> Any:
 
 
 def opened(architecture: str = "llama", vocab_size: int = tiny.VOCAB) -> DraftCache:
-    return DraftCache(CausalTarget(model(architecture)), vocab_size)
+    return DraftCache(CausalTarget(model(architecture)), vocab_size, 64)
 
 
 def grown(
