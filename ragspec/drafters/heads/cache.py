@@ -73,12 +73,11 @@ class HeadModel(CausalTarget):
 
     def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, v] of the last k predicted states; see `CausalTarget`."""
-        n = tokens.shape[1]
+        assert isinstance(keep, int)  # by `DraftCache`
         with tree_view(batch), torch.no_grad():
             if isinstance(self.head, HeadGraph):
                 embedded = self.target.embed(tokens)
-                last = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-                logits, self.guessed = self.head.run(embedded, self.states, batch, last)
+                logits, self.guessed = self.head.run(embedded, self.states, batch, keep)
                 batch.advance()
                 return logits
             embedded = self.head.embed(self.target, tokens)
@@ -89,8 +88,7 @@ class HeadModel(CausalTarget):
                 root = positions[:, -1 - config.masks, None]
                 positions = root + torch.arange(read.shape[1], device=root.device)
             else:
-                rows = slice(-keep, None) if isinstance(keep, int) else keep
-                read, positions = read[:, rows], positions[:, rows]
+                read, positions = read[:, -keep:], positions[:, -keep:]
             return _logits(self.target, self.rows, read, positions + self.first)
 
 

@@ -84,9 +84,10 @@ class HeadGraph:
             states: Tensor = self._fc(taps)
         return states
 
-    def run(self, embedded: Tensor, states: Tensor, batch: Batch, keep: Tensor) -> list[Tensor]:
-        """Return logits of `tokens` [1, k, v] after k of n tokens, and the states to feed."""
-        inputs = {"embedded": embedded, "before": states, "rows": keep}
+    def run(self, embedded: Tensor, states: Tensor, batch: Batch, keep: int) -> list[Tensor]:
+        """Return logits of `tokens` [1, k, v] after the last k of n tokens, and states to feed."""
+        n = embedded.shape[1]
+        inputs = {"embedded": embedded, "before": states, "rows": torch.arange(n - keep, n)}
         return self._runner.run(batch.rows, batch.views, inputs, self._names)
 
     def _rotary(self, positions: int) -> dict[str, Tensor]:
