@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What reading a damaged file raises.
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
-PARTS = "codes", "scales"  # see `BlockLinear`
+_PARTS = "codes", "scales"  # see `BlockLinear`
 NAMES = {"layers.": "layers.layers.", "lm_head.": "output.", "embed_tokens.": "embedding."}
 """Prefixes of `DraftHead` by those of most layouts, where they differ."""
 _LAYER_SETTINGS = (
@@ -103,7 +103,7 @@ class Checkpoint:
                     if name in stored:
                         tensors[name] = file.get_tensor(name)
                     else:
-                        parts = (name.removesuffix("weight") + each for each in PARTS)
+                        parts = (name.removesuffix("weight") + each for each in _PARTS)
                         codes, scales = map(file.get_tensor, parts)
                         tensors[name] = block_floats(codes, scales.float())
         small = [name for name in names if tensors[name].element_size() < 2]
@@ -171,7 +171,7 @@ def refuse_damage(folder: Path | str) -> Iterator[None]:
 def _whole(name: str, stored: set[str]) -> str:
     """Return the name of the weight that a stored tensor is a part of."""
     stem, _, part = name.rpartition(".")
-    both = part in PARTS and stored.issuperset(f"{stem}.{each}" for each in PARTS)
+    both = part in _PARTS and stored.issuperset(f"{stem}.{each}" for each in _PARTS)
     return f"{stem}.weight" if both else name
 
 

@@ -69,7 +69,7 @@ def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...
     return tuple(config.get(name) or default_taps(target))
 
 
-def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
+def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head of EAGLE-1 in this layout."""
     config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
     config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}

@@ -31,9 +31,9 @@ def holds_head(folder: Path) -> bool:
     try:
         with refuse_damage(folder):
             checkpoint = Checkpoint.open(folder)
+            return any(layout.matches(checkpoint) for layout in LAYOUTS)
     except ModelError:
         return False
-    return any(layout.matches(checkpoint) for layout in LAYOUTS)
 
 
 def open_head(folder: Path | str, target: CausalTarget | None = None) -> DraftHead:
@@ -104,7 +104,7 @@ def save_head(
     folder = Path(folder)
     alone = medusa if isinstance(head, MedusaHead) else eagle
     layout = speculators if head.config.output_norm else alone
-    config, weights = layout.written(head)
+    config, weights = layout.to_layout(head)
     small = isinstance(dtype, str)
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype
     tensors = dict[str, torch.Tensor]()

@@ -59,7 +59,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     )
 
 
-def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
+def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in its layout."""
     config = head.config
     kind = "hydra" if config.join == "path" else "medusa"

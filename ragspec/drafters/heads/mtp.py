@@ -19,7 +19,7 @@ from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.verification.causal import CausalTarget
 
-EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 class _Layout(NamedTuple):
@@ -147,7 +147,7 @@ def _experts_joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
     parts: dict[str, dict[int, dict[str, Tensor]]] = {}
     result = dict[str, Tensor]()
     for name, tensor in state.items():
-        if (match := EXPERT.fullmatch(name)) is None:
+        if (match := _EXPERT.fullmatch(name)) is None:
             result[name] = tensor
         else:
             parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor

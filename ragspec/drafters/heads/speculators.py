@@ -76,7 +76,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     return checkpoint.head(state, taps=taps, **common, **_form(config, kind))
 
 
-def written(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
+def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
     config = head.config
     kind = _kind(config)
