@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ragspec.drafters.heads.checkpoint import copied_layer
 from ragspec.drafters.heads.config import HeadConfig
@@ -132,8 +132,7 @@ def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
             ours[:, -weight.shape[1] :].copy_(weight)
     layer.hidden_norm.weight.copy_(source.input_layernorm.weight)
     layer.input_layernorm.weight.fill_(1.0)
-    norm: Tensor = target.model.get_decoder().norm.weight
-    head.norm.weight.copy_(norm)
+    head.norm.weight.copy_(target.model.get_decoder().norm.weight)
     head.fc.weight.mul_(STD)
     width = head.config.hidden_size
     head.fc.weight[:, -width:] += torch.eye(width, device=head.fc.weight.device)

@@ -53,8 +53,8 @@ class CoupledGrowth(Growth):
         self._known: list[tuple[Sequence[int], Tensor, Tensor]] = []
         self._noise: dict[int, Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
-        filtered = distribution.sampling.filtered and not distribution.sampling.greedy
-        self.whole = bool(distribution.processors) or filtered
+        self._filtered = distribution.sampling.filtered and not distribution.sampling.greedy
+        self.whole = bool(distribution.processors) or self._filtered
 
     def _begin(self, draft_state: DraftState) -> None:
         super()._begin(draft_state)
@@ -144,7 +144,7 @@ class CoupledGrowth(Growth):
         """
         distribution, k = self.distribution, min(CONTENDERS, logits.shape[-1])
         sampling = distribution.sampling
-        if sampling.filtered and not sampling.greedy:
+        if self._filtered:
             return distribution.best(logits, indices, k)
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not sampling.greedy:

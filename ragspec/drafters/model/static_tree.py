@@ -28,10 +28,9 @@ class StaticGrowth(CoupledGrowth):
         self.shape = shape
         self._candidates = shape.width
         self._children: dict[int, list[tuple[int, int]]] = {}  # rank and place, by parent place
-        for place, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
+        places = zip(shape.parents, shape.ranks, range(len(shape.ranks)), strict=True)
+        for parent, rank, place in sorted(places):
             self._children.setdefault(parent, []).append((rank, place))
-        for children in self._children.values():
-            children.sort()
         self._places: dict[int, int] = {}  # by node
 
     def grow(self, draft_state: DraftState) -> DraftTree:
