@@ -145,7 +145,7 @@ def main() -> None:
     size = args.batch_size
     engine = Engine(target, writer.tokenizer, recorder, budget=1, max_batch_size=size)
     width = len(recorder.order) * target.config.hidden_size
-    began, number = time.monotonic(), next_round(args.out, width)
+    number, began = next_round(args.out, width), time.monotonic()
     while time.monotonic() - began < 60.0 * args.minutes:
         chosen = random.Random(f"{args.seed} {number}")
         if args.passages:
