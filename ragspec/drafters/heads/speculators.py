@@ -139,10 +139,8 @@ def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
     form["residual_norm"] = bool(config.get("norm_before_residual"))
     form["feeds_norm"] = bool(config.get("norm_output"))
     if kind == "peagle":
-        proposed = size_of(
-            config["speculators_config"]["proposal_methods"][0], "speculative_tokens"
-        )
-        form |= {"slots": proposed, "mask_token": mask}
+        methods = config["speculators_config"]["proposal_methods"]
+        form |= {"slots": size_of(methods[0], "speculative_tokens"), "mask_token": mask}
     return form
 
 

@@ -13,7 +13,7 @@ import torch
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.training.batches import StateRead, StateReader, seeded
+from ragspec.training.batches import StateReader, seeded
 from ragspec.training.loss import Teacher, head_loss, rounds
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
@@ -209,7 +209,7 @@ def test_padding_changes_no_loss(depth: int) -> None:
     reader = StateReader(target(), [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
     states = both.states + 50.0 * ~both.real[..., None]
-    spoilt = StateRead(both.embedded, states, states, both.real)
+    spoilt = replace(both, states=states, taps=states)
     losses = [head_loss(head, teacher, each, depth=depth) for each in (spoilt, long, short)]
     if depth == 1:
         torch.testing.assert_close(losses[0][0], (19 * losses[1][0] + 8 * losses[2][0]) / 27)
@@ -220,8 +220,7 @@ def test_padding_changes_no_loss(depth: int) -> None:
 
 def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
     head, whole = heads.trained(), StateReader(target(), [text(14, 5)]).read([0])
-    behind = torch.arange(14)[None] >= 7
-    part = StateRead(whole.embedded, whole.states, whole.taps, behind)
+    part = replace(whole, real=torch.arange(14)[None] >= 7)
     with torch.no_grad():
         expected, result = (
             [each.fed for each in rounds(head, read, 0.0, 3)] for read in (whole, part)

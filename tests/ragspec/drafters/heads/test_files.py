@@ -75,10 +75,9 @@ def opened(name: str, folder: Path) -> DraftHead:
 def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> None:
     """In every round of drafting: a place of round k is one of round 0 behind k own guesses."""
     head, third = opened(name, tmp_path), "eagle1" not in name
-    embedded = INPUTS["embeddings"][IDS]
-    taps = INPUTS["taps" if third else "state"]
     pad = torch.nn.functional.pad
-    embedded, taps = pad(embedded, (0, 0, 1, 0)), pad(taps, (0, 0, 0, 1))
+    embedded = pad(INPUTS["embeddings"][IDS], (0, 0, 1, 0))
+    taps = pad(INPUTS["taps" if third else "state"], (0, 0, 0, 1))
     read = StateRead(embedded, torch.zeros(1, 9, H), taps, torch.ones(1, 9, dtype=torch.bool))
     with torch.no_grad():
         for k, guessed in enumerate(rounds(head, read, 0.0, len(RECORDED[name]))):
