@@ -21,7 +21,8 @@ from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
 WORD = re.compile(r"\w+")
-APOSTROPHES = ("'", "’")
+# A place within a word; an apostrophe between letters is part of it.
+WITHIN_WORD = re.compile(r"(?<=\w)(?=['’]?\w)|(?<=\w['’])(?=\w)")
 NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
 ENDING = " \n\t.!?。！？।\"'”’)"  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
@@ -196,19 +197,7 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
 
 def cuts_word(text: str, place: int) -> bool:
     """Return whether a cut before character `place` would split a word ("don't" is one word)."""
-    if not 0 < place < len(text):
-        return False
-    left, before, after, right = (text[i : i + 1] for i in range(place - 2, place + 2))
-    if before in APOSTROPHES:
-        return place > 1 and is_letter(left) and is_letter(after)
-    if after in APOSTROPHES:
-        return is_letter(before) and is_letter(right)
-    return is_letter(before) and is_letter(after)
-
-
-def is_letter(character: str) -> bool:
-    """Return whether a character is part of a word."""
-    return WORD.fullmatch(character) is not None
+    return WITHIN_WORD.match(text, place) is not None
 
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
