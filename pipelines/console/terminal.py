@@ -50,27 +50,24 @@ class Terminal:
         return _console(sys.stderr)
 
     @contextmanager
-    def working(self, what: str) -> Iterator[Callable[[str], None]]:
+    def working(self, what: str, *, announce: bool = True) -> Iterator[Callable[[str], None]]:
         """Show what is done until it is: a spinner on a terminal, elsewhere a line now and then.
+
+        Args:
+            announce: Whether the first line appears at once.
 
         Yields:
             A function that changes the text.
         """
-        if not (self.quiet or self.err.is_terminal):
-            self.note(f"{what} ...")
-        with self._showing(what) as show:
-            yield show
-
-    @contextmanager
-    def _showing(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner with a text on a terminal, elsewhere a line now and then."""
         if self.quiet:
             yield lambda what: None
-        elif not self.err.is_terminal:
-            yield self._log()
-        else:
+        elif self.err.is_terminal:
             with self.err.status(what, spinner="dots") as status:
                 yield status.update
+        else:
+            if announce:
+                self.note(f"{what} ...")
+            yield self._log()
 
     def _log(self) -> Callable[[str], None]:
         """Return a function that notes what is done, every few seconds from now on."""
@@ -100,7 +97,7 @@ class Terminal:
                     return
                 what = f"reading {done:,} of {total:,} tokens"
                 if not showing:
-                    showing.append(stack.enter_context(self._showing(what)))
+                    showing.append(stack.enter_context(self.working(what, announce=False)))
                 showing[0](what)
 
             yield on_progress
