@@ -108,7 +108,7 @@ def _resolve(options: DrawOptions, pipe: ImagePipeline) -> DrawOptions:
     """Return the options with the rule in use and classes by name."""
     family = pipe.family
     if family.class_names:
-        names = [family.class_names[family.label_of(each)] for each in options.labels]
+        names = [family.class_names[family.label_of(each)] for each in options.classes]
         options = replace(options, classes=names, model=options.source)
     return replace(options, rule=options.rule or pipe.rule_name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -25,13 +25,12 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 class DrawOptions:
     """The prompts or classes to draw, and the settings; checked before any model is loaded."""
 
-    prompt: Annotated[list[str] | None, Argument(help="Prompts to draw, such as 'red heart'.")] = (
-        None
+    prompt: Annotated[list[str], Argument(help="Prompts to draw, such as 'red heart'.")] = field(
+        default_factory=list
     )
     classes: Annotated[
-        list[str] | None,
-        Option("--class", "-c", help="Class to draw by number or name; repeatable."),
-    ] = None
+        list[str], Option("--class", "-c", help="Class to draw by number or name; repeatable.")
+    ] = field(default_factory=list)
     model: Annotated[
         str | None,
         Option(
@@ -53,7 +52,7 @@ class DrawOptions:
         ),
     ] = None
     setting: Annotated[
-        list[str] | None,
+        list[str],
         Option(
             "--set",
             "-s",
@@ -61,7 +60,7 @@ class DrawOptions:
             help="A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
             "denoising (steps, floor, iterations), device or dtype; repeatable.",
         ),
-    ] = None
+    ] = field(default_factory=list)
     drafter: Annotated[
         str, Option(help="auto, jacobi, model, head, a folder, several joined by +, or none.")
     ] = "auto"
@@ -81,13 +80,13 @@ class DrawOptions:
     ] = 1.0
 
     def __post_init__(self) -> None:
-        for text in self.prompts:
+        for text in self.prompt:
             if not checks.checked_text(text):
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
         check_dtype(self.place.dtype)
-        alone = self.family == "imagegpt" and not self.prompts  # which draws without conditions
-        if bool(self.prompts) == bool(self.labels) and not alone:
-            got = "both" if self.prompts else "neither"
+        alone = self.family == "imagegpt" and not self.prompt  # which draws without conditions
+        if bool(self.prompt) == bool(self.classes) and not alone:
+            got = "both" if self.prompt else "neither"
             raise InputError(
                 f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
             )
@@ -123,37 +122,26 @@ class DrawOptions:
                 find_draft(name, folder)
         config = read_config(folder.target / CONFIG, "model_type")
         classes = class_labels(config) if kind in ("llamagen", *DENOISING) else None
-        if classes is None and self.labels:
+        if classes is None and self.classes:
             raise InputError(
-                f"Expected a prompt, got --class {self.labels[0]}: {self.source} reads prompts. "
+                f"Expected a prompt, got --class {self.classes[0]}: {self.source} reads prompts. "
                 "Give one such as 'red heart', or use --model tiles."
             )
-        if classes is not None and not self.labels:
+        if classes is not None and not self.classes:
             raise InputError(
-                f"Expected --class, got the prompt {self.prompts[0]!r}: {self.source} draws "
+                f"Expected --class, got the prompt {self.prompt[0]!r}: {self.source} draws "
                 "classes. Give a number or a name, or use --model emoji."
             )
-        for label in self.labels if classes else ():
+        for label in self.classes if classes else ():
             visual.class_number(label, classes or (), len(classes or ()))
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The prompts."""
-        return tuple(self.prompt or ())
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The classes, by number or name."""
-        return tuple(self.classes or ())
 
     @property
     def subjects(self) -> list[str]:
         """The prompts, or the classes in words."""
-        if self.prompts:
-            return list(self.prompts)
-        if not self.labels:
-            return ["image"]
-        return [f"class {name}" if name.strip().isdecimal() else name for name in self.labels]
+        if self.prompt:
+            return self.prompt
+        names = [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
+        return names or ["image"]
 
     @property
     def source(self) -> str:
@@ -173,20 +161,20 @@ class DrawOptions:
     @property
     def settings(self) -> dict[str, str | float]:
         """The settings of rule and denoising by name."""
-        every = parse_settings(self.setting or ())
+        every = parse_settings(self.setting)
         return {name: value for name, value in every.items() if name not in PLACE}
 
     @property
     def place(self) -> o.PlaceOptions:
         """The device and the data type."""
-        every = parse_settings(self.setting or ())
+        every = parse_settings(self.setting)
         return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
 
     def arguments(self) -> dict[str, object]:
         """Return a pipeline's call arguments."""
-        name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
+        name, every = ("prompt", self.prompt) if self.prompt else ("class_labels", self.classes)
         return {
-            name: list(every) or None,
+            name: every or None,
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "num_images_per_prompt": self.n,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,12 +66,12 @@ class GenerateOptions:
     ] = False
     system: o.SystemSetting = None
     stop: Annotated[
-        list[str] | None, Option(help=r"Text that ends the output; \n is a line break; repeatable.")
-    ] = None
+        list[str], Option(help=r"Text that ends the output; \n is a line break; repeatable.")
+    ] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         checks.checked_text(self.prompt)
-        if not self.prompt or "" in (self.stop or ()):
+        if not self.prompt or "" in self.stop:
             what = "stop string" if self.prompt else "prompt"
             raise InputError(f"Expected a {what} of one character at least, got an empty one.")
         if self.chat:
@@ -82,8 +82,7 @@ class GenerateOptions:
     def stops(self) -> list[str] | None:
         """Return the stop strings with line breaks and tabs; None for those of the model."""
         escapes = {"n": "\n", "t": "\t", "\\": "\\"}
-        stops = self.stop or ()
-        return [re.sub(r"\\([nt\\])", lambda m: escapes[m[1]], each) for each in stops] or None
+        return [re.sub(r"\\([nt\\])", lambda m: escapes[m[1]], each) for each in self.stop] or None
 
 
 @takes_records

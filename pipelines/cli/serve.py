@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,16 +28,18 @@ class ServeOptions:
     documents: o.SearchOptions
     engine: o.EngineOptions
     settings: ServerSettings
-    store: Annotated[
-        list[str] | None, Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
-    ] = None
-    images: Annotated[list[str] | None, Option(help="Image model to serve too; repeatable.")] = None
+    store: Annotated[list[str], Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")] = (
+        field(default_factory=list)
+    )
+    images: Annotated[list[str], Option(help="Image model to serve too; repeatable.")] = field(
+        default_factory=list
+    )
     name: Annotated[str | None, Setting("Model name in the API. Default: that of --model.")] = None
 
     def __post_init__(self) -> None:
-        for path in stores_of(self.store or ()).values():
+        for path in stores_of(self.store).values():
             check_store(path, "corpus")
-        for image in self.images or ():
+        for image in self.images:
             find_folder(image)
         self.engine.check_needs()
 
@@ -69,15 +71,14 @@ def load(options: ServeOptions, terminal: Terminal) -> Serving:
     serving = Serving(
         loaded,
         options.name or Path(engine.model).name,
-        default=(o.parse_drafter(engine.drafter or "auto"), o.number_or_name(engine.budget)),
+        default=(o.parse_drafter(engine.drafter), o.number_or_name(engine.budget)),
         documents=documents,
         images={
-            Path(name).name: visual.ImagePipeline.from_pretrained(name)
-            for name in options.images or ()
+            Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images
         },
         settings=options.settings,
     )
-    for name, path in stores_of(options.store or ()).items():
+    for name, path in stores_of(options.store).items():
         serving.add_store(name, str(path))
     return serving
 

@@ -6,7 +6,7 @@ See `records.takes_records`. A check that needs no model runs when a record is m
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -74,12 +74,12 @@ class EngineOptions(PlaceOptions):
         str | None, Option(help="Smaller model of the same vocabulary that drafts too.")
     ] = None
     drafter: Annotated[
-        str | None,
+        str,
         Option(
             help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
-            "(`ragspec train-head`); or none for plain decoding. Default: auto."
+            "(`ragspec train-head`); or none for plain decoding."
         ),
-    ] = None
+    ] = "auto"
     budget: Annotated[str, Option(help="Draft nodes per step: auto, or a number.")] = "auto"
     device_map: Annotated[
         str | None, Setting("Spread the model over devices: auto or balanced.")
@@ -100,7 +100,7 @@ class EngineOptions(PlaceOptions):
         check_place(self.device, self.device_map)
         check_runtime(self.runtime, self.device, self.dtype, self.static)
         checks.check_budget(self.budget)
-        drafters = split(self.drafter or "auto")
+        drafters = split(self.drafter)
         if not drafters:
             raise InputError(f"got drafter {self.drafter!r}; expected names, or none.")
         checks.check_drafters(drafters)
@@ -112,7 +112,7 @@ class EngineOptions(PlaceOptions):
 
     def check_needs(self, store: object = None, supplied: Collection[str] = ()) -> None:
         """Raise InputError if a drafter that is not supplied needs a draft model or a store."""
-        drafters = [name for name in split(self.drafter or "auto") if name not in supplied]
+        drafters = [name for name in split(self.drafter) if name not in supplied]
         checks.check_need("draft model", drafters, self.draft_model)
         checks.check_need("store", drafters, store)
 
@@ -143,7 +143,7 @@ class EngineOptions(PlaceOptions):
             model=target.model if stored else None,
             scope=stores.tenant,
         )
-        names = parse_drafter(self.drafter or "auto")
+        names = parse_drafter(self.drafter)
         draft_model = None
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
@@ -258,35 +258,35 @@ class SearchOptions:
     """The documents that are searched."""
 
     docs: Annotated[
-        list[Path] | None,
+        list[Path],
         Option(
             "--docs",
             "-d",
             help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
         ),
-    ] = None
+    ] = field(default_factory=list)
     embedder: Annotated[str | None, Setting(EMBEDDER)] = None
     reranker: Annotated[
         str | None, Setting("Cross-encoder that orders the first hits of a search anew.")
     ] = None
 
     def __post_init__(self) -> None:
-        checks.check_paths(*(self.docs or ()))
+        checks.check_paths(*self.docs)
         checks.check_store(self.index, "passages")
         if self.embedder is not None:
             check_embedder(self.embedder)
         if self.reranker is not None:
             check_reranker(self.reranker)
-        if self.index is not None and len(self.docs or ()) > 1:
+        if self.index is not None and len(self.docs) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
-                f"{len(self.docs or ())} paths. `ragspec index add {self.index} PATHS` adds to it."
+                f"{len(self.docs)} paths. `ragspec index add {self.index} PATHS` adds to it."
             )
 
     @property
     def index(self) -> Path | None:
         """The index among the documents, None if there is none."""
-        return next((path for path in self.docs or () if is_store(path)), None)
+        return next((path for path in self.docs if is_store(path)), None)
 
     def open(self, terminal: Terminal) -> DocQA | None:
         """Return the pipeline over the documents, None if none are named."""
@@ -350,7 +350,7 @@ class TextOptions:
         stored = self.stores.store or self.stores.history
         self.engine.check_needs(stored, self.supplied)
         if stored:
-            checks.check_stored(split(self.engine.drafter or "auto"))
+            checks.check_stored(split(self.engine.drafter))
 
     def read_prediction(self) -> dict[str, str]:
         """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.
@@ -361,8 +361,7 @@ class TextOptions:
         text, engine = self.prediction, self.engine
         if text is None:
             return {}
-        plain = engine.drafter and parse_drafter(engine.drafter) is None
-        if plain and engine.draft_model is None:
+        if parse_drafter(engine.drafter) is None and engine.draft_model is None:
             raise InputError(
                 f"Expected a drafter beside a prediction, got --drafter {engine.drafter}, which "
                 "copies from no text. Leave one out."

@@ -130,7 +130,8 @@ def declared(record: Any) -> Iterator[Declared]:
             continue
         marks = getattr(kind, "__metadata__", ())
         setting = next((mark for mark in marks if isinstance(mark, Setting)), None)
-        yield Declared(field.name, kind, field.default, setting)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        yield Declared(field.name, kind, default, setting)
 
 
 def label(name: str) -> str:
