@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,13 +25,11 @@ from ragspec.pipelines.cli.show import (
 )
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import Setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.storage.store import is_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.answerer import Answerer
     from ragspec.pipelines.answering.docqa import DocQA
@@ -143,7 +143,6 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     qa = options.documents.open(terminal)
     assert qa is not None
 
-    from ragspec.pipelines.answering.answerer import NEW_TOKENS
     from ragspec.pipelines.answering.docqa import DocQA
 
     if options.documents.prompt == EXTRACT:
@@ -153,22 +152,44 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
         return show(answer_result(question, extract), text.output, terminal)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
-    sampling = text.sampling.settings_for(engine)
     if text.output.compare:
         over(qa, engine, False).ask(question, max_new_tokens=WARM_UP_TOKENS, **arguments)
         engine.prefix_cache.clear()
-    arguments["max_new_tokens"] = text.sampling.max_new_tokens or NEW_TOKENS
+    skipped = [asdict(each) for each in qa.skipped]
+    ask_and_show(options, engine, partial(over, qa), arguments, terminal, skipped=skipped)
+
+
+def ask_and_show(
+    options: AskOptions | LongOptions,
+    engine: Engine,
+    over: Callable[[Engine, bool], Answerer],
+    arguments: dict[str, Any],
+    terminal: Terminal,
+    **facts: object,
+) -> None:
+    """Ask with an engine, and plainly on --compare, and show the answer.
+
+    Args:
+        over: Returns an answerer, see `answer`.
+        arguments: Arguments of `Answerer.ask`.
+        facts: Further fields of the JSON object.
+    """
+    from ragspec.pipelines.answering.answerer import NEW_TOKENS
+
+    text, question = options.text, options.question
+    most = text.sampling.max_new_tokens or NEW_TOKENS
 
     def write(
         engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
-        every = arguments | {"stream": on_text, "on_read": on_read}
+        every = arguments | {"max_new_tokens": most, "stream": on_text, "on_read": on_read}
         if not plain:
             every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
-        outcome = answer_result(question, over(qa, engine, plain).ask(question, sampling, **every))
-        outcome.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
+        outcome = answer_result(question, over(engine, plain).ask(question, sampling, **every))
+        outcome.fields |= facts
         return outcome
 
+    sampling = text.sampling.settings_for(engine)
     run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
 
 
@@ -254,30 +275,19 @@ def ask_long(options: LongOptions) -> None:
     text, question = options.text, options.question
     arguments: dict[str, Any] = text.read_prediction()
     source = None if options.doc is None else load_document(options.doc)
-
-    from ragspec.pipelines.answering.answerer import NEW_TOKENS
-
-    arguments["max_new_tokens"] = text.sampling.max_new_tokens or NEW_TOKENS
     terminal = Terminal(quiet=text.output.json)
     with terminal.working("loading the model"):
         engine, transform = _load(options)
     if transform is not None:
         arguments["transform"] = transform
-    sampling = text.sampling.settings_for(engine)
     document = _open_document(engine, options, source, terminal)
-
-    def write(
-        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
-    ) -> Result:
-        over = document if engine is document.engine else document.over(engine)
-        every: dict[str, Any] = arguments | {"stream": on_text}
-        if not plain:
-            every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
-        return answer_result(question, over.ask(question, sampling, **every))
-
     if text.output.compare:  # warm up: the first question copies the keys
-        document.ask(question, stream=discard, **arguments | {"max_new_tokens": 1})
-    run_and_show(write, document.engine, sampling, text.output, text.engine.model, terminal)
+        document.ask(question, stream=discard, max_new_tokens=1, **arguments)
+
+    def over(engine: Engine, plain: bool) -> LongDocument:
+        return document.over(engine) if plain else document
+
+    ask_and_show(options, engine, over, arguments, terminal)
 
 
 def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
@@ -290,8 +300,7 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     from ragspec.retrievers.methods.rapid import Rapid
 
     options, stores = long.text.engine, long.text.stores
-    parsed = o.parse_drafter(options.drafter or "auto")
-    names = [parsed] if isinstance(parsed, str) else list(parsed or ())
+    names = split(options.drafter)
     if long.steer is None and RAPID not in names:
         return options.load_engine(stores), None
     others = ",".join(name for name in names if name != RAPID) or "none"

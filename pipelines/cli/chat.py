@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from ragspec.errors import InputError, RagspecError, pluralize
-from ragspec.pipelines.cli.show import note_sentences, note_support
+from ragspec.pipelines.cli.show import note_end, note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import takes_records
@@ -112,18 +112,12 @@ class ChatSession:
             terminal.note(f"context full: {pluralize(dropped, 'oldest turn')} left out", "bold")
         for citation in reply.citations:
             terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
-        documents = self.conversation.retriever is not None
-        if reply.refused is not None:
-            terminal.note(f"the model was not called: {reply.refused}", "bold")
-        elif documents and not (reply.passages or reply.citations):
-            terminal.note("no passage was found: the model had the conversation alone")
-        elif documents:
-            by = None if reply.supporting is None else reply.supporting.to_dict()
-            note_support(reply.support, by, terminal)
-        if reply.repeats:
-            terminal.note("ended: it began to repeat itself", "bold")
-        if reply.cut:
-            terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
+        if self.conversation.retriever is not None and reply.refused is None:
+            if reply.passages or reply.citations:
+                note_support(reply, terminal)
+            else:
+                terminal.note("no passage was found: the model had the conversation alone")
+        note_end(reply, terminal)
         if reply.generation.finish_reason == "cancelled":
             terminal.note("interrupted; the text so far is kept")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,14 @@ class Result:
         fields: Fields of the JSON object.
         documents: Names of the texts that drafts may come from, by number.
         extra: Fields of the header of a trace.
+        answer: The answer if there are documents.
     """
 
     generation: Generation
     fields: dict[str, Any]
     documents: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    answer: Answer | None = None
 
 
 # Writes the text of a request with an engine, also in part if it is interrupted. The last argument
@@ -113,7 +115,7 @@ def answer_result(question: str, answer: Answer) -> Result:
         f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
     )
     extra = {"question": question, "citations": quotes, "sentences": fields["sentences"]}
-    return Result(answer.generation, fields, names, extra)
+    return Result(answer.generation, fields, names, extra, answer)
 
 
 def show(
@@ -125,21 +127,22 @@ def show(
     by_model: bool = False,
 ) -> None:
     """Show a text, its sources and figures; `by_model` says whether a model wrote it."""
-    report = outcome.generation.report
+    report, answer = outcome.generation.report, outcome.answer
     if output.json:
         record = outcome.fields | {"label": report.label, "report": report.to_dict()}
         if comparison is not None:
             record["compare"] = asdict(comparison)
         terminal.json(record)
         return
-    if outcome.fields.get("refused"):
-        terminal.line(outcome.generation.text)
-        terminal.note(f"the model was not called: {outcome.fields['refused']}", "bold")
-        nearest = "the nearest sentences are above; " if outcome.fields["sentences"] else ""
+    if answer is not None and answer.refused is not None:
+        terminal.line(answer.text)
+        note_end(answer, terminal)
+        nearest = "the nearest sentences are above; " if answer.sentences else ""
         terminal.note(f"{nearest}--no-refusal calls the model anyway")
         return
     terminal.line("" if by_model and output.streams else outcome.generation.text)
-    _note_sources(outcome, terminal)
+    if answer is not None:
+        _note_sources(answer, terminal)
     if outcome.generation.finish_reason == "cancelled":
         terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
@@ -150,20 +153,14 @@ def show(
         terminal.note(comparison.summary(), "bold")
 
 
-def _note_sources(outcome: Result, terminal: Terminal) -> None:
-    """Note the quotations of an answer, warnings, and why it ended; other texts have none."""
-    fields = outcome.fields
-    for number, citation in enumerate(fields.get("citations", ()), 1):
-        terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
-    if fields.get("left_out"):
-        used, left = len(fields["passages"]), fields["left_out"]
+def _note_sources(answer: Answer, terminal: Terminal) -> None:
+    for number, citation in enumerate(answer.citations, 1):
+        terminal.note(f"  quotation {number}: {citation.document}, {citation.place}")
+    if left := len(answer.prompt.left_out):
+        used = len(answer.passages)
         terminal.note(f"{used} of {used + left} passages fit the model's context; the last left")
-    if "support" in fields:
-        note_support(fields["support"], fields["supporting"], terminal)
-    if fields.get("repeats"):
-        terminal.note("ended: it began to repeat itself", "bold")
-    if outcome.generation.finish_reason == "length" and "citations" in fields:
-        terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
+    note_support(answer, terminal)
+    note_end(answer, terminal)
 
 
 SUPPORT = {
@@ -175,10 +172,21 @@ SUPPORT = {
 AROUND = 80  # characters of the document shown on each side of a sentence
 
 
-def note_support(support: str, by: Mapping[str, object] | None, terminal: Terminal) -> None:
-    """Note how far the documents support an answer, and by which sentence, as JSON types."""
-    where = f" ({by['document']}, {by['place']})" if by else ""
-    terminal.note(SUPPORT[support] + where, "" if by else "bold")
+def note_support(answer: Answer, terminal: Terminal) -> None:
+    """Note how far the documents support an answer, and by which sentence."""
+    by = answer.supporting
+    where = f" ({by.hit.document.name}, {by.place})" if by else ""
+    terminal.note(SUPPORT[answer.support] + where, "" if by else "bold")
+
+
+def note_end(answer: Answer, terminal: Terminal) -> None:
+    """Note why an answer has no text of the model, or no natural end."""
+    if answer.refused is not None:
+        terminal.note(f"the model was not called: {answer.refused}", "bold")
+    if answer.repeats:
+        terminal.note("ended: it began to repeat itself", "bold")
+    if answer.cut:
+        terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
 
 
 def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
@@ -262,35 +270,25 @@ def compare(
     engine: Engine, speculative: Generation, plain: Generation, sampling: Sampling
 ) -> Comparison:
     """Compare two generations of one prompt; run the model once if they differ."""
-    one, other = plain.report, speculative.report
-    index = first_difference(plain.tokens, speculative.tokens)
-    divergence = None
-    if index is not None:
-        divergence = Divergence(
-            index=index,
-            plain=plain.tokens[index] if index < len(plain.tokens) else None,
-            speculative=speculative.tokens[index] if index < len(speculative.tokens) else None,
-            margin=margin_at(engine, plain, index, same_seed(sampling, speculative)),
-        )
+    one, other, divergence = plain.report, speculative.report, None
+    for index, (token, ours) in enumerate(zip_longest(plain.tokens, speculative.tokens)):
+        if token != ours:
+            margin = margin_at(engine, plain, index, same_seed(sampling, speculative))
+            divergence = Divergence(index, token, ours, margin)
+            break
     alike = len(plain.tokens) == len(speculative.tokens)
     return Comparison(
         one.seconds,
         other.seconds,
         _ratio(one.seconds, other.seconds) if alike else None,
         _ratio(one.decode_seconds, other.decode_seconds) if alike else None,
-        index is None,
+        divergence is None,
         divergence,
     )
 
 
 def _ratio(plain: float, seconds: float) -> float:
     return plain / seconds if seconds > 0 else 0.0
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first index at which two sequences differ, None if they are equal."""
-    pairs = zip_longest(one, other)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:
