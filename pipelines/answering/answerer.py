@@ -251,8 +251,7 @@ class Answerer(ABC):
         self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
     ) -> Answer:
         """Return the answer of a generation, with its parts, citations, support and more facts."""
-        text = generation.text
-        evidence, short = (text[slice(*s)] if s else "" for s in self.template.parts(text))
+        evidence, short = self.template.parts(generation.text)
         fields: dict[str, Any] = {
             **find_evidence(question.text, generation, prompt, question.search.sentences, short),
             "evidence": evidence,

@@ -26,13 +26,12 @@ from ragspec.types import Tokenizer
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
-Span = tuple[int, int]
 PARTS = re.compile(
     r"\s*(?:Evidence:)?\s*(?:\[(?P<passage>\d+)\])?\s*(?P<evidence>\S.*?)?\s*"
     r"(?:^|\n)[ \t]*Answer:[ \t]*(?P<answer>\S.*?)?\s*$",
     re.S,
 )
-QUOTED = re.compile(r"\s*(?:Evidence:)?\s*(?:\[\d+\])?\s*(?P<quote>\S.*?)?\s*$", re.S)
+QUOTED = re.compile(r"\s*(?:Evidence:)?\s*(?:\[\d+\])?\s*(?P<evidence>\S.*?)?\s*$", re.S)
 TWO_LINES = (
     "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
     "[k] ' and the sentence of passage k that holds the answer, copied word for word. Line two: "
@@ -138,16 +137,12 @@ class PromptTemplate:
                 "`question` and `passages` (each with number, title and text)."
             ) from error
 
-    def parts(self, text: str) -> tuple[Span | None, Span | None]:
-        """Return the characters (start, end) of evidence and answer proper, None if missing."""
-        if self.two_lines:
-            match = PARTS.match(text)
-            evidence = match.span("evidence") if match and match["evidence"] else None
-            return evidence, match.span("answer") if match and match["answer"] else None
-        if self.one_sentence:
-            match = QUOTED.match(text)
-            return (match.span("quote") if match and match["quote"] else None), None
-        return None, None
+    def parts(self, text: str) -> tuple[str, str]:
+        """Return the evidence and the answer proper of a text, "" for what it lacks."""
+        form = PARTS if self.two_lines else QUOTED if self.one_sentence else None
+        match = form.match(text) if form else None
+        parts = match.groupdict("") if match else {}
+        return parts.get("evidence", ""), parts.get("answer", "")
 
 
 def is_chat(tokenizer: Tokenizer) -> bool:
