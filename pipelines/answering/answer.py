@@ -77,7 +77,7 @@ class Answer:
             question=question,
             generation=_unwritten(NO_ANSWER_TEXT, REFUSED),
             passages=tuple(result.hits),
-            prompt=Prompt("", (), tuple(result.hits), (), ()),
+            prompt=Prompt("", (), tuple(result.hits)),
             sentences=result.sentences,
             refused=result.refused,
         )
@@ -99,7 +99,7 @@ class Answer:
             question=question,
             generation=_unwritten("\n".join(texts), EXTRACTED),
             passages=tuple(result.hits),
-            prompt=Prompt("", (), tuple(each.hit for each in sentences), (), ()),
+            prompt=Prompt("", (), tuple(each.hit for each in sentences)),
             sentences=result.sentences,
             citations=citations,
             support=Support.QUOTED if texts else Support.UNSUPPORTED,

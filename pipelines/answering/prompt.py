@@ -41,8 +41,8 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     hits: tuple[Hit, ...]
-    spans: tuple[Span, ...]
-    chars: tuple[tuple[CharSpan, ...], ...]
+    spans: tuple[Span, ...] = ()
+    chars: tuple[tuple[CharSpan, ...], ...] = ()
     layout: tuple[SourceText, ...] = ()
     left_out: tuple[Hit, ...] = ()
     first: int = 1
@@ -112,12 +112,19 @@ def render(
 
 
 def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> Prompt:
-    """Return the prompt with the words around the answer that its template asks for, if any."""
+    """Return the prompt with the beginnings of the two lines if its template asks for them.
+
+    Better passages have more copies of their label.
+    """
     if not template.two_lines:
         return prompt
-    opening = template.opening if is_chat(tokenizer) else ""
-    layout = _layout(tokenizer, prompt.token_ids, len(prompt.hits), opening)
-    return replace(prompt, layout=layout)
+    opening, count = template.opening if is_chat(tokenizer) else "", len(prompt.hits)
+    labels = [f"{opening} [{k}]" for k in range(1, count + 1) for _ in range(k, count + 1)]
+    ids = [encode_text(tokenizer, label).ids for label in labels]
+    texts = [anchored(prompt.token_ids, each, LAYOUT) for each in ids]
+    for ending in SENTENCE_ENDS:
+        texts.append(SourceText(encode_text(tokenizer, f"{ending}\nAnswer:").ids, LAYOUT))
+    return replace(prompt, layout=tuple(text for text in texts if text is not None))
 
 
 def placed(tokenizer: Tokenizer, text: str, hits: Sequence[Hit]) -> Prompt:
@@ -175,17 +182,6 @@ def passages_of(hits: Sequence[Hit], tokenizer: Tokenizer) -> list[tuple[str, st
         )
         for hit in hits
     ]
-
-
-def _layout(
-    tokenizer: Tokenizer, ids: Sequence[int], passages: int, opening: str
-) -> tuple[SourceText, ...]:
-    """Return the beginnings of the two lines; better passages have more copies of their label."""
-    labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
-    texts = [anchored(ids, encode_text(tokenizer, label).ids, LAYOUT) for label in labels]
-    for ending in SENTENCE_ENDS:
-        texts.append(SourceText(encode_text(tokenizer, f"{ending}\nAnswer:").ids, LAYOUT))
-    return tuple(text for text in texts if text is not None)
 
 
 def find_spans(
