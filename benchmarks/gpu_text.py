@@ -11,6 +11,7 @@ bundled prompts without it. On a CPU the modes are off and eager, to test the sc
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ragspec.drafters.method import Sources
@@ -20,7 +21,7 @@ from ragspec.models.load import load_model
 from ragspec.pipelines.bench.measure import GREEDY, LOOKUP, Variant, by_category, run_benchmark
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.bench.results import RowOptions, show_results
-from ragspec.pipelines.bench.variants import EngineVariant, make_engine, make_peer
+from ragspec.pipelines.bench.variants import make_engine, make_peer, run_engine
 from ragspec.verification.open import open_target
 
 
@@ -52,7 +53,7 @@ def main() -> None:
             print(f"{mode}: steps run as {engine.target.static!r} ({engine.target.refusal})")
         for name in options.drafters.split(","):
             if name != "model" or drafting is not None:
-                variants[f"{name} {mode}"] = EngineVariant(make_engine(name, engine, sources))
+                variants[f"{name} {mode}"] = partial(run_engine, make_engine(name, engine, sources))
     limit = engines[0].target.max_length
     items = bundled_items(engines[0])
     if options.data:

@@ -28,12 +28,7 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.long_document import LongDocument
 from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.bench.variants import (
-    TransformersVariant,
-    check_variants,
-    make_engine,
-    needs_model,
-)
+from ragspec.pipelines.bench.variants import make_engine, needs_model, run_peer
 from ragspec.reports.generation import accepted_of
 from ragspec.reports.report import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter
@@ -216,9 +211,8 @@ class PeerVariant:
         ids = (*prompt, *plain_ids(self.tokenizer, task.start))
         clock = TokenClock()
         cache = copy.deepcopy(self._cache)
-        mode = TransformersVariant(self.model, past_key_values=cache, streamer=clock)
         item = BenchItem(task.id, task.kind, ids, new_tokens, fixed=True)
-        outcome = mode.run(item, new_tokens)
+        outcome = run_peer(self.model, item, new_tokens, past_key_values=cache, streamer=clock)
         seconds = clock.times[-1] - clock.times[1]
         outcome = replace(outcome, prefill=outcome.seconds - seconds)
         return VariantAnswer(outcome, self.tokenizer.decode(outcome.tokens), seconds)
@@ -237,7 +231,6 @@ def make_variants(names: Sequence[str], engine: Engine, draft_model: Any = None)
         InputError: A drafter lacks its draft model.
     """
     names = list(dict.fromkeys((PLAIN, *names)))
-    check_variants([_split(name)[0] for name in names])
     variants: list[Variant] = []
     for name in names:
         drafter, nodes = _split(name)

@@ -40,7 +40,7 @@ def peer_grid(name: str, model: Any, draft_model: Any) -> dict[str, Variant]:
         for tokens in DRAFT_LENGTHS:
             for confidence in CONFIDENCES:
                 peer = make_peer(f"{name}@{tokens}", model, draft_model)
-                config = peer.arguments["assistant_model"].generation_config
+                config = peer.keywords["assistant_model"].generation_config
                 config.assistant_confidence_threshold = confidence
                 grid[f"{name}:{tokens}:{confidence:g}"] = peer
     else:
@@ -55,7 +55,7 @@ def fastest(grid: Mapping[str, Variant], items: Sequence[BenchItem]) -> str:
     seconds = dict.fromkeys(grid, 0.0)
     for item in items[:TUNING_ITEMS]:
         for name, variant in grid.items():
-            seconds[name] += variant.run(item, item.new_tokens).seconds
+            seconds[name] += variant(item, item.new_tokens).seconds
     return min(seconds, key=seconds.__getitem__)
 
 

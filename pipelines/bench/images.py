@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zlib import crc32
 
@@ -16,13 +17,13 @@ from typer import Option
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
-from ragspec.pipelines.bench.measure import Outcome
+from ragspec.pipelines.bench.measure import Outcome, Variant
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import split
 from ragspec.registry import unknown
-from ragspec.visual.checks import DENOISING, KINDS, LATENT_RULES, check_rule, check_setting, relaxed
+from ragspec.visual import checks as visual
 from ragspec.visual.loading import find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
@@ -82,15 +83,15 @@ class ImageBenchOptions:
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)
         if self.guidance is not None:
-            check_setting("guidance_scale", self.guidance)
-        check_setting("temperature", self.temperature)
+            visual.check_setting("guidance_scale", self.guidance)
+        visual.check_setting("temperature", self.temperature)
         check_dtype(self.place.dtype)
         folder = find_folder(self.model)
         kind = read_kind(folder.target)
-        for name in self.names if kind in KINDS else ():
-            variant = parse_variant(name, kind in DENOISING)
+        for name in self.names if kind in visual.KINDS else ():
+            variant = parse_variant(name, kind in visual.DENOISING)
             if variant.drafts:
-                check_rule(kind, variant.rule, _settings(variant, kind in DENOISING))
+                visual.check_rule(kind, variant.rule, _settings(variant, kind in visual.DENOISING))
             if variant.drafter not in (None, "auto", "none", "jacobi"):
                 find_draft(variant.drafter, folder)
 
@@ -100,29 +101,27 @@ class ImageBenchOptions:
         return split(self.variants)
 
 
-class ImageVariant:
-    """A pipeline with one rule and one drafter."""
-
-    def __init__(self, pipe: ImagePipeline, options: ImageBenchOptions) -> None:
-        self.pipe, self.options = pipe, options
-        pipe.set_progress_bar_config(disable=True)
-
-    def run(self, item: ImageItem, limit: int) -> Outcome:
-        """Draw one picture; `tokens` holds a number for each code or latent."""
-        out = self.pipe(
-            **item.arguments,
-            guidance_scale=self.options.guidance,
-            temperature=self.options.temperature,
-            seed=item.seed,
-            output_type="latent",
-        )
-        values = {name: getattr(out.stats, name, None) for name in FIGURES}
-        figures = {name: float(value) for name, value in values.items() if value is not None}
-        seconds, forwards = out.stats.seconds, out.stats.forwards
-        return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
+def draw_item(
+    pipe: ImagePipeline, options: ImageBenchOptions, item: ImageItem, limit: int
+) -> Outcome:
+    """Draw one picture; `tokens` holds a number for each code or latent."""
+    pipe.set_progress_bar_config(disable=True)
+    out = pipe(
+        **item.arguments,
+        guidance_scale=options.guidance,
+        temperature=options.temperature,
+        seed=item.seed,
+        output_type="latent",
+    )
+    values = {name: getattr(out.stats, name, None) for name in FIGURES}
+    figures = {name: float(value) for name, value in values.items() if value is not None}
+    seconds, forwards = out.stats.seconds, out.stats.forwards
+    return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
 
 
-def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str, ImageVariant]]:
+def build_images(
+    options: ImageBenchOptions,
+) -> tuple[list[ImageItem], dict[str, Variant[ImageItem]]]:
     """Load a model and return the pictures to draw, and the variants, plain first."""
     from ragspec.pipelines.bench.prompts import ImageItem
     from ragspec.visual import ImagePipeline
@@ -144,7 +143,7 @@ def build_images(options: ImageBenchOptions) -> tuple[list[ImageItem], dict[str,
         subject = [subjects[number % len(subjects)]]
         arguments = {argument: subject} if argument else {}
         items.append(ImageItem(str(number), arguments, options.seed + number))
-    return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
+    return items, {name: partial(draw_item, pipe, options) for name, pipe in pipes.items()}
 
 
 def _pipe(base: ImagePipeline, variant: ParsedVariant, options: ImageBenchOptions) -> ImagePipeline:
@@ -190,16 +189,15 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
 def _rules(latents: bool) -> dict[str, str | None]:
     """Return the rules that variants name, each with the setting that its value sets."""
     if latents:
-        return {rule: LATENT_SETTINGS.get(rule) for rule in (*LATENT_RULES, "fewer")}
-    return dict.fromkeys(EXACT_RULES) | relaxed()
+        return {rule: LATENT_SETTINGS.get(rule) for rule in (*visual.LATENT_RULES, "fewer")}
+    return dict.fromkeys(EXACT_RULES) | visual.relaxed()
 
 
 def _settings(variant: ParsedVariant, latents: bool) -> dict[str, float]:
     setting = _rules(latents)[variant.rule]
     if variant.value is None or setting is None:
         return {}
-    whole = setting in ("s", "partition")
-    return {setting: int(variant.value) if whole else variant.value}
+    return {setting: int(variant.value) if setting in visual.WHOLE else variant.value}
 
 
 def _numbers(out: ImageOutput) -> list[int]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from ragspec.pipelines.bench.prompts import BenchItem, ImageItem
@@ -55,14 +55,8 @@ class Outcome:
 
 
 AnyItem = TypeVar("AnyItem", "BenchItem", "ImageItem")
-ItemT = TypeVar("ItemT", "BenchItem", "ImageItem", contravariant=True)
-
-
-class Variant(Protocol[ItemT]):
-    """One configuration to measure, one item at a time."""
-
-    def run(self, item: ItemT, limit: int) -> Outcome:
-        """Return the outcome of an item with at most `limit` new tokens."""
+# A configuration to measure: returns the outcome of an item with at most so many new tokens.
+Variant = Callable[[AnyItem, int], Outcome]
 
 
 @dataclass(slots=True)
@@ -156,7 +150,7 @@ def run_benchmark(
     for category, group in by_category(items).items():
         for name, variant in variants.items():
             on_progress(f"{category}: warming up {name}")
-            variant.run(group[0], min(16, group[0].new_tokens))
+            variant(group[0], min(16, group[0].new_tokens))
         runs = []
         for number, item in enumerate(group):
             on_progress(f"{category} {number + 1}/{len(group)}")
@@ -231,10 +225,10 @@ def _measure(
     for repeat in range(repeats):
         shift = (turn + repeat) % len(names)
         for name in names[shift:] + names[:shift]:
-            whole = variants[name].run(item, item.new_tokens)
+            whole = variants[name](item, item.new_tokens)
             prefill = whole.prefill
             if prefill is None:
-                prefill = variants[name].run(item, 1).seconds
+                prefill = variants[name](item, 1).seconds
             run = runs.setdefault(name, Measurement(whole))
             run.seconds.append(whole.seconds)
             run.prefill.append(prefill)

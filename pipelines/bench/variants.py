@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,63 +29,47 @@ SEED = 0
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
 
 
-class EngineVariant:
-    """An engine of this project."""
+def run_engine(engine: Engine, item: BenchItem, limit: int) -> Outcome:
+    """Generate with an engine of this project, the item's source texts as further draft sources."""
+    start = time.perf_counter()
+    generation = engine.generate(
+        list(item.prompt),
+        Sampling(temperature=item.temperature, seed=SEED),
+        max_new_tokens=limit,
+        spans=item.spans,
+        texts=item.texts,
+        ignore_eos=item.fixed,
+    )
+    seconds = time.perf_counter() - start
+    report = generation.report
+    prefill = report.milliseconds["prefill"] / 1000.0
+    return Outcome(generation.tokens, report.forward_passes, seconds, prefill, generation.label)
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
-    def run(self, item: BenchItem, limit: int) -> Outcome:
-        """Generate with the item's source texts as additional draft sources."""
-        start = time.perf_counter()
-        generation = self.engine.generate(
-            list(item.prompt),
-            Sampling(temperature=item.temperature, seed=SEED),
+def run_peer(model: PreTrainedModel, item: BenchItem, limit: int, **arguments: Any) -> Outcome:
+    """Generate with transformers; a hook counts the forwards of this run only."""
+    config = model.generation_config
+    end = config.eos_token_id
+    ids = torch.tensor([item.prompt], device=model.device)
+    calls: list[None] = []
+    if item.temperature:  # its samples are another stream than ours
+        arguments |= {"temperature": item.temperature, "top_k": 0, "top_p": 1.0}
+    config.eos_token_id = None if item.fixed else end
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(None))
+    start = time.perf_counter()
+    try:
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
             max_new_tokens=limit,
-            spans=item.spans,
-            texts=item.texts,
-            ignore_eos=item.fixed,
+            do_sample=bool(item.temperature),
+            **arguments,
         )
         seconds = time.perf_counter() - start
-        report = generation.report
-        prefill = report.milliseconds["prefill"] / 1000.0
-        forwards, label = report.forward_passes, generation.label
-        return Outcome(generation.tokens, forwards, seconds, prefill, label)
-
-
-class TransformersVariant:
-    """`generate` of transformers with fixed arguments, on a model that variants may share."""
-
-    def __init__(self, model: PreTrainedModel, **arguments: object) -> None:
-        self.model = model
-        self.arguments: dict[str, Any] = arguments
-
-    def run(self, item: BenchItem, limit: int) -> Outcome:
-        """Generate with transformers; a hook counts the forwards of this run only."""
-        config = self.model.generation_config
-        end = config.eos_token_id
-        ids = torch.tensor([item.prompt], device=self.model.device)
-        calls: list[None] = []
-        # Its samples are another stream than ours.
-        sampled = {"temperature": item.temperature, "top_k": 0, "top_p": 1.0}
-        sampled = sampled if item.temperature else {}
-        config.eos_token_id = None if item.fixed else end
-        hook = self.model.register_forward_pre_hook(lambda *_: calls.append(None))
-        start = time.perf_counter()
-        try:
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=limit,
-                do_sample=bool(sampled),
-                **sampled,
-                **self.arguments,
-            )
-            seconds = time.perf_counter() - start
-        finally:
-            hook.remove()
-            config.eos_token_id = end
-        return Outcome(out[0, len(item.prompt) :].tolist(), len(calls), seconds)
+    finally:
+        hook.remove()
+        config.eos_token_id = end
+    return Outcome(out[0, len(item.prompt) :].tolist(), len(calls), seconds)
 
 
 def build_variants(
@@ -112,7 +97,7 @@ def build_variants(
     return {
         name: make_peer(name, peer, draft_model)
         if peer_of(name)
-        else EngineVariant(make_engine(name, engine, available))
+        else partial(run_engine, make_engine(name, engine, available))
         for name in names
         if draft_model is not None or not needs_model(name)
     }
@@ -137,7 +122,7 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
 
 def make_peer(
     name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: object
-) -> TransformersVariant:
+) -> partial[Outcome]:
     """Return a mode of transformers by name, with further arguments of its `generate`."""
     kind, _, tokens = name.partition("@")
     if kind == LOOKUP:
@@ -147,7 +132,7 @@ def make_peer(
         if tokens:
             assistant.generation_config.num_assistant_tokens = int(tokens)
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    return TransformersVariant(model, **arguments)
+    return partial(run_peer, model, **arguments)
 
 
 def _sources_of(name: str, field: str) -> set[str]:

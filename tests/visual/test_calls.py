@@ -246,7 +246,7 @@ def test_the_command_and_the_benchmark_reach_every_family(
     files = PlaceOptions(), RowOptions(), str(folders[kind])
     options = ImageBenchOptions(*files, rule, images=1, budget="3", guidance=None)
     items, variants = build_images(options)
-    plain, drafted = (variants[name].run(items[0], 0) for name in ("plain", rule))
+    plain, drafted = (variants[name](items[0], 0) for name in ("plain", rule))
     assert len(plain.tokens) == len(drafted.tokens)
     if rule == "exact":
         assert plain.tokens == drafted.tokens

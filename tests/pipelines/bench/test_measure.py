@@ -49,7 +49,7 @@ class FakeVariant:
     forwards: int = 30
     tokens: list[int] = field(default_factory=lambda: FREE)
 
-    def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+    def __call__(self, item: BenchItem, new_tokens: int) -> Outcome:
         self.log.append((self.name, item.category, item.id, new_tokens))
         tokens = (LOOP if item.prompt[0] == 2 else self.tokens)[:new_tokens]
         return Outcome(tokens, self.forwards, 0.5 + self.draft_cost * new_tokens)
@@ -77,8 +77,8 @@ def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
 
 def test_a_mode_that_reports_its_prefill_is_not_run_for_it() -> None:
     class Reporting(FakeVariant):
-        def run(self, item: BenchItem, new_tokens: int) -> Outcome:
-            return replace(super().run(item, new_tokens), prefill=0.25)
+        def __call__(self, item: BenchItem, new_tokens: int) -> Outcome:
+            return replace(super().__call__(item, new_tokens), prefill=0.25)
 
     log: list[tuple[str, str, str, int]] = []
     rows = run_benchmark(ITEMS, {"plain": Reporting("plain", log, 1.0)})

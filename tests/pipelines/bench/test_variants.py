@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.bench.variants import EngineVariant, TransformersVariant, build_variants
+from ragspec.pipelines.bench.variants import build_variants, run_peer
 from tests.support import heads, tiny
 
 PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
@@ -36,10 +37,10 @@ def variants(engine: Engine) -> dict[str, Variant[BenchItem]]:
 
 def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant[BenchItem]]) -> None:
     assert list(variants) == list(DEFAULT_VARIANTS)
-    plain = variants["plain"].run(ITEM, 12)
+    plain = variants["plain"](ITEM, 12)
     assert len(plain.tokens) == 12
     for name, variant in variants.items():
-        outcome = variant.run(ITEM, 12)
+        outcome = variant(ITEM, 12)
         assert outcome.tokens == plain.tokens, name
         assert 0 < outcome.forwards <= 12, name
         assert outcome.seconds > 0
@@ -48,7 +49,7 @@ def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant[BenchI
 def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
     names = ("plain", "hf-greedy", "model", "hf-assistant@5")
     built = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
-    plain, greedy, ours, theirs = (built[name].run(ITEM, 12).forwards for name in names)
+    plain, greedy, ours, theirs = (built[name](ITEM, 12).forwards for name in names)
     assert plain == greedy == 12
     assert theirs < 12
     assert ours < 12
@@ -56,21 +57,21 @@ def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
 
 def test_prompt_forwards_count_for_all_alike(variants: dict[str, Variant[BenchItem]]) -> None:
     for name in ("plain", "hf-greedy"):
-        assert variants[name].run(ITEM, 12).forwards == 12
-        assert variants[name].run(ITEM, 1).forwards == 1
+        assert variants[name](ITEM, 12).forwards == 12
+        assert variants[name](ITEM, 1).forwards == 1
 
 
 def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> None:
     peer, current = (copy.deepcopy(engine.model) for _ in range(2))
-    theirs = TransformersVariant(peer)
-    whole = theirs.run(ITEM, 12).tokens
+    theirs = partial(run_peer, peer)
+    whole = theirs(ITEM, 12).tokens
     peer.generation_config.eos_token_id = current.generation_config.eos_token_id = whole[3]
     ending = BenchItem("1", "docqa", PROMPT, 12)
     ours = build_variants(["plain"], Engine(current, drafter=None), None, lambda: None)["plain"]
     short = whole[: whole.index(whole[3]) + 1]
     for variant in (theirs, ours):
-        assert variant.run(ending, 12).tokens == short
-        assert variant.run(ITEM, 12).tokens == whole
+        assert variant(ending, 12).tokens == short
+        assert variant(ITEM, 12).tokens == whole
     assert peer.generation_config.eos_token_id == whole[3]
 
 
@@ -79,13 +80,13 @@ def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engi
     peers = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
     greedy, seven, usual, assistant = peers.values()
     for peer in (greedy, seven, usual, assistant):
-        assert isinstance(peer, TransformersVariant)
-        assert peer.model is not engine.model
+        assert isinstance(peer, partial) and peer.func is run_peer
+        assert peer.args[0] is not engine.model
         if peer is seven or peer is usual:
             tokens = 7 if peer is seven else 10
-            assert peer.arguments == {"prompt_lookup_num_tokens": tokens}
+            assert peer.keywords == {"prompt_lookup_num_tokens": tokens}
         if peer is assistant:
-            assert peer.arguments["assistant_model"].generation_config.num_assistant_tokens == 3
+            assert peer.keywords["assistant_model"].generation_config.num_assistant_tokens == 3
     for wrong in ("hf-greedy@3", "hf-lookup@0", "hf-lookup@", "hf-assistant@many"):
         with pytest.raises(UnknownNameError, match="unknown drafter"):
             build_variants([wrong], engine, engine.model, lambda: None)
@@ -95,7 +96,7 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = copy.deepcopy(engine.model)
-    variants = [TransformersVariant(peer), TransformersVariant(peer, prompt_lookup_num_tokens=5)]
+    variants = [partial(run_peer, peer), partial(run_peer, peer, prompt_lookup_num_tokens=5)]
     assert not peer._forward_pre_hooks
     hooks: list[int] = []
     forward = peer.forward
@@ -107,10 +108,10 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
     monkeypatch.setattr(peer, "forward", watched)
     for variant in (*variants, *variants):
         hooks.clear()
-        assert hooks == [1] * variant.run(ITEM, 12).forwards
+        assert hooks == [1] * variant(ITEM, 12).forwards
     monkeypatch.setattr(peer, "forward", None)
     with pytest.raises(TypeError):
-        variants[0].run(ITEM, 12)
+        variants[0](ITEM, 12)
     assert not peer._forward_pre_hooks
 
 
@@ -132,13 +133,9 @@ def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     engine = Engine(heads.model(torch.float32), drafter=None)
     variants = build_variants([folder, f"context+{folder}", "context"], engine, None, lambda: None)
     item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
-    record = {name: variant.run(item, 24) for name, variant in variants.items()}
+    record = {name: variant(item, 24) for name, variant in variants.items()}
     assert len({tuple(outcome.tokens) for outcome in record.values()}) == 1
-    fused = [
-        variant.engine.drafter
-        for variant in variants.values()
-        if isinstance(variant, EngineVariant)
-    ]
+    fused = [each.args[0].drafter for each in variants.values() if isinstance(each, partial)]
     sources = [[each.name for each in one.drafters] for one in fused if isinstance(one, Fuse)]
     assert sources == [["head"], ["context", "head"], ["context"]]
     for wrong in ("context+nothing", "context+hf-greedy", "context+plain", "context+", ""):
