@@ -108,7 +108,6 @@ class OpenAIReply:
 
     Args:
         chat: Whether it answers a chat, or else a completion.
-        model: Name of the model in the API.
     """
 
     def __init__(self, chat: bool, model: str, tokenizer: Tokenizer) -> None:

@@ -34,7 +34,6 @@ class Citation:
     """answer[answer_start:answer_end] is the text of `document`[start:end], in characters.
 
     Attributes:
-        document: The document's name.
         place: The position in the document, in words for people.
         page: Its page, from 1; None if it has none.
         matched_by: "draft" (accepted drafts copied it from the passage) or "match" (equal text).
@@ -82,11 +81,7 @@ class Quote:
 
 
 def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
-    """Return the citations of an answer, in its order, without overlaps.
-
-    Args:
-        steps: The steps of the generation.
-    """
+    """Return the citations of an answer, in its order, without overlaps."""
     texts = [hit.passage.text for hit in prompt.hits]
     copied = copied_characters(prompt, steps)
     chosen = [

@@ -35,7 +35,6 @@ class Turn:
     """A question and its answer.
 
     Attributes:
-        question: The user's words.
         prompt_text: The user's turn as the model read it.
         hits: The passages in it, numbered from `first`.
     """

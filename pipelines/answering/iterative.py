@@ -100,9 +100,7 @@ class IterativeRag(Answerer):
     and the success of guesses carry over to the next question.
 
     Args:
-        engine: Writes the answers.
         retriever: A `PassageIndex`, any `Retriever`, or a function as `DocQA` takes it.
-        settings: When to search and for what.
         prompt, system: See `Answerer`.
 
     Raises:

@@ -11,6 +11,7 @@ import copy
 import os
 import weakref
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,7 +66,6 @@ class LongDocument(Answerer):
         self.token_range = saved.token_range
         self.hit, self.prefix = _laid(engine, saved)
         self._embedder = embedder
-        self._chunks: Chunks | None = None
         if not saved.layers:
             _check_room(engine, self.prefix, saved.token_range)
         elif self.prefix.token_ids != saved.tokens:
@@ -125,7 +125,7 @@ class LongDocument(Answerer):
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
         opened = cls(engine, SavedDocument(document, template, token_range), embedder)
-        opened._read(on_read)
+        opened._prefill(on_read)
         return opened
 
     @property
@@ -144,7 +144,6 @@ class LongDocument(Answerer):
         return self._cache_bytes(self.tokens)
 
     def _cache_bytes(self, length: int) -> int:
-        """Return the bytes of the keys and values of some tokens."""
         return length * slot_bytes(self.engine.model.config, self.engine.target.dtype)
 
     def close(self) -> None:
@@ -180,7 +179,6 @@ class LongDocument(Answerer):
         return other
 
     def _layers(self) -> Layers:
-        """Return the keys and values of the document."""
         tokens = self.prefix.token_ids
         layers = self.engine.prefix_cache.export(tokens)
         if layers is None:  # a question that runs has them
@@ -188,8 +186,7 @@ class LongDocument(Answerer):
             layers = self.engine.prefix_cache.export(tokens)
         return layers or {}
 
-    def _read(self, on_read: OnRead | None) -> None:
-        """Prefill the document."""
+    def _prefill(self, on_read: OnRead | None) -> None:
         tokens = list(self.prefix.token_ids)
         self.engine.prefill(tokens, on_read=on_read)
         if self.engine.prefix_cache.export(tokens) is None:
@@ -220,12 +217,10 @@ class LongDocument(Answerer):
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
         return self._answer(question, prompt, generation, chunks=chunks)
 
-    @property
+    @cached_property
     def chunks(self) -> Chunks:
         """The search for chunks, built on first use."""
-        if self._chunks is None:
-            self._chunks = Chunks(self.hit, self.tokens, self._embedder)
-        return self._chunks
+        return Chunks(self.hit, self.tokens, self._embedder)
 
 
 def _laid(engine: Engine, saved: SavedDocument) -> tuple[Hit, Prompt]:

@@ -16,7 +16,7 @@ from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document
-from ragspec.storage.manifest import Contents, Verify
+from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
 from ragspec.verification.sequence_cache import Layers
 
@@ -84,13 +84,13 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
     publish(Path(path), KIND, fill)
 
 
-def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedDocument:
+def open_document(path: Path, engine: Engine) -> SavedDocument:
     """Open a document that `save_document` wrote with this model.
 
     Raises:
         StoreError: It is missing, damaged, or of another model, tokenizer or dtype.
     """
-    store = open_store(Path(path), KIND, verify=verify)
+    store = open_store(path, KIND, verify="full")
     what = f"the saved document {path}"
     check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
     dtype = engine.target.dtype

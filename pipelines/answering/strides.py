@@ -46,11 +46,7 @@ class PassagePrompts:
 
 @dataclass(slots=True)
 class FinalText:
-    """Streams the text of tokens that are final.
-
-    Attributes:
-        stops: Stop strings of the text.
-    """
+    """Streams the text of tokens that are final."""
 
     stream: Callable[[str], None] | None
     tokenizer: Any

@@ -114,8 +114,7 @@ def text(options: TextBenchOptions) -> None:
         engine = Engine.from_pretrained(options.model, "context", None, options.budget, *place)
         if options.draft_model:
             draft, draft_tokenizer = load_model(options.draft_model, *place)
-    if options.draft_model:
-        check_draft_model((draft, draft_tokenizer), engine.tokenizer, engine.target.vocab_size)
+            check_draft_model((draft, draft_tokenizer), engine.tokenizer, engine.target.vocab_size)
     if turns is None:
         prompts = bundled_items(engine)
     else:

@@ -132,7 +132,6 @@ def items_of(
 
 
 def _turn(row: Row, where: str) -> tuple[str, str, str]:
-    """Return category, id and text of a row."""
     try:
         text = row["prompt"] if "prompt" in row else row["turns"][0]
         if not isinstance(text, str) or not text.strip() or isinstance(row.get("turns"), str):

@@ -223,7 +223,6 @@ def info(path: StoreArgument, json: o.JsonOption = False) -> None:
 
 
 def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
-    """Show what a corpus holds."""
     if json:
         terminal.json(info)
         return

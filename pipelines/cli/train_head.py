@@ -133,7 +133,6 @@ def train_head(options: HeadOptions) -> None:
 
 
 def _check_positive(number: float | None, option: str) -> None:
-    """Raise InputError unless a number is finite and above 0."""
     if number is not None and not (isfinite(number) and number > 0.0):
         raise InputError(f"{option} is {number:g}; expected a number above 0, or leave it out.")
 

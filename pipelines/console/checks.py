@@ -31,12 +31,12 @@ UNLISTED = ("head", "jacobi", "ngrams")  # names of drafters that are no methods
 JSON, PAGE, TRACE = b'{\n "', b'content="ragspec"', b'"format": "ragspec-trace"'
 
 
-def checked_text(text: str, what: str = "text") -> str:
+def checked_text(text: str) -> str:
     """Return the text; raise InputError for bytes of the shell that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"Expected {what} in UTF-8, got other bytes ({error}).") from error
+        raise InputError(f"Expected text in UTF-8, got other bytes ({error}).") from error
     return text
 
 

@@ -90,11 +90,13 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
                 )
             )
     if settings:
-        parameters.append(_set_parameter(settings))
+        option = Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
+        kind = Annotated[list[str], option]
+        parameters.append(Parameter(SET, Parameter.KEYWORD_ONLY, default=[], annotation=kind))
 
     @wraps(function)
     def command(**values: Any) -> Any:
-        values |= read_settings(values.pop(SET, None) or (), settings)
+        values |= read_settings(values.pop(SET, ()), settings)
         for name, kind in types.items():
             if is_dataclass(kind):
                 values[name] = _record(kind, values)
@@ -198,10 +200,3 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
             for field in fields(kind)
         }
     )
-
-
-def _set_parameter(settings: dict[str, Declared]) -> Parameter:
-    """Return the parameter of --set."""
-    option = Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
-    kind = Annotated[list[str] | None, option]
-    return Parameter(SET, Parameter.KEYWORD_ONLY, default=None, annotation=kind)

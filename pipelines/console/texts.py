@@ -59,8 +59,7 @@ def read_texts(
     """
     sources = list(sources)
     check_sources(sources, columns)
-    texts = _sources(sources, columns, skipped)
-    return read_ahead(texts, 1)
+    return read_ahead(_sources(sources, columns, skipped), 1)
 
 
 def read_ahead(rows: Iterable[T], count: int = ROWS) -> Iterator[T]:

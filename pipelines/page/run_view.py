@@ -180,9 +180,7 @@ def _continues(step: Step, before: int, node: int) -> bool:
     if tree.source[before] != tree.source[node]:
         return False
     (document, offset), (next_document, next_offset) = tree.origin[[before, node]].tolist()
-    if document < 0 or next_document < 0:
-        return bool(document == next_document)
-    return bool(document == next_document and offset + 1 == next_offset)
+    return bool(document == next_document and (document < 0 or offset + 1 == next_offset))
 
 
 def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse, match_drafter
-from ragspec.drafters.method import GLOBAL, Sources
+from ragspec.drafters.method import GLOBAL
 from ragspec.errors import HostError, InputError
 from ragspec.needs import Capabilities
 from ragspec.pipelines.methods import compose, open_sources
@@ -135,10 +135,7 @@ def host_drafter(
         StoreError: A store is missing, damaged, or of another tokenizer.
     """
     opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.tenant)
-    sources = Sources(opened.corpus, opened.history, None, opened.scope, top_k_feedback=False)
-    composed = compose(
-        options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources
-    )
+    composed = compose(options.drafter, replace(opened, top_k_feedback=False))
     parts: list[Drafter] = composed if isinstance(composed, list) else [composed]
     for part in parts:
         match_drafter(part, _OFFERED)

@@ -182,7 +182,6 @@ class HostWriter:
         yield HostReply(text, "", self._facts(job, chunks.result))
 
     def _facts(self, job: Job, generation: Generation) -> dict[str, object]:
-        """Return the figures of a text."""
         report, tokenizer = generation.report, self.engine.tokenizer
         steps = report.to_dict()["speculative_decoding"]
         facts: dict[str, Any] = {
