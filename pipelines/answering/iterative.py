@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from ragspec.engine.request import stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
+from ragspec.pipelines.answering.prompt import Prompt, passage_first
 from ragspec.pipelines.answering.strides import (
     FinalText,
-    PassagePrompts,
     PassageWriter,
     RoundWriter,
     Stride,
+    last_words,
     tokens_of,
 )
 from ragspec.pipelines.answering.template import PromptTemplate
@@ -150,9 +152,12 @@ class IterativeRag(Answerer):
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
         tokenizer, options, settings = self.engine.tokenizer, question.options, self.settings
-        prompts = PassagePrompts(tokenizer, " ".join(question.text.split()), self.template)
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
         text = FinalText(question.stream, tokenizer, stops)
+
+        @cache
+        def prompt_of(passage: RetrievedPassage) -> Prompt:
+            return passage_first(tokenizer, question.text, passage.hit, self.template)
 
         def show(stride: Stride) -> None:
             if settings.rounds is None:  # another round may change the text
@@ -160,7 +165,7 @@ class IterativeRag(Answerer):
 
         strides = PassageWriter(
             self.engine.without_callbacks(),
-            prompts.of,
+            prompt_of,
             lambda prompt, number: self._options_over(prompt, options, number),
             seeded(question.sampling or Sampling(), "ask()"),
             settings.stride,
@@ -169,7 +174,7 @@ class IterativeRag(Answerer):
         repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(
             strides if settings.rounds is None else RoundWriter(strides, settings.rounds),
-            self._searcher(prompts),
+            self._searcher(" ".join(question.text.split())),
             self.schedule,
             prefetch=1 if settings.speculate == "off" else max(1, settings.prefetch),
             on_accept=show,
@@ -185,7 +190,7 @@ class IterativeRag(Answerer):
         rest = () if settings.rounds is None else last.tokens
         text.push(last.generation.prompt_tokens, rest, ends=True)
         passages = tuple(passage.hit for passage in loop.answers)
-        prompt = replace(prompts.of(loop.answers[-1]), hits=passages, spans=(), chars=())
+        prompt = replace(prompt_of(loop.answers[-1]), hits=passages, spans=(), chars=())
         loop.report.queries += len(self._repeats) - repeats
         loop.report.changed = self._repeats.count(False)
         generation = self._joined(loop, time.perf_counter() - began)
@@ -193,17 +198,15 @@ class IterativeRag(Answerer):
         self.engine.notify(answer.generation)
         return answer
 
-    def _searcher(
-        self, prompts: PassagePrompts
-    ) -> IndexSearcher[Stride] | RetrieverSearcher[Stride]:
-        settings = self.settings
+    def _searcher(self, question: str) -> IndexSearcher[Stride] | RetrieverSearcher[Stride]:
+        settings, tokenizer = self.settings, self.engine.tokenizer
 
         def words(before: Sequence[Stride]) -> str | None:
             if settings.rounds is not None:
-                return " ".join([prompts.question, *(each.generation.text for each in before[-1:])])
+                return " ".join([question, *(each.generation.text for each in before[-1:])])
             if settings.flare is not None and before and before[-1].least >= settings.flare:
                 return None
-            return prompts.words(tokens_of(before), settings.query_tokens)
+            return last_words(tokenizer, question, tokens_of(before), settings.query_tokens)
 
         if isinstance(self.retriever, PassageIndex):
             return IndexSearcher(self.retriever, words, self.mode)

@@ -1,4 +1,4 @@
-"""The writers of an answer whose passage changes, and the prompts over each passage."""
+"""The writers of an answer whose passage changes."""
 
 from __future__ import annotations
 
@@ -8,40 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.pipelines.answering.prompt import Prompt, passage_first
-from ragspec.pipelines.answering.template import PromptTemplate
+from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.text_output import TextOutput
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-
-
-@dataclass(slots=True)
-class PassagePrompts:
-    """Writes the prompt of each passage once for a question, and keeps them by passage."""
-
-    tokenizer: Any
-    question: str
-    template: PromptTemplate
-    prompts: dict[RetrievedPassage, Prompt] = field(default_factory=dict)
-
-    def of(self, passage: RetrievedPassage) -> Prompt:
-        """Return the prompt over a passage."""
-        if passage not in self.prompts:
-            self.prompts[passage] = passage_first(
-                self.tokenizer, self.question, passage.hit, self.template
-            )
-        return self.prompts[passage]
-
-    def words(self, written: Sequence[int], count: int) -> str:
-        """Return the last `count` tokens of question and text, as text; never blank."""
-        question = mark_special_tokens(self.question, self.tokenizer)
-        ids = [*encode_text(self.tokenizer, question).ids, *written][-count:]
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        return text if text.strip() else self.question
 
 
 @dataclass(slots=True)
@@ -147,3 +122,10 @@ class RoundWriter:
 def tokens_of(strides: Sequence[Stride]) -> list[int]:
     """Return the tokens of consecutive strides."""
     return [token for stride in strides for token in stride.tokens]
+
+
+def last_words(tokenizer: Tokenizer, question: str, written: Sequence[int], count: int) -> str:
+    """Return the last `count` tokens of a question and its text, as text; never blank."""
+    ids = encode_text(tokenizer, mark_special_tokens(question, tokenizer)).ids
+    text = str(tokenizer.decode([*ids, *written][-count:], skip_special_tokens=True))
+    return text if text.strip() else question

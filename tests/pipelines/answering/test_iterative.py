@@ -20,15 +20,12 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, pluralize
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
-from ragspec.pipelines.answering.strides import PassagePrompts, PassageWriter
+from ragspec.pipelines.answering.prompt import passage_first
+from ragspec.pipelines.answering.strides import PassageWriter
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.speculation.passages import (
-    IndexSearcher,
-    RetrievedPassage,
-    RetrieverSearcher,
-)
+from ragspec.retrievers.speculation.passages import IndexSearcher, RetrieverSearcher
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition
 from tests.support import tiny
@@ -270,9 +267,9 @@ def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
     result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
     passages, request = list(result.passages), engine(None)
     assert result.label == "exact" and len(calls) == len(passages) == 10
-    prompts, tokens = PassagePrompts(request.tokenizer, QUESTION, rag.template), list[int]()
+    tokens = list[int]()
     for hit in passages:
-        ids = list(prompts.of(RetrievedPassage(hit)).token_ids)
+        ids = list(passage_first(request.tokenizer, QUESTION, hit, rag.template).token_ids)
         resumed: Any = {"resume_from": tokens, "stop_after": 4, "max_new_tokens": 40}
         tokens = request.generate(ids, ignore_eos=True, **resumed).tokens
     assert tokens == result.generation.tokens and passages[0] != passages[1]
@@ -401,8 +398,7 @@ def in_rounds(
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
         places.append(hit.passage.document)
-        prompts = PassagePrompts(request.tokenizer, QUESTION, rag.template)
-        ids = list(prompts.of(RetrievedPassage(hit)).token_ids)
+        ids = list(passage_first(request.tokenizer, QUESTION, hit, rag.template).token_ids)
         ends: Any = {"stop": rag.template.stop, "stopping_criteria": [EndRepetition(len(ids))]}
         result = request.generate(ids, sampling, max_new_tokens=30, **ends)
         tokens, query = result.tokens, f"{QUESTION} {result.text}"
