@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from ragspec.pipelines.answering.prompt import Prompt
@@ -73,7 +73,6 @@ class Quote:
     hit: int
     start: int
     end: int
-    matched_by: str = "match"
 
     def overlaps(self, characters: Iterable[tuple[int, int]]) -> bool:
         """Return whether it has one of these characters, each with its passage."""
@@ -84,29 +83,25 @@ def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps."""
     texts = [hit.passage.text for hit in prompt.hits]
     copied = copied_characters(prompt, steps)
-    chosen = [
-        replace(quote, matched_by="draft") if quote.overlaps(copied) else quote
-        for quote in without_overlaps(quotes(answer, texts))
-    ]
-    chosen.sort(key=lambda quote: quote.answer_start)
     citations = []
-    for quote in chosen:
+    for quote in sorted(without_overlaps(quotes(answer, texts)), key=lambda q: q.answer_start):
         hit = prompt.hits[quote.hit]
         characters = hit.passage.start + quote.start, hit.passage.start + quote.end
         answered, number = (quote.answer_start, quote.answer_end), prompt.first + quote.hit
-        citations.append(Citation.of(hit.document, characters, answered, number, quote.matched_by))
+        how = "draft" if quote.overlaps(copied) else "match"
+        citations.append(Citation.of(hit.document, characters, answered, number, how))
     return citations
 
 
 def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, int]]:
     """Return the passage and the first character of every token that a draft copied from one."""
-    copied = set[tuple[int, int]]()
-    for step in steps:
-        for node in accepted_of(step):
-            hit, offset = (int(value) for value in step.tree.origin[node])
-            if chars := prompt.passage_chars(hit, offset):
-                copied.add((hit, chars[0]))
-    return copied
+    chars = {span[2]: each for span, each in zip(prompt.spans, prompt.chars, strict=True)}
+    origins = (step.tree.origin[node].tolist() for step in steps for node in accepted_of(step))
+    return {
+        (hit, chars[hit][token][0])
+        for hit, token in origins
+        if 0 <= token < len(chars.get(hit, ()))
+    }
 
 
 def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:

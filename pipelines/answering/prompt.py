@@ -47,13 +47,6 @@ class Prompt:
     left_out: tuple[Hit, ...] = ()
     first: int = 1
 
-    def passage_chars(self, hit: int, token: int) -> CharSpan | None:
-        """Return the characters of a token of a passage in the passage's text."""
-        for (_, _, number, _), chars in zip(self.spans, self.chars, strict=True):
-            if number == hit and 0 <= token < len(chars):
-                return chars[token]
-        return None
-
 
 def expect_question(question: object) -> None:
     """Raise InputError unless a question is a text that is not blank."""
