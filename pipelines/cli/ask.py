@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -202,6 +203,14 @@ class LongTextOptions(o.TextOptions):
     supplied = (RAPID,)
 
 
+def parse_range(text: str) -> tuple[int, int]:
+    """Return the numbers of a range of tokens; raise InputError for other text."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise InputError(f"Expected token-range=FROM:TO, such as 0:7000, got {text!r}.")
+    return int(match[1]), int(match[2])
+
+
 @dataclass(frozen=True, slots=True)
 class LongOptions:
     """A question over one long document."""
@@ -211,9 +220,10 @@ class LongOptions:
     doc: Annotated[
         Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
     ] = None
-    token_range: Annotated[str | None, Setting("FROM:TO, the tokens of the document to read.")] = (
-        None
-    )
+    token_range: Annotated[
+        tuple[int, int] | None,
+        Setting("FROM:TO, the tokens of the document to read.", parse=parse_range),
+    ] = None
     save_cache: Annotated[
         Path | None,
         typer.Option(help="Folder for the document's KV cache: written first, then opened."),
@@ -230,7 +240,6 @@ class LongOptions:
 
     def __post_init__(self) -> None:
         checks.check_question(self.question)
-        self.tokens()
         if self.steer is not None and not 0.0 <= self.steer < math.inf:
             raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
         if self.prompt is not None:
@@ -253,18 +262,6 @@ class LongOptions:
     def saved(self) -> bool:
         """Whether --save-cache holds a saved document."""
         return self.save_cache is not None and is_store(self.save_cache)
-
-    def tokens(self) -> tuple[int, int] | None:
-        """Return the numbers of --token-range, None for all; raise InputError for other text."""
-        if self.token_range is None:
-            return None
-        first, colon, last = self.token_range.partition(":")
-        numbers = colon and first.isdecimal() and last.isdecimal()
-        if not numbers or int(first) >= int(last):
-            raise InputError(
-                f"Expected token-range=FROM:TO, such as 0:7000, got {self.token_range!r}."
-            )
-        return int(first), int(last)
 
 
 @takes_records
@@ -330,7 +327,7 @@ def _open_document(
         document = LongDocument.open(
             source,
             engine,
-            token_range=long.tokens(),
+            token_range=long.token_range,
             prompt=long.prompt,
             system=long.system,
             on_read=on_read,
