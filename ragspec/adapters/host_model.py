@@ -54,15 +54,8 @@ class HostModel(BaseModel):
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self.settings)
-        self._writer = HostWriter(
-            self.model,
-            self.engine,
-            chat_template=self.chat_template,
-            max_batch_size=self.max_batch_size,
-            drafter=self.drafter,
-            draft_model=self.draft_model,
-            budget=self.budget,
-        )
+        of_writer = HostModel.model_fields.keys() - NAMES
+        self._writer = HostWriter(**{name: getattr(self, name) for name in of_writer})
 
     def request(
         self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
