@@ -73,15 +73,10 @@ class TextBenchOptions:
         checks.check_store(self.store, "corpus")
         checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
-        for name in self.names:
+        for name in split(self.variants):
             parts = [] if peer_of(name) else [name] if Path(name).is_dir() else name.split("+")
             checks.check_drafters(parts, (*PEERS, "plain") if len(parts) == 1 else ())
             checks.check_need("store", parts, self.store or self.history)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the variants."""
-        return split(self.variants)
 
     def facts(self, engine: Engine) -> dict[str, object]:
         """Return the settings of the measurement as JSON types."""
@@ -128,9 +123,8 @@ def text(options: TextBenchOptions) -> None:
     sources = open_sources(
         options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )
-    built = build_variants(
-        options.names, engine, draft, lambda: copy.deepcopy(engine.model), sources
-    )
+    names = split(options.variants)
+    built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not built:
         raise InputError(
             f"Expected --variants among {', '.join(PEERS)}, plain and `ragspec drafters`, got "

@@ -46,7 +46,7 @@ class ParsedVariant(NamedTuple):
 
     name: str
     rule: str
-    value: float | None = None
+    settings: dict[str, float]
     drafter: str | None = None
 
     @property
@@ -88,17 +88,12 @@ class ImageBenchOptions:
         check_dtype(self.place.dtype)
         folder = find_folder(self.model)
         kind = read_kind(folder.target)
-        for name in self.names if kind in visual.KINDS else ():
+        for name in split(self.variants) if kind in visual.KINDS else ():
             variant = parse_variant(name, kind in visual.DENOISING)
             if variant.drafts:
-                visual.check_rule(kind, variant.rule, _settings(variant, kind in visual.DENOISING))
+                visual.check_rule(kind, variant.rule, variant.settings)
             if variant.drafter not in (None, "auto", "none", "jacobi"):
                 find_draft(variant.drafter, folder)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the variants; empty for a few usual ones."""
-        return split(self.variants)
 
 
 def draw_item(
@@ -131,10 +126,9 @@ def build_images(
     base = ImagePipeline.from_pretrained(options.model, None, "auto", **more)
     latents = base.family.unit == "latents"
     usual = DEFAULT_LATENTS if latents else DEFAULT_CODES
-    parsed = [parse_variant(name, latents) for name in options.names or usual]
-    pipes = {
-        each.name: _pipe(base, each, options) for each in [ParsedVariant("plain", "plain"), *parsed]
-    }
+    parsed = [parse_variant(name, latents) for name in split(options.variants) or usual]
+    plain = ParsedVariant("plain", "plain", {})
+    pipes = {each.name: _pipe(base, each, options) for each in [plain, *parsed]}
     argument, subjects = base.family.condition, list[Any](PROMPTS)
     if argument == "class_labels":
         subjects = list(range(base.family.trunk.config.num_classes))
@@ -159,8 +153,8 @@ def _pipe(base: ImagePipeline, variant: ParsedVariant, options: ImageBenchOption
         settings |= {"steps": family.schedule.steps, "floor": family.schedule.floor or FLOOR}
     if variant.drafts:
         rule, drafter = variant.rule, variant.drafter or "auto"
-        return ImagePipeline(drafter=drafter, rule=rule, **settings | _settings(variant, latents))
-    few = None if variant.value is None else int(variant.value)
+        return ImagePipeline(drafter=drafter, rule=rule, **settings | variant.settings)
+    few = variant.settings.get("steps")
     if masked:
         settings["iterations"] = few or family.raster.codes
     elif latents:
@@ -175,15 +169,17 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
         raise InputError(
             f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write lantern@0.3, say."
         )
-    rule, value = match["rule"], None if match["value"] is None else float(match["value"])
-    rules = _rules(latents)
+    rule, rules, settings = match["rule"], _rules(latents), dict[str, float]()
     if rule not in rules:
         raise UnknownNameError(unknown("variant", rule, rules))
-    if value is not None and rules[rule] is None:
-        raise InputError(f"Expected {rule!r} without a value, got {name!r}. Leave @... out.")
-    if rule == "fewer" and (not value or match["drafter"]):
+    if match["value"] is not None:
+        setting, value = rules[rule], float(match["value"])
+        if setting is None:
+            raise InputError(f"Expected {rule!r} without a value, got {name!r}. Leave @... out.")
+        settings[setting] = int(value) if setting in visual.WHOLE else value
+    if rule == "fewer" and (not settings.get("steps") or match["drafter"]):
         raise InputError(f"Expected fewer@N with N of at least 1, got {name!r}.")
-    return ParsedVariant(name.strip(), rule, value, match["drafter"])
+    return ParsedVariant(name.strip(), rule, settings, match["drafter"])
 
 
 def _rules(latents: bool) -> dict[str, str | None]:
@@ -191,13 +187,6 @@ def _rules(latents: bool) -> dict[str, str | None]:
     if latents:
         return {rule: LATENT_SETTINGS.get(rule) for rule in (*visual.LATENT_RULES, "fewer")}
     return dict.fromkeys(EXACT_RULES) | visual.relaxed()
-
-
-def _settings(variant: ParsedVariant, latents: bool) -> dict[str, float]:
-    setting = _rules(latents)[variant.rule]
-    if variant.value is None or setting is None:
-        return {}
-    return {setting: int(variant.value) if setting in visual.WHOLE else variant.value}
 
 
 def _numbers(out: ImageOutput) -> list[int]:

@@ -121,7 +121,7 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
 
 
 def make_peer(
-    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: object
+    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: Any
 ) -> partial[Outcome]:
     """Return a mode of transformers by name, with further arguments of its `generate`."""
     kind, _, tokens = name.partition("@")
