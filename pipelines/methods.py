@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
@@ -16,9 +16,6 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, check_stored
 from ragspec.registry import unknown
 from ragspec.types import PreTrainedModel, Tokenizer
-
-if TYPE_CHECKING:
-    from ragspec.retrievers.corpus.index import CorpusIndex
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
@@ -96,10 +93,11 @@ def open_sources(
         return Sources(scope=scope)  # saves the second that the import takes
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-    def opened(path: Path | None) -> CorpusIndex | None:
-        return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
-
-    return Sources(opened(corpus), opened(history), scope=scope)
+    stores = [
+        None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
+        for path in (corpus, history)
+    ]
+    return Sources(*stores, scope=scope)
 
 
 def method_rows() -> list[tuple[str, ...]]:

@@ -75,8 +75,7 @@ class Chunks:
             cosines = dense.search(question, len(passages))
             close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
             hits = [hit for hit in hits if hit.passage in close]
-        beginning = (Hit(self._index.documents[0], each, 0.0) for each in passages)
-        return hits or list(beginning)[:MOST_HITS]
+        return hits or [Hit(self._index.documents[0], each, 0.0) for each in passages[:MOST_HITS]]
 
     def _placed(self, hit: Hit) -> Hit:
         """Return a chunk with its position in the document."""

@@ -42,7 +42,6 @@ class Outcome:
         forwards: Forward passes of the target, prefill included.
         seconds: Wall time.
         prefill: Seconds spent on the prompt; None if a run of one token has to measure it.
-        label: Exactness label of the result.
         figures: Further numbers of the run by name.
     """
 
@@ -140,13 +139,12 @@ def run_benchmark(
     """Run every item in every variant, interleaved, and summarise each category and variant.
 
     Args:
-        items: Prompts or pictures.
         variants: Variants by name. Ratios are against `choose_baseline`.
-        repeats: Runs of each item in each variant.
         skip_loops: Leave looping and very short texts out of the ratios.
         on_progress: Called with a line for each item.
     """
     baseline, rows = choose_baseline(variants), []
+    plain = "plain" if "plain" in variants else next(iter(variants))
     for category, group in by_category(items).items():
         for name, variant in variants.items():
             on_progress(f"{category}: warming up {name}")
@@ -155,7 +153,7 @@ def run_benchmark(
         for number, item in enumerate(group):
             on_progress(f"{category} {number + 1}/{len(group)}")
             runs.append(_measure(item, variants, repeats, number))
-        timed = [run for run in runs if not skip_loops or is_timed(_plain_tokens(run))]
+        timed = [run for run in runs if not skip_loops or is_timed(run[plain].outcome.tokens)]
         rows += [summarise(category, name, runs, timed, baseline) for name in variants]
     return rows
 
@@ -233,10 +231,6 @@ def _measure(
             run.seconds.append(whole.seconds)
             run.prefill.append(prefill)
     return {name: runs[name] for name in names}
-
-
-def _plain_tokens(run: Mapping[str, Measurement]) -> list[int]:
-    return (run.get("plain") or next(iter(run.values()))).outcome.tokens
 
 
 def _mean(values: Sequence[float]) -> float:

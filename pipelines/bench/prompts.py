@@ -72,13 +72,13 @@ def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchIt
     ]
 
 
-def bundled_items(engine: Engine, top_k: int = 3) -> list[BenchItem]:
+def bundled_items(engine: Engine) -> list[BenchItem]:
     """Return the items that ship with the project: its guide's questions, and free text."""
     from ragspec.models.resolve import STARTER
     from ragspec.pipelines.answering.docqa import DocQA
 
     guide = STARTER / "guide"
-    qa = DocQA.from_documents(guide, engine=engine, top_k=top_k)
+    qa = DocQA.from_documents(guide, engine=engine, top_k=3)
     lines = (STARTER / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [(str(i), json.loads(line)["question"]) for i, line in enumerate(lines)]
     texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))]

@@ -46,7 +46,7 @@ def run_engine(engine: Engine, item: BenchItem, limit: int) -> Outcome:
     return Outcome(generation.tokens, report.forward_passes, seconds, prefill, generation.label)
 
 
-def run_peer(model: PreTrainedModel, item: BenchItem, limit: int, **arguments: Any) -> Outcome:
+def run_peer(model: PreTrainedModel, item: BenchItem, limit: int, **arguments: object) -> Outcome:
     """Generate with transformers; a hook counts the forwards of this run only."""
     config = model.generation_config
     end = config.eos_token_id
@@ -121,18 +121,19 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
 
 
 def make_peer(
-    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: Any
+    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: object
 ) -> partial[Outcome]:
     """Return a mode of transformers by name, with further arguments of its `generate`."""
     kind, _, tokens = name.partition("@")
+    options: dict[str, Any] = arguments
     if kind == LOOKUP:
-        arguments["prompt_lookup_num_tokens"] = int(tokens or LOOKUP_TOKENS)
+        options["prompt_lookup_num_tokens"] = int(tokens or LOOKUP_TOKENS)
     elif kind == ASSISTANT:
-        assistant = arguments["assistant_model"] = copy.deepcopy(draft_model)
+        assistant = options["assistant_model"] = copy.deepcopy(draft_model)
         if tokens:
             assistant.generation_config.num_assistant_tokens = int(tokens)
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    return partial(run_peer, model, **arguments)
+    return partial(run_peer, model, **options)
 
 
 def _sources_of(name: str, field: str) -> set[str]:

@@ -164,7 +164,7 @@ def ask_and_show(
     options: AskOptions | LongOptions,
     engine: Engine,
     over: Callable[[Engine, bool], Answerer],
-    arguments: dict[str, Any],
+    arguments: dict[str, object],
     terminal: Terminal,
     **facts: object,
 ) -> None:
@@ -183,7 +183,8 @@ def ask_and_show(
     def write(
         engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
-        every = arguments | {"max_new_tokens": most, "stream": on_text, "on_read": on_read}
+        more = {"max_new_tokens": most, "stream": on_text, "on_read": on_read}
+        every: dict[str, Any] = arguments | more
         if not plain:
             every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
         outcome = answer_result(question, over(engine, plain).ask(question, sampling, **every))
