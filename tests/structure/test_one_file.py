@@ -79,7 +79,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert result.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
-    assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").names == ("toy",)
+    assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").variants == "toy"
     assert "the last token, again and again" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
@@ -89,7 +89,7 @@ def test_a_rule_is_created_by_its_name_with_its_settings() -> None:
     rule: Any = make_rule("nearly", codebook(64), slack=2.0)
     assert (rule.name, rule.slack) == ("nearly", 2.0)
     assert relaxed()["nearly"] == "slack"
-    assert parse_variant("nearly@0.5") == ("nearly@0.5", "nearly", 0.5, None)
+    assert parse_variant("nearly@0.5") == ("nearly@0.5", "nearly", {"slack": 0.5}, None)
     with pytest.raises(InputError, match="'nearly' has no delta; it takes slack"):
         make_rule("nearly", codebook(64), delta=0.1)
 

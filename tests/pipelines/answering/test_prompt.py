@@ -120,7 +120,7 @@ def test_tokenizer_without_offsets_gives_no_spans() -> None:
             return {"input_ids": list(text.encode())}
 
     prompt = build_prompt(Slow(), "q", hits_of(["One."]))
-    assert prompt.spans == prompt.chars == ()
+    assert prompt.spans == () and prompt.chars == ()
 
 
 def test_bad_requests_are_refused() -> None:
