@@ -41,20 +41,12 @@ PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
 OnText = Callable[[str], None]
-
-
 OnSearch = Callable[[SearchResult], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with what its search result.
-
-    Attributes:
-        sampling: How tokens are chosen; None is greedy.
-        stream: Called with each piece of the answer that is final.
-        options: Further arguments of `Engine.generate`, `max_new_tokens` among them.
-    """
+    """A question, its search result, and the other arguments of `Answerer.ask`."""
 
     text: str
     search: SearchResult

@@ -68,9 +68,7 @@ class PassageWriter:
 
     Attributes:
         engine: An engine without callbacks.
-        prompt: Returns the prompt over a passage.
         options: Returns the options over a prompt, of the stride of a number.
-        stride: Tokens of a stride.
         scored: Whether to return the log-probabilities of its tokens.
     """
 

@@ -53,7 +53,6 @@ def find_evidence(
     """Return the citations of an answer, and how far the documents support it.
 
     Args:
-        sentences: The sentences that answer the question best.
         short: The answer proper, "" if the whole text is.
     """
     text = generation.text

@@ -211,7 +211,6 @@ class Divergence:
     """The first token at which two runs differ.
 
     Attributes:
-        index: Index of the generated token.
         plain, speculative: Token ids at the index, None past the end.
         margin: Distance between the target's two best choices in logits, noise included.
     """
@@ -243,10 +242,9 @@ class Comparison:
         """Return one line for people."""
         times = f"plain {self.seconds_plain:.2f} s, speculative {self.seconds:.2f} s"
         if self.ratio is None or self.decode_ratio is None:
-            times = f"{times} for a text of another length"
+            times += " for a text of another length"
         else:
-            times = f"{times}: {self.ratio:.2f} times as fast"
-            times = f"{times} ({self.decode_ratio:.2f} while decoding)"
+            times += f": {self.ratio:.2f} times as fast ({self.decode_ratio:.2f} while decoding)"
         if self.first_divergence is None:
             return f"{times}, the same tokens"
         at = self.first_divergence

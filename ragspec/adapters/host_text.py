@@ -127,7 +127,6 @@ def host_drafter(
 
     Args:
         tokenizer: The host's tokenizer, which the stores must fit.
-        vocab_size: Size of the host's vocabulary.
 
     Raises:
         InputError: A drafter cannot work from text alone.

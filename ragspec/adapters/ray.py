@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.answering.docqa import DocQA, Paths
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling, seeded
 
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     import ray.data
 
 
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
-
 class AnswerBatch:
     """Answers the questions of a batch; Ray Data makes one in each of its actors.
 
     Args:
         make: Returns the DocQA, in the actor.
-        column: Column of the questions.
         sampling, options: See `DocQA.ask`.
     """
 
