@@ -97,7 +97,7 @@ def open_sources(
         None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
         for path in (corpus, history)
     ]
-    return Sources(*stores, scope=scope)
+    return Sources(stores[0], stores[1], scope=scope)
 
 
 def method_rows() -> list[tuple[str, ...]]:
