@@ -8,6 +8,8 @@ step between its bounds.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -185,39 +187,21 @@ class _MaskedAttention(nn.Module):
         return out
 
 
-class _Mlp(nn.Module):
-    def __init__(self, hidden: int, inner: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(hidden, inner)
-        self.fc2 = nn.Linear(inner, hidden)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return states [..., H] after the feed-forward layer."""
-        out: Tensor = self.fc2(functional.gelu(self.fc1(states)))
-        return out
-
-
 class _MaskedLayer(nn.Module):
     def __init__(self, config: MaskedConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.hidden_size, eps=EPS)
         self.attn = _MaskedAttention(config.hidden_size, config.num_attention_heads)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
-        self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
+        sizes = config.hidden_size, config.intermediate_size
+        layers = {"fc1": nn.Linear(*sizes), "gelu": nn.GELU(), "fc2": nn.Linear(*sizes[::-1])}
+        self.mlp = nn.Sequential(OrderedDict(layers))
 
     def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return states [B, n, H] after the layer; they attend to those visible, None for all."""
         states = states + self.attn(self.norm1(states), visible)
         out: Tensor = states + self.mlp(self.norm2(states))
         return out
-
-
-class _Head(nn.Module):
-    """The module that holds the head in published weights."""
-
-    def __init__(self, net: NoiseHead) -> None:
-        super().__init__()
-        self.net = net
 
 
 class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
@@ -247,15 +231,14 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         )
         self.decoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.diffusion_pos_embed_learned = _table(places, hidden)
-        self.diffloss = _Head(
-            NoiseHead(config.latent_dim, hidden, config.head_width, config.head_layers)
-        )
+        head = NoiseHead(config.latent_dim, hidden, config.head_width, config.head_layers)
+        self.diffloss = nn.ModuleDict({"net": head})  # as in published weights
         self.post_init()
 
     @property
     def head(self) -> NoiseHead:
         """The diffusion head."""
-        return self.diffloss.net
+        return cast(NoiseHead, self.diffloss["net"])
 
     def condition(self, labels: Tensor) -> Tensor:
         """Embed class labels i64 [B] as [B, H]."""

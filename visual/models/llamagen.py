@@ -179,19 +179,15 @@ class _Block(nn.Module):
         self.attention = _Attention(config, layer_idx)
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.feed_forward = _FeedForward(config)
-        self.dropout = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, states: Tensor, rotation: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
         added = self.attention(self.attention_norm(states), rotation, mask, cache)
-        states = states + self._dropped(added)
-        return states + self._dropped(self.feed_forward(self.ffn_norm(states)))
-
-    def _dropped(self, states: Tensor) -> Tensor:
-        if not self.training or not self.dropout:
-            return states
-        return functional.dropout(states, self.dropout)
+        states = states + self.dropout(added)
+        out: Tensor = states + self.dropout(self.feed_forward(self.ffn_norm(states)))
+        return out
 
 
 class _Caption(nn.Module):
@@ -332,8 +328,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        if self.training and self.config.dropout:
-            states = functional.dropout(states, self.config.dropout)
+        states = functional.dropout(states, self.config.dropout, self.training)
         rotation = self.rotary.rotation(position_ids, states.dtype)
         for layer in self.layers:
             states = layer(states, rotation, mask, past_key_values)

@@ -175,11 +175,7 @@ class VQTokenizer(Autoencoder):
 
 
 class ModelVQ:
-    """A model's own code-book and decoder; Chameleon's model in transformers has no decoder.
-
-    Args:
-        model: The model's `vqmodel`.
-    """
+    """The code-book and decoder of a model's `vqmodel`; Chameleon's model has no decoder."""
 
     normalised = False  # whether codes are looked up by direction alone, see `CodeNeighbours.build`
 
@@ -197,17 +193,15 @@ class ModelVQ:
         return int(2 ** (len(self.model.config.channel_multiplier) - 1))
 
     def codebook(self) -> Tensor:
-        """Return the code-book f32 [V, d]."""
-        return torch.as_tensor(self.model.quantize.embedding.weight.detach().float())
+        """Return the code-book f32 [V, d], at unit length if `normalised`."""
+        rows: Tensor = self.model.quantize.embedding.weight.detach().float()
+        return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
         place = self.model.quantize.embedding.weight.device
-        return bounded(self._pictures(codes.to(place)).float())
-
-    def _pictures(self, codes: Tensor) -> Tensor:
-        return torch.as_tensor(self.model.decode(codes))
+        return bounded(self.model.decode(codes.to(place)).float())
 
 
 class JanusVQ(ModelVQ):
@@ -215,11 +209,6 @@ class JanusVQ(ModelVQ):
 
     normalised = True
 
-    def codebook(self) -> Tensor:
-        """Return the code-book f32 [V, d] at unit length."""
-        return functional.normalize(super().codebook(), dim=-1)
-
-    def _pictures(self, codes: Tensor) -> Tensor:
-        latents = functional.normalize(self.model.quantize.embedding(codes), p=2, dim=-1)
-        laid = latents.permute(0, 3, 1, 2).contiguous()
-        return torch.as_tensor(self.model.decoder(self.model.post_quant_conv(laid)))
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return the images of codes [B, h, w], which this model takes as one row each."""
+        return super().decode(codes.flatten(1))
