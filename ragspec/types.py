@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 BaseStreamer: TypeAlias = "transformers.generation.BaseStreamer"
 Cache: TypeAlias = "transformers.Cache"
 GenerationConfig: TypeAlias = "transformers.GenerationConfig"
+ModelOutput: TypeAlias = "transformers.utils.ModelOutput"
 PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"
 PreTrainedModel: TypeAlias = "transformers.PreTrainedModel"
 Tokenizer: TypeAlias = "transformers.PreTrainedTokenizerBase"

@@ -112,11 +112,7 @@ class ImageCall:
         return [seed for seed in values if seed is not None]
 
     def scales(self, usual: float, count: int) -> list[float]:
-        """Return the guidance scale of each of some images.
-
-        Raises:
-            InputError: The number of scales is wrong.
-        """
+        """Return each image's guidance scale; raise InputError for another number of scales."""
         scale = usual if self.guidance_scale is None else self.guidance_scale
         return one_each(scale, count, "guidance scale")
 
@@ -244,11 +240,7 @@ def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
 
 
 def some(value: Any) -> list[Any]:
-    """Return prompts or classes as a list, also if there is only one.
-
-    Raises:
-        InputError: The list is empty.
-    """
+    """Return prompts or classes as a list, also if there is only one; raise InputError for none."""
     many = [value] if _is_one(value) else list(value)
     if not many:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
@@ -263,11 +255,7 @@ def _is_one(value: object) -> bool:
 
 
 def checked_texts(texts: list[Any]) -> list[str]:
-    """Return the prompts unchanged.
-
-    Raises:
-        InputError: A prompt is empty or no text.
-    """
+    """Return the prompts; raise InputError if one is empty or no text."""
     for text in texts:
         if not isinstance(text, str) or not text.strip():
             raise InputError(

@@ -265,11 +265,7 @@ def weakest(labels: Sequence[str]) -> str:
 
 
 def as_images(pixels: Tensor, output_type: str) -> Any:
-    """Return pixels [B, 3, H, W] in [-1, 1] as an output type; see `ImageOutput`.
-
-    Raises:
-        ModelError: They are no numbers.
-    """
+    """Return pixels [B, 3, H, W] in [-1, 1] as an output type; raise ModelError if not finite."""
     if not bool(pixels.isfinite().all()):
         raise ModelError(
             "the decoder returned pixels that are not finite numbers; expected numbers in [-1, 1]. "

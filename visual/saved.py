@@ -78,11 +78,7 @@ def as_saved(
 
 
 def relaxation_of(path: Path | None, rule: str) -> dict[str, float]:
-    """Return a rule's measured settings from a model's file; empty if there are none.
-
-    Raises:
-        ModelError: The file cannot be read.
-    """
+    """Return a rule's measured settings, {} without a file; raise ModelError for a damaged one."""
     if path is None or not path.is_file():
         return {}
     try:

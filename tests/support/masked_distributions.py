@@ -51,7 +51,7 @@ def model(difference: float = 0.0, side: int = SIDE) -> MaskedModel:
     dice = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         instance = MaskedModel(tiny_masked.config(WIDTH, grid_size=side, head_layers=1))
-    instance.diffloss.net = LinearHead(12, 0.2 if difference else 0.0)  # type: ignore[assignment]
+    instance.diffloss.net = LinearHead(12, 0.2 if difference else 0.0)
     with torch.no_grad():
         for weight in instance.double().eval().parameters():
             weight.copy_(0.5 * torch.randn(weight.shape, generator=dice, dtype=torch.float64))
@@ -97,7 +97,7 @@ def sampled(
         max_new_tokens=instance.places,
         ignore_eos=True,
     )
-    return latents_of(target, [torch.tensor(each.tokens) for each in result]), result
+    return latents_of(target.table, target.orders, [each.tokens for each in result]), result
 
 
 def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tensor:

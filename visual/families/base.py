@@ -102,11 +102,7 @@ class Family:
 
     @classmethod
     def load_tokenizer(cls, folder: ImageFolder) -> object:
-        """Return the tokenizer of a folder, or where it is.
-
-        Raises:
-            ModelNotFoundError, ModelError: It is missing or broken.
-        """
+        """Return the tokenizer of a folder, or where it is; see `load`."""
         raise NotImplementedError
 
     @classmethod
@@ -210,11 +206,7 @@ class Family:
         return Raster(sides[0], sides[1], self.raster.ends)
 
     def label_of(self, inputs: int | str) -> int:
-        """Return the number of a class that is given by number or by name.
-
-        Raises:
-            InputError: The model has no such class.
-        """
+        """Return the number of a class by its number or name; raise InputError if there is none."""
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
     def conditions(self, call: ImageCall, raster: Raster) -> Sized:
@@ -272,16 +264,9 @@ class Family:
             return without_settings(rule, settings), {}
         file = None if self.folder is None else self.folder.relaxation
         settings = settings or relaxation_of(file, rule)
-        positions = self.raster.tokens
-        codec, ends = self.codec, self.raster.ends
-        return make_rule(
-            rule,
-            codec.codebook(),
-            positions=positions,
-            normalised=codec.normalised,
-            marks=ends,
-            **settings,
-        ), settings
+        grid, codec = self.raster, self.codec
+        sizes = {"positions": grid.tokens, "marks": grid.ends, "normalised": codec.normalised}
+        return make_rule(rule, codec.codebook(), **sizes, **settings), settings
 
     def judging(self, rule: Rule) -> Rule:
         """Return the rule of a call, which also measures the NLL gap of each code."""

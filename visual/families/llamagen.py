@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError
 from ragspec.models.device import pick_dtype
@@ -50,11 +51,7 @@ class Conditions:
         return len(self.condition)
 
     def table(self, model: LlamaGenModel) -> ConditionTable:
-        """Return a model's embeddings of the conditions.
-
-        Raises:
-            InputError: The model was not made for these labels or features.
-        """
+        """Return a model's embeddings of the conditions; raise InputError if they do not fit it."""
         with torch.no_grad():
             embedded = model.condition(self.condition)
             nothing = model.unconditional(1)[0]
@@ -313,9 +310,6 @@ def padded_features(
             f"got prompts of {', '.join(map(str, sizes[:8]))} features of {sorted(widths)} "
             f"numbers; expected 1 to {length} of each, of one width. Cut longer ones."
         )
-    if min(sizes) == length:
-        return torch.stack(prompts), ()
-    padded = prompts[0].new_zeros(len(prompts), length, prompts[0].shape[1])
-    for row, prompt in zip(padded, prompts, strict=True):
-        row[length - len(prompt) :] = prompt
-    return padded, tuple(length - size for size in sizes)
+    padding = tuple(length - size for size in sizes)
+    padded = [pad(prompt, (0, 0, rows, 0)) for prompt, rows in zip(prompts, padding, strict=True)]
+    return torch.stack(padded), padding if any(padding) else ()

@@ -27,6 +27,7 @@ from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules.by_name import Near
+from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.loading import ImageFolder, is_model, read_kind
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
@@ -84,7 +85,8 @@ class Mar(LatentFamily):
         self._floor = floor
         self.schedule = LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
         check_setting("prefill", prefill)
-        self.prefill, self._window, self._ahead = prefill, self.nodes, 0
+        self.prefill, self._begin = prefill, ceil(prefill * self.raster.codes)
+        self._window, self._ahead = self.nodes, 0
 
     @classmethod
     def open_tokenizer(cls, path: Path) -> Autoencoder:
@@ -159,8 +161,9 @@ class Mar(LatentFamily):
         self, generations: Sequence[Generation], target: MaskedTarget, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
         """Return the latents by place, and what became of the drafts."""
-        numbers = [torch.tensor(each.tokens, dtype=torch.int64) for each in generations]
-        latents, samples = self._restored(latents_of(target, numbers)), list[ImageSample]()
+        numbers = [each.tokens for each in generations]
+        latents = self._restored(latents_of(target.table, target.orders, numbers))
+        samples = list[ImageSample]()
         for row, sample in enumerate(samples_of(generations, raster)):
             generation, order = generations[row], target.orders[row].numpy()
             outcomes, distances = self.outcomes(generation, target.table, rule)
@@ -177,14 +180,13 @@ class Mar(LatentFamily):
 
     def step_tensor(self, target: MaskedTarget) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
-        return "latents", lambda numbers: latents_of(target, [row[row >= 0] for row in numbers])
+        return "latents", lambda rows: latents_of(
+            target.table, target.orders, [row[row >= 0].tolist() for row in rows]
+        )
 
     def values(self, target: MaskedTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the latents [1, h, w, D] of one complete image."""
-        numbers = [
-            torch.tensor(tokens if each == row else []) for each in range(len(target.orders))
-        ]
-        return self._restored(latents_of(target, [each.long() for each in numbers])[row : row + 1])
+        return self._restored(latents_of(target.table, target.orders[row : row + 1], [tokens]))
 
     def plain_samples(
         self, conditions: Tensor, config: ImageConfig, progress: Progress
@@ -250,20 +252,15 @@ class Mar(LatentFamily):
         )
         return LatentDrafter(smaller, target, self._window, begin=self._begin)
 
-    @property
-    def _begin(self) -> int:
-        return ceil(self.prefill * self.raster.codes)
-
     def shared(self, model: MaskedModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""
         names = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
         return {name: getattr(model.config, name) for name in names}
 
 
-def latents_of(target: MaskedTarget, numbers: Sequence[Tensor]) -> Tensor:
-    """Return latents [B, N, D] by place, from the numbers of each image's latents in its order."""
-    table = target.table
-    latents = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
-    for row, order, each in zip(latents, target.orders, numbers, strict=True):
-        row[order[: len(each)].to(latents.device)] = table.latents[each.to(latents.device)]
+def latents_of(table: LatentTable, orders: Tensor, numbers: Sequence[Sequence[int]]) -> Tensor:
+    """Return latents [B, N, D] by place, from the numbers of each image's first, in its order."""
+    latents = table.latents.new_zeros(*orders.shape, table.paths.shape[-1])
+    for row, order, each in zip(latents, orders.to(latents.device), numbers, strict=True):
+        row[order[: len(each)]] = table.latents[list(each)]
     return latents

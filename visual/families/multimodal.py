@@ -23,12 +23,11 @@ from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
 from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.batch import Batch
-from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, expect_kind
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.target import ConditionTable, ImageTarget, run_model
 from ragspec.visual.models.vq import ModelVQ, VQTokenizer
 
 Ids = Sequence[int]
@@ -92,12 +91,7 @@ class MultimodalTarget(ImageTarget):
 
     def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
-        states = self.inner(
-            inputs_embeds=embedded,
-            position_ids=positions,
-            past_key_values=ModelCache(batch),
-            use_cache=True,
-        ).last_hidden_state
+        states = run_model(self.inner, embedded, positions, batch).last_hidden_state
         return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])
 
 
@@ -232,11 +226,7 @@ class PromptFamily(Family):
 
 
 def load_processor(folder: Path) -> Tokenizer:
-    """Return the text tokenizer of a folder, with the chat template of its processor.
-
-    Raises:
-        ModelError: The tokenizer is missing or does not load.
-    """
+    """Return a folder's text tokenizer with its chat template; raise ModelError without one."""
     from transformers import AutoTokenizer
 
     try:
@@ -253,11 +243,7 @@ def load_processor(folder: Path) -> Tokenizer:
 
 
 def mark(tokenizer: Tokenizer, attribute: str, name: str = "") -> str:
-    """Return a special token: the tokenizer's attribute, or a name in its vocabulary.
-
-    Raises:
-        InputError: The tokenizer has neither.
-    """
+    """Return a special token by attribute, or by name in the vocabulary; else raise InputError."""
     token = getattr(tokenizer, attribute, None)
     if isinstance(token, str):
         return token
@@ -271,11 +257,7 @@ def mark(tokenizer: Tokenizer, attribute: str, name: str = "") -> str:
 
 
 def text_ids(tokenizer: Tokenizer, text: str, last: str) -> list[int]:
-    """Return the token ids of a text.
-
-    Raises:
-        InputError: They do not end with the token `last`.
-    """
+    """Return the token ids of a text; raise InputError unless they end with the token `last`."""
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(last):
         raise InputError(

@@ -80,7 +80,7 @@ class LatentSample:
         path: States x_0 (the latent) to x_T (noise), [n, T + 1, D].
         means: [n, T, D]; [:, t - 1] is the mean of x_(t - 1) given x_t.
         conditioning: The head's conditioning, [n, C, width].
-        deviations: [n, T, D] or [n, T, 1], indexed as `means`.
+        deviations: [n, T, D], or [n, T, 1] if all numbers of a latent have one; as `means`.
     """
 
     path: Tensor
@@ -101,7 +101,6 @@ class Sampler:
         scale: Guidance scale, for places with a pair of states.
     """
 
-    spread = False  # whether each number of a latent has a deviation of its own
     head: Any
     schedule: Any  # has `steps`, T
     scale: Any

@@ -47,14 +47,13 @@ class LatentTable:
     Args:
         steps, width: T, and the size D of a latent.
         like: A tensor with the device and dtype of the latents.
-        spread: See `Sampler`.
     """
 
-    def __init__(self, steps: int, width: int, like: Tensor, spread: bool = False) -> None:
+    def __init__(self, steps: int, width: int, like: Tensor) -> None:
         self.paths = like.new_zeros(_FIRST, steps + 1, width)
         self.means = like.new_zeros(_FIRST, steps, width)
         kind = torch.promote_types(like.dtype, torch.float32)
-        self.deviations = like.new_ones(_FIRST, steps, width if spread else 1, dtype=kind)
+        self.deviations = like.new_ones(_FIRST, steps, width, dtype=kind)
         self.conditioning = [like.new_zeros(0, 0)]  # of each latent, [C, width of the head]
         self.indices = [-1]  # generated index that each latent was sampled for
         self._samplers: list[Sampler | None] = [None]

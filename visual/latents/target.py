@@ -21,11 +21,10 @@ from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.batch import Batch
-from ragspec.verification.model_cache import ModelCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
 from ragspec.visual.latents.table import MOST_LATENTS, Judged, LatentTable
-from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.target import ConditionTable, ImageTarget, run_model
 
 
 class LatentDraws:
@@ -115,7 +114,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         self.sampler = Sampler(model.head, schedule, self.guidance_scale)
         steps, width = self.sampler.schedule.steps, config.latent_dim
         like = next(model.read.parameters())
-        self.table = table or LatentTable(steps, width, like, self.sampler.spread)
+        self.table = table or LatentTable(steps, width, like)
         assert self.table.means.shape[1:] == (steps, width)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
@@ -126,15 +125,9 @@ class LatentTarget(LatentDraws, ImageTarget):
 
     def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' states [C * B, k, H]."""
-        states: Tensor = self.model(
-            inputs_embeds=embedded,
-            position_ids=positions,
-            past_key_values=ModelCache(batch),
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=True,
-        ).hidden_states[0]
-        return states
+        options = {"logits_to_keep": keep, "output_hidden_states": True}
+        outputs = run_model(self.model, embedded, positions, batch, **options)
+        return torch.as_tensor(outputs.hidden_states[0])
 
     def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return the states of a place in one batch: [C * B, k, H] -> [B, k, C * H]."""

@@ -26,8 +26,6 @@ class NoiseSampler(Sampler):
         temperature: Of the noise of the steps, not of the initial state.
     """
 
-    spread = True
-
     def __init__(
         self,
         model: MaskedModel,

@@ -71,7 +71,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self.sampler = self.sampler_at(0)
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
-        self.table = table or LatentTable(schedule.steps, width, like, self.sampler.spread)
+        self.table = table or LatentTable(schedule.steps, width, like)
         assert self.table.means.shape[1:] == (schedule.steps, width)
         self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
         self._guesses: dict[int, dict[int, int]] = {}

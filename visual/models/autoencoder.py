@@ -124,11 +124,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """Return the latents f32 [B, h * w, d] of images.
-
-        Raises:
-            InputError: See `check_images`.
-        """
+        """Return the latents f32 [B, h * w, d] of images; see `check_images`."""
         check_images(images, int(self.model.config.in_channels), self.reduction)
         weight = self.model.post_quant_conv.weight
         latents = self._encode(images.to(weight.device, weight.dtype))

@@ -56,11 +56,7 @@ class CaptionEncoder:
         return int(self.vectors.shape[1])
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return the features f32 [B, L, d] of texts.
-
-        Raises:
-            InputError: A text has no token, for example because it is empty.
-        """
+        """Return the features f32 [B, L, d] of texts; raise InputError for one without tokens."""
         features = torch.zeros(len(texts), self.length, self.width)
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for row, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):

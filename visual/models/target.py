@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.types import PreTrainedModel
+from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch, TreeView, hide_padding
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
@@ -231,14 +231,8 @@ class ImageTarget(CausalTarget):
             embedded: Inputs of the first layer, [C * B, n, hidden].
             positions: i64 [C * B, n], or [1, n] for all rows.
         """
-        logits: Tensor = self.model(
-            inputs_embeds=embedded,
-            position_ids=positions,
-            past_key_values=ModelCache(batch),
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
-        return logits
+        outputs = run_model(self.model, embedded, positions, batch, logits_to_keep=keep)
+        return torch.as_tensor(outputs.logits)
 
     def allowed(self, index: Tensor) -> Tensor | None:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]; None for all."""
@@ -264,6 +258,19 @@ class ImageTarget(CausalTarget):
                 logits = torch.where(guided[..., None], logits, conditional)
         allowed = self.allowed(index)
         return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+
+
+def run_model(
+    model: PreTrainedModel, embedded: Tensor, positions: Tensor, batch: Batch, **options: object
+) -> ModelOutput:
+    """Return the outputs of a model that reads and extends the caches of a batch."""
+    return model(
+        inputs_embeds=embedded,
+        position_ids=positions,
+        past_key_values=ModelCache(batch),
+        use_cache=True,
+        **options,
+    )
 
 
 def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[int, ...]]:

@@ -87,15 +87,14 @@ def make_rule(
     check_settings(name, inputs, allowed)
     if "neighbours" in allowed:
         k = default_neighbours(len(codebook), name) if neighbours is None else neighbours
-        table = CodeNeighbours.build(codebook, k, normalised)
-        inputs["neighbours"] = table.with_marks(marks) if marks else table
+        inputs["neighbours"] = CodeNeighbours.build(codebook, k, normalised).with_marks(marks)
         for setting, default in (("lam", default_lam), ("delta", default_delta)):
             if setting in allowed:
                 inputs.setdefault(setting, default(len(codebook)))
     if "partition" in allowed:
         count = default_clusters(len(codebook)) if partition is None else partition
         clusters = CodePartition.build(codebook, count, normalised=normalised)
-        inputs["partition"] = clusters.with_marks(marks) if marks else clusters
+        inputs["partition"] = clusters.with_marks(marks)
     if isinstance(tv_budget, Real):
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):

@@ -51,11 +51,7 @@ def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
 
 
 def expect_latents(rule: Rule, target: TargetView) -> LatentView:
-    """Return the view.
-
-    Raises:
-        RuleError: The target has no latents.
-    """
+    """Return the view of a target of latents; raise RuleError for another target."""
     if not isinstance(target, LatentView):
         match(f"rule {rule.name!r}", rule.needs, Capabilities())
     return cast(LatentView, target)
@@ -169,7 +165,7 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> Tensor
 
 
 Gaussians = tuple[Tensor, Tensor]
-"""Means and deviations of steps, [n, s, D] and [n, s, D] or [n, s, 1]."""
+"""Means and deviations of steps, [n, s, D] each."""
 
 
 def sampled_with(table: LatentTable, number: int, s: int) -> Gaussians:
@@ -190,7 +186,7 @@ def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaus
     between = paths[:, 1:s].flatten(0, 1)
     steps = torch.arange(1, s).repeat(count)
     later = table.sampler(number).gaussian(table.conditioning[number][None], between, steps)
-    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in later)
+    rest = (each.expand_as(between).reshape(count, s - 1, -1) for each in later)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations
 
