@@ -18,7 +18,6 @@ from ragspec.errors import RuleError, UnsupportedModelError
 from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import DraftSource, PipelineOptions
 from ragspec.visual.checks import check_drafters
@@ -88,7 +87,8 @@ def choose_drafter(
             JACOBI, lambda target, conditions: family.jacobi_drafter(target, settings)
         )
     if isinstance(drafter, str | Path):
-        drafter = _load(drafter, family)
+        path = find_draft(drafter, family.folder)
+        drafter = open_head(path) if holds_head(path) else family.load_draft(path)
     if isinstance(drafter, DraftHead):
         return DraftSource(HEAD, partial(_head_drafter, drafter, settings), None, drafter)
     if family.check_draft(drafter):
@@ -109,14 +109,6 @@ def _together(sources: Sequence[DraftSource]) -> DraftSource:
         next((each.model for each in sources if each.model is not None), None),
         next((each.head for each in sources if each.head is not None), None),
     )
-
-
-def _load(drafter: str | Path, family: Family) -> DraftHead | PreTrainedModel:
-    """Return the draft model or head of a name, a folder or a file."""
-    path = find_draft(drafter, family.folder)
-    if path.is_file():
-        return family.load_draft(path)
-    return open_head(path) if holds_head(path) else family.load_draft(path)
 
 
 def _head_drafter(

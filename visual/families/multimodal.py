@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -108,17 +107,6 @@ class TextCodesTarget(MultimodalTarget):
         return super().head(states)[..., self.outputs]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptConditions:
-    """The token ids of each prompt, and those that guidance leads away from for it."""
-
-    prompts: list[list[int]]
-    unconditional: list[list[int]]
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-
 class PromptFamily(Family):
     """The base of families over transformers models that draw prompts.
 
@@ -192,23 +180,25 @@ class PromptFamily(Family):
         """Return the ids of the unconditional prompt for a prompt of these ids."""
         raise NotImplementedError
 
-    def conditions(self, call: ImageCall, raster: Raster) -> PromptConditions:
-        """Return the token ids of prompts and of their negative prompts."""
+    def conditions(self, call: ImageCall, raster: Raster) -> list[tuple[Ids, Ids]]:
+        """Return the token ids of each prompt, and those that guidance leads away from for it."""
         texts = checked_texts(some(call.prompt))
         prompts = [self.ids(self.request(text), raster) for text in texts]
         negatives = negatives_of(call.negative_prompt, len(texts))
-        pairs = zip(negatives, prompts, strict=True)
-        none = [self.ids(t, raster) if t else self.unconditional(ids, raster) for t, ids in pairs]
-        return PromptConditions(prompts, none)
+        return [
+            (ids, self.ids(negative, raster) if negative else self.unconditional(ids, raster))
+            for negative, ids in zip(negatives, prompts, strict=True)
+        ]
 
     def open(
-        self, model: PreTrainedModel, conditions: PromptConditions, config: ImageConfig
+        self, model: PreTrainedModel, conditions: Sequence[tuple[Ids, Ids]], config: ImageConfig
     ) -> MultimodalTarget:
         """Return a target of the family."""
+        prompts, unconditional = zip(*conditions, strict=True)
         return self.target(
             model,
-            conditions.prompts,
-            conditions.unconditional,
+            prompts,
+            unconditional,
             config.guidance_scale,
             config.guidance_interval,
             raster=config.raster,

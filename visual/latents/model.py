@@ -95,13 +95,6 @@ class DiffusionHead(nn.Module):
         return bounded(out, MOST)
 
 
-def _reader(latent_dim: int, width: int, hidden: int) -> nn.Module:
-    """Return the network from latents to the trunk's inputs."""
-    if not width:
-        return nn.Linear(latent_dim, hidden)
-    return nn.Sequential(nn.Linear(latent_dim, width), nn.SiLU(), nn.Linear(width, hidden))
-
-
 class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     """A trunk that reads standardised latents and a head that samples the next one."""
 
@@ -117,10 +110,12 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         super().__init__(config)
         trunk = LlamaGenConfig(**{**config.trunk, "vocab_size": 1})  # no codes
         self.trunk = LlamaGenModel(trunk)
-        self.read = _reader(config.latent_dim, config.read_width, trunk.hidden_size)
-        self.head = DiffusionHead(
-            config.latent_dim, trunk.hidden_size, config.head_width, config.head_layers
-        )
+        width, hidden = config.read_width, trunk.hidden_size
+        self.read: nn.Module = nn.Linear(config.latent_dim, width or hidden)
+        if width:
+            self.read = nn.Sequential(self.read, nn.SiLU(), nn.Linear(width, hidden))
+        sizes = config.head_width, config.head_layers
+        self.head = DiffusionHead(config.latent_dim, hidden, *sizes)
         self.register_buffer("mean", torch.zeros(config.latent_dim))
         self.register_buffer("deviation", torch.ones(config.latent_dim))
         self.post_init()

@@ -34,7 +34,6 @@ class LatentDraws:
     sampler: Sampler  # of the target's own latents
     capabilities = Capabilities(latents=True, probabilities=False, owner="a model of latents")
     copies: int
-    view: type[LatentView]  # of a row, for rules
 
     @property
     def steps(self) -> int:
@@ -52,7 +51,7 @@ class LatentDraws:
         transform: RowTransform | None = None,
     ) -> LatentView:
         """Return a rule's view of one row's states [N + 1, C * H]."""
-        return self.view(states, tree, distribution, stop, context, target=self)
+        return LatentView(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Sample the target's own latents at every place of all views, in one batch."""
@@ -109,7 +108,6 @@ class LatentTarget(LatentDraws, ImageTarget):
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
         config = model.config
         self.latent_model = model
-        self.view = LatentView
         schedule = schedule or NoiseSchedule(config.steps, config.floor)
         self.sampler = Sampler(model.head, schedule, self.guidance_scale)
         steps, width = self.sampler.schedule.steps, config.latent_dim
@@ -156,8 +154,7 @@ class LatentView(RowView):
         target: LatentDraws,
     ) -> None:
         super().__init__(states, tree, distribution, stop, context)
-        self.states = states
-        self.target = target
+        self.states, self.context, self.target = states, context, target
         self.target_number: Sequence[int] = ()  # of the target's own latents, once sampled
         self.indices = [self.index(node) for node in range(ROOT, len(tree))]
 

@@ -53,12 +53,9 @@ def load_mar(
             or weights that are not finite.
         InputError: The number of heads is unknown or impossible.
     """
-
-    def build(weights: Tensors, published: Tensors, settings: object) -> MaskedModel:
-        return MaskedModel(_config(weights, num_attention_heads))
-
-    model = _LAYOUT.load(path, build, dtype)
-    assert isinstance(model, MaskedModel)
+    model = _LAYOUT.load(
+        path, lambda each, *_: MaskedModel(_config(each, num_attention_heads)), dtype
+    )
     model.config.dtype = model.dtype
     return model
 

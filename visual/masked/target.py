@@ -67,7 +67,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self.labels, self.noises = labels, tuple(noises)
         self.orders = torch.stack([order_of(noise, model.places) for noise in self.noises])
         self._order_of = dict(zip(self.noises, self.orders, strict=True))
-        self.view = MaskedView
         self.sampler = self.sampler_at(0)
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
@@ -141,14 +140,13 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Sample the target's latents for every node of all views, and those ahead of them."""
         super().draw(views)
         for view in views:
-            assert isinstance(view, MaskedView)
             indices = self.latents_to_draw(view)[1]
-            self._guesses[view.picture] = dict(zip(indices, view.target_number, strict=True))
+            numbers = dict(zip(indices, view.target_number, strict=True))
+            self._guesses[picture_of(view.context)] = numbers
 
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of a view's nodes, then of the latents ahead."""
-        assert isinstance(view, MaskedView)
-        states, indices = self._ahead[view.picture]
+        states, indices = self._ahead[picture_of(view.context)]
         return torch.cat([view.states, states]), [*view.indices, *indices]
 
     def guess(self, picture: int, index: int) -> int | None:
@@ -178,17 +176,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         places = self.model.places
         scale = guidance_at(self.guidance_scale, places, places - 1 - index)
         return NoiseSampler(self.model, self.schedule, scale, self.temperature)
-
-
-class MaskedView(LatentView):
-    """A `LatentView` of the image that the prompt stands for."""
-
-    target: MaskedTarget
-
-    @property
-    def picture(self) -> int:
-        """The number of the image."""
-        return picture_of(self._context)
 
 
 class MaskedSession(TargetSession):

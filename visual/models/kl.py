@@ -36,15 +36,6 @@ def _from_widest(published: Iterable[str]) -> dict[str, str]:
     }
 
 
-_LAYOUT = WeightLayout(
-    "KL autoencoder",
-    CONVOLUTIONS,
-    _from_widest,
-    dropped=r"^(?:loss|model_ema)\.",  # of a training script's file: needed for training alone
-    linear=LINEAR,
-)
-
-
 class KLAutoencoder(Autoencoder):
     """Encodes images as continuous latents f32 [B, h * w, d]; see `Autoencoder`.
 
@@ -59,7 +50,13 @@ class KLAutoencoder(Autoencoder):
     example = "kl16.ckpt"
     parts = ("encode", "decode", "post_quant_conv")
     sizes = ("in_channels", "block_out_channels", "latent_channels")
-    layout = _LAYOUT
+    layout = WeightLayout(
+        "KL autoencoder",
+        CONVOLUTIONS,
+        _from_widest,
+        dropped=r"^(?:loss|model_ema)\.",  # of a training script's file: needed for training alone
+        linear=LINEAR,
+    )
 
     @staticmethod
     def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:

@@ -86,7 +86,6 @@ def load_llamagen(
         return LlamaGenModel(_config(weights, table, settings, grid_size, num_attention_heads))
 
     model = _LAYOUT.load(path, build, dtype)
-    assert isinstance(model, LlamaGenModel)
     model.config.dtype = model.dtype
     return model
 

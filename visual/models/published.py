@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from ragspec.errors import ModelError, ModelNotFoundError
 
 Tensors = dict[str, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
 
 PLACES = ("model", "module", "state_dict", "ema")
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
@@ -72,9 +74,9 @@ class WeightLayout:
     def load(
         self,
         path: str | Path,
-        build: Callable[[Tensors, Tensors, object], nn.Module],
+        build: Callable[[Tensors, Tensors, object], Model],
         dtype: torch.dtype | None = None,
-    ) -> nn.Module:
+    ) -> Model:
         """Return the model of a file, in eval mode on the CPU.
 
         Args:

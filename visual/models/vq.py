@@ -29,15 +29,6 @@ from ragspec.visual.models.autoencoder import (
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
 _ROUNDED = 4e-3  # from unit length, by rounding to 16 bits
-_LAYOUT = WeightLayout(
-    "LlamaGen tokenizer",
-    CONVOLUTIONS | {"quantize.embedding.weight": 2},
-    diffusers_names,
-    dropped=r"^(?:quantize\.codebook_used|loss\.)",  # code counts, and weights of the training loss
-    linear=LINEAR,
-    # The running mean first, as in LlamaGen's own script for tokenizers.
-    places=("ema", *(place for place in PLACES if place != "ema")),
-)
 
 
 class VQTokenizer(Autoencoder):
@@ -54,7 +45,15 @@ class VQTokenizer(Autoencoder):
     example = "vq_ds16_c2i.pt"
     parts = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
     sizes = ("in_channels", "block_out_channels", "norm_type")
-    layout = _LAYOUT
+    layout = WeightLayout(
+        "LlamaGen tokenizer",
+        CONVOLUTIONS | {"quantize.embedding.weight": 2},
+        diffusers_names,
+        dropped=r"^(?:quantize\.codebook_used|loss\.)",  # counts, and weights of the training loss
+        linear=LINEAR,
+        # The running mean first, as in LlamaGen's own script for tokenizers.
+        places=("ema", *(place for place in PLACES if place != "ema")),
+    )
 
     def __init__(self, model: nn.Module, normalised: bool = True) -> None:
         super().__init__(model)

@@ -54,7 +54,7 @@ def encoded(pipe: Any, prompt: Any, **call: Any) -> Any:
     """Return the token ids of prompts and of their unconditional prompts."""
     request = ImageCall(prompt=prompt, **call)
     conditions = pipe.family.conditions(request, pipe.family.sized(request.height, request.width))
-    return conditions.prompts, conditions.unconditional
+    return [list(each) for each in zip(*conditions, strict=True)]
 
 
 def sized(kind: str, height: int = SIDE, width: int = SIDE) -> dict[str, int]:
