@@ -24,8 +24,8 @@ from ragspec.needs import Capabilities
 from ragspec.pipelines.methods import compose, open_sources
 from ragspec.registry import unknown
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
-from ragspec.trees.operations import children, keep_paths, limit_depth
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import follow, keep_paths, limit_depth
 from ragspec.types import Tokenizer
 
 _WARM_UP = (0, 1, 0, 1, 0)
@@ -181,7 +181,7 @@ class HostText:
         self.tokens.extend(tokens)
         self._hash.update(_bytes_of(tokens))
         if offered is not None and tokens:
-            path = followed(offered, tokens[:-1])
+            path = follow(offered, tokens[:-1])
             self._session.observe(Step(offered, path, tuple(tokens)))
 
 
@@ -192,14 +192,3 @@ def hash_of(tokens: Sequence[int] | NDArray[np.int64]) -> hashlib.blake2b:
 
 def _bytes_of(tokens: Sequence[int] | NDArray[np.int64]) -> bytes:
     return np.asarray(tokens, dtype=np.int64).tobytes()
-
-
-def followed(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes that tokens follow from the root down, up to the first mismatch."""
-    below, at, path = children(tree.parents), ROOT, []
-    for token in tokens:
-        step = next((node for node in below.get(at, ()) if tree.tokens[node] == token), None)
-        if step is None:
-            break
-        path.append(at := step)
-    return tuple(path)

@@ -47,6 +47,17 @@ def children(parents: Ints) -> dict[int, list[int]]:
     return below
 
 
+def follow(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes that tokens follow from the root down, up to the first mismatch."""
+    below, at, path = children(tree.parents), ROOT, []
+    for token in tokens:
+        step = next((node for node in below.get(at, ()) if tree.tokens[node] == token), None)
+        if step is None:
+            break
+        path.append(at := step)
+    return tuple(path)
+
+
 def paths(parents: Ints) -> list[tuple[int, ...]]:
     """Return the nodes from the root down to every leaf, root side first."""
     down: list[tuple[int, ...]] = []

@@ -30,7 +30,8 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import follow
 
 Form = Literal["coupled", "sampled"]
 
@@ -150,7 +151,7 @@ class JacobiSession(DraftSession):
         self._drafted = []
         if step.view is None:
             return
-        nodes = _chain(step.tree, drafted)[max(0, len(emitted) - 1) :]
+        nodes = follow(step.tree, drafted)[max(0, len(emitted) - 1) :]
         indices = range(self._first + max(1, len(emitted)), self._first + len(drafted) + 1)
         for index, _ in zip(indices, nodes, strict=False):
             self._ages[index] = ages.get(index, 0) + 1
@@ -204,19 +205,6 @@ class JacobiSession(DraftSession):
             above *= self._rates[self._age(index)]
             accept_prob.append(above)
         return accept_prob
-
-
-def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
-    """Return the nodes of a chain of tokens below the root, as far as the tree contains it."""
-    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-    child = {pair: node for node, pair in enumerate(pairs)}
-    results: list[int] = []
-    for token in tokens:
-        node = child.get((results[-1] if results else ROOT, token))
-        if node is None:
-            break
-        results.append(node)
-    return results
 
 
 def _samples(distribution: Tensor, number: float) -> int:
