@@ -62,7 +62,7 @@ class CodeNeighbours:
         Raises:
             InputError: k is outside 1 .. V - 1, or a row cannot be normalised.
         """
-        codes, k = _compared(codebook, normalised), whole(inputs := k) or 0
+        codes, k = compared_rows(codebook, normalised), whole(inputs := k) or 0
         lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
         if not 1 <= k < len(codes):
             raise InputError(
@@ -107,7 +107,7 @@ class CodePartition:
                 "[V], one number for each code."
             )
         self.clusters, self.size = clusters, len(clusters)
-        self._units = None if codebook is None else unit_codes(codebook)
+        self._units = None if codebook is None else compared_rows(codebook)
         if self._units is not None and len(self._units) != len(clusters):
             raise InputError(
                 f"got clusters of {len(clusters)} codes and a code-book of {len(self._units)}; "
@@ -127,7 +127,7 @@ class CodePartition:
         Raises:
             InputError: `clusters` is outside 1 .. V, or a row cannot be normalised.
         """
-        codes, clusters = _compared(codebook, normalised), whole(inputs := clusters) or 0
+        codes, clusters = compared_rows(codebook, normalised), whole(inputs := clusters) or 0
         if not 1 <= clusters <= len(codes):
             raise InputError(
                 f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole "
@@ -171,16 +171,8 @@ class CodePartition:
         return mates
 
 
-def _compared(codebook: Book, normalised: bool) -> NDArray[np.float64]:
-    """Return the rows to compare of a code-book [V, d], at unit length if `normalised`: f64."""
-    units = unit_codes(codebook)
-    if normalised:
-        return units
-    return np.asarray(torch.as_tensor(codebook).detach().double().cpu().numpy())
-
-
-def unit_codes(codebook: Book) -> NDArray[np.float64]:
-    """Return the rows of a code-book [V, d] at unit length, f64.
+def compared_rows(codebook: Book, normalised: bool = True) -> NDArray[np.float64]:
+    """Return the rows of a code-book [V, d] as they are compared, f64: at unit length or as is.
 
     Raises:
         InputError: The code-book has another shape, or a row is zero or not finite.
@@ -195,7 +187,7 @@ def unit_codes(codebook: Book) -> NDArray[np.float64]:
             f"{len(bad)} rows of the code-book cannot be normalised, row {int(bad[0])} the first; "
             "expected finite rows that are not zero."
         )
-    return np.asarray(rows / lengths)
+    return np.asarray(rows / lengths if normalised else rows)
 
 
 def _block(codes: int) -> int:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from math import inf
 from typing import Self, TypeVar
 
 from ragspec.errors import InputError
@@ -45,7 +46,7 @@ from ragspec.visual.rules.relation import (
     related,
     same_cluster,
 )
-from ragspec.visual.rules.tv_budget import Spending, TVBudget
+from ragspec.visual.rules.tv_budget import APPROXIMATE, TVBudget
 
 Table = TypeVar("Table", CodeNeighbours, CodePartition)
 
@@ -75,17 +76,22 @@ class RelaxedWalk(Rule):
         self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
         self.relaxes = not (off or relation.nothing)
-        self.spending = Spending(self.tv_budget)
+        self.spent = 0.0  # sum of the excess of the row's positions
+        self.bounds = True  # whether every draft so far was deterministic: others end the bound
 
     @property
     def label(self) -> str:
         """The guarantee of a row so far; a draft that is not deterministic ends a bound."""
-        return self.spending.label if self.relaxes else Walk.label
+        if not self.relaxes:
+            return Walk.label
+        if self.tv_budget is None or not self.bounds or self.tv_budget.total >= 1.0:
+            return APPROXIMATE
+        return f"bounded(tv<={float(self.tv_budget.total)})"  # unrounded: never below the bound
 
     def open(self) -> Self:
         """Return the rule for one row, with its budget unspent."""
         row = copy(self)
-        row.spending = Spending(self.tv_budget)
+        row.spent, row.bounds = 0.0, True
         return row
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
@@ -99,7 +105,7 @@ class RelaxedWalk(Rule):
             emitted = len(exact.path) + (exact.token is not None)
             return Verdict(exact.path, exact.token, (0.0,) * emitted)
         if len(tree):
-            self.spending.bounds &= tree.kind is DraftKind.DETERMINISTIC
+            self.bounds &= tree.kind is DraftKind.DETERMINISTIC
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens = tree.tokens.tolist()
         below, excess = promised(tree), list[float]()
@@ -130,7 +136,8 @@ class RelaxedWalk(Rule):
         eligible = [each for each, gain in gains.items() if gain >= self.least_gain]
         if not eligible:
             return offered.get(code), 0.0
-        left = self.spending.left(target.index(node))
+        budget = self.tv_budget
+        left = inf if budget is None else budget.left(target.index(node), self.spent)
         if kind is DraftKind.COUPLED:
             chosen = code if code in offered else self._stand_in(eligible, code, target, node, left)
             spent = 0.0 if chosen in (code, None) else 1.0
@@ -138,7 +145,7 @@ class RelaxedWalk(Rule):
             p = self._distribution(target, node)
             chosen, spent = self._shares(list(offered), eligible, code, p, left)
             chosen = code if code in offered else chosen
-        self.spending.spent += spent
+        self.spent += spent
         return (None if chosen is None else offered[chosen]), spent
 
     def _stand_in(

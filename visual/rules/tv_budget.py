@@ -9,7 +9,7 @@ to the noise only the outcome is known (1 if the code was replaced, else 0). It 
 average, but no bound. A drafter that uses the target's noise of later positions, or choices made
 with it, must declare its drafts coupled.
 
-`TVBudget` is the budget of an image, `Spending` the part that one row has used.
+`TVBudget` is the budget of an image; the rule of a row counts what it has spent.
 """
 
 from __future__ import annotations
@@ -55,30 +55,10 @@ class TVBudget:
         if self.positions is not None and self.positions < 1:
             raise InputError(f"got {self.positions} positions; expected at least 1, or None.")
 
-
-class Spending:
-    """The part of a budget that one row has spent; no budget sets no limit."""
-
-    def __init__(self, budget: TVBudget | None) -> None:
-        self.budget = budget
-        self.spent = 0.0  # sum of the excess of the row's positions
-        self.bounds = True  # whether every draft so far was deterministic: others end the bound
-
-    def left(self, index: int) -> float:
-        """Return the total variation that the position `index` of the image may spend."""
-        if self.budget is None:
-            return np.inf
-        share = 1.0
-        if self.budget.positions is not None:
-            share = min(1.0, (index + 1) / self.budget.positions)
-        return max(0.0, self.budget.total * share - self.spent)
-
-    @property
-    def label(self) -> str:
-        """`bounded(tv<=total)` if the budget bounds the distribution, else `approximate`."""
-        if self.budget is None or not self.bounds or self.budget.total >= 1.0:
-            return APPROXIMATE
-        return f"bounded(tv<={float(self.budget.total)})"  # unrounded: never below the bound
+    def left(self, index: int, spent: float) -> float:
+        """Return what the position `index` may spend after `spent` at those before it."""
+        share = 1.0 if self.positions is None else min(1.0, (index + 1) / self.positions)
+        return max(0.0, self.total * share - spent)
 
 
 def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:

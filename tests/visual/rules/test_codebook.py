@@ -11,7 +11,7 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.visual.rules import codebook as module
-from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, unit_codes
+from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, compared_rows
 from tests.support.codes import broken, codebook
 
 
@@ -42,7 +42,7 @@ def test_raw_rows_have_other_neighbours() -> None:
     # The published repository compares raw rows although codes are looked up normalised.
     codes = codebook(60)
     right = CodeNeighbours.build(codes, 5).rows.tolist()
-    raw = broken(module, "np.asarray(rows / lengths)", "rows")
+    raw = broken(module, "rows / lengths if normalised", "rows if normalised")
     assert raw.CodeNeighbours.build(codes, 5).rows.tolist() != right
     assert brute(codes.double(), 5) != right
 
@@ -97,8 +97,8 @@ def test_ties_go_to_the_lower_id() -> None:
             for k in (0, 30, -1, 2.5, "3", True)
         ),
         (CodeNeighbours.build, (torch.ones(4), 1), r"expected \[V, d\]"),
-        (unit_codes, (torch.zeros(3, 2),), "cannot be normalised"),
-        (unit_codes, (torch.tensor([[1.0, torch.nan], [0, 1]]),), "cannot be normalised"),
+        (compared_rows, (torch.zeros(3, 2),), "cannot be normalised"),
+        (compared_rows, (torch.tensor([[1.0, torch.nan], [0, 1]]),), "cannot be normalised"),
         (CodePartition, (np.zeros(4, np.int64),), "expected int32"),
         (CodePartition, (np.zeros(4, np.int32), codebook(5)), "code-book that was partitioned"),
         (CodePartition.build, (codebook(8), 0), "0 clusters"),

@@ -166,7 +166,7 @@ def test_a_budget_that_is_not_preserved_is_visible() -> None:
     lax = broken(lantern, "left - spent, side", "left, side").Lantern(
         TABLE, delta=0.5, tv_budget=0.1
     )
-    forgetful = broken(lantern, "self.spending.spent += spent", "pass").Lantern(
+    forgetful = broken(lantern, "self.spent += spent", "pass").Lantern(
         TABLE, delta=0.5, tv_budget=0.1
     )
     for rule in (lax, forgetful):
