@@ -99,8 +99,7 @@ class TextCodesTarget(MultimodalTarget):
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of the text tokens of codes i64 [B, n]."""
-        embedded: Tensor = self.model.get_input_embeddings()(self.outputs[codes])
-        return embedded
+        return super().code_embeddings(self.outputs[codes])
 
     def head(self, states: Tensor) -> Tensor:
         """Return logits over the codes alone, [..., V]."""

@@ -135,7 +135,11 @@ def _heads_and_side(
 ) -> tuple[int, int]:
     """Return the heads and the grid's side: as passed, else by a rotary table or the settings."""
     if table is not None and table.ndim > 1 and table.numel():
-        grid_size = _side(table, length) if grid_size is None else grid_size
+        if grid_size is None and (grid_size := side_of(max(0, len(table) - length))) is None:
+            raise ModelError(
+                f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square "
+                "of codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+            )
         heads = max(1, hidden // (2 * table.shape[1])) if heads is None else heads
     pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
     if isinstance(pixels, int) and isinstance(factor, int) and 0 < factor <= pixels:
@@ -152,14 +156,3 @@ def _heads_and_side(
             "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
         )
     return heads, grid_size
-
-
-def _side(table: Tensor, length: int) -> int:
-    """Return the grid's side by the rows of a rotary table; raise ModelError for no square."""
-    side = side_of(max(0, len(table) - length))
-    if side is None:
-        raise ModelError(
-            f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square of "
-            "codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."
-        )
-    return side
