@@ -192,9 +192,9 @@ class LlamaGen(CodecFamily):
             return Conditions(torch.tensor(labels))
         texts = checked_texts(some(call.prompt))
         features, padding = self._features(texts)
-        negatives = negatives_of(call.negative_prompt, len(texts))
-        if not any(text.strip() for text in negatives):
+        if call.negative_prompt is None:
             return Conditions(features, padding)
+        negatives = negatives_of(call.negative_prompt, len(texts))
         learned = torch.tensor([not text.strip() for text in negatives])
         pairs = zip(negatives, texts, strict=True)
         beside, other = self._features([text if text.strip() else prompt for text, prompt in pairs])
@@ -259,19 +259,18 @@ def caption_encoder(
         InputError: The model is conditioned on classes, or on features of another width.
         ModelNotFoundError, ModelError: The encoder is missing or does not load.
     """
-    config = model.config
-    if inputs is None:
-        if config.condition == "class":
-            return None
-        folder = resolve_model(EMBEDDER, offline=True).folder
-        encoder = CaptionEncoder.from_pretrained(folder, config.condition_length)
-        return encoder if encoder.width == config.caption_dim else None
-    if config.condition == "class":
+    config, length = model.config, int(model.config.condition_length)
+    if config.condition == "class" and inputs is not None:
         raise InputError(
             "got a text_encoder for a model of classes; expected none. Draw with class_labels."
         )
+    if config.condition == "class":
+        return None
+    if inputs is None:
+        folder = resolve_model(EMBEDDER, offline=True).folder
+        encoder = CaptionEncoder.from_pretrained(folder, length)
+        return encoder if encoder.width == config.caption_dim else None
     if isinstance(inputs, str | Path):
-        length = int(config.condition_length)
         inputs = TextEncoder.from_pretrained(inputs, length, model.device, model.dtype)
     width = getattr(inputs, "width", config.caption_dim)
     if not callable(inputs) or width != config.caption_dim:

@@ -87,11 +87,7 @@ class TextEncoder:
     def from_pretrained(
         cls, name: str | Path, length: int, device: torch.device, dtype: torch.dtype
     ) -> TextEncoder:
-        """Load an encoder from a folder or by its model id.
-
-        Raises:
-            ModelNotFoundError, ModelError: The encoder is missing or cannot be loaded.
-        """
+        """Load an encoder from a folder or by model id; raise ModelError if it does not load."""
         from transformers import AutoConfig, AutoModelForTextEncoding, AutoTokenizer
 
         folder = resolve_model(str(name)).folder

@@ -216,7 +216,6 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     config_class = LlamaGenConfig
     config: LlamaGenConfig
     base_model_prefix = ""
-    main_input_name = "input_ids"
     _supports_sdpa = True
     _supports_attention_backend = True
     _no_split_modules = ["_Block"]  # noqa: RUF012
@@ -242,14 +241,6 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         super()._init_weights(module)
         if isinstance(module, _Caption):
             nn.init.normal_(module.unconditional, std=self.config.caption_dim**-0.5)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the embedding of the codes."""
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Return the head."""
-        return self.lm_head
 
     @property
     def _place(self) -> torch.device:

@@ -112,7 +112,6 @@ class VQTokenizer(Autoencoder):
         """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1].
 
         Raises:
-            InputError: See `latents`.
             ModelError: The encoder or the code-book gives numbers that are not finite.
         """
         latents, book = self.latents(images), self._book().float()

@@ -204,10 +204,7 @@ class Lantern(RelaxedWalk):
 
     Args:
         neighbours: Table of the target's code-book.
-        k: Neighbours that count; None for all of the table.
-
-    Raises:
-        InputError: See `nearest_within`.
+        k, delta: See `nearest_within`.
     """
 
     name = "lantern"
@@ -229,10 +226,7 @@ class LanternPlus(RelaxedWalk):
     """LANTERN++: a drafted code becomes at most lam times as likely, through near codes.
 
     Args:
-        neighbours, k: As in `Lantern`.
-
-    Raises:
-        InputError: See `nearest_by_ratio`.
+        neighbours, k, lam: See `Lantern` and `nearest_by_ratio`.
     """
 
     name = "lantern++"

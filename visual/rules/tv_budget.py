@@ -101,10 +101,8 @@ class Surprising(Rule):
         """Return the rule's verdict with the NLL gap of every code that it emits."""
         verdict = self.rule.judge(tree, target)
         codes = [int(tree.tokens[node]) for node in verdict.path]
-        nodes = [ROOT, *verdict.path]
-        if verdict.token is not None:
-            codes.append(verdict.token)
-        nodes = nodes[: len(codes)]
+        codes += [] if verdict.token is None else [verdict.token]
+        nodes = [ROOT, *verdict.path][: len(codes)]
         assert isinstance(target, RowView)
         return replace(verdict, nll_gap=nll_gap_of(target.distributions(nodes), codes))
 

@@ -24,10 +24,8 @@ class Near(Rule):
     """Keeps a draft within r of the target's own latent, which has the same noise.
 
     Args:
-        r: Euclidean distance, in deviations of the latents. 0 gives the image of plain decoding.
-
-    Raises:
-        InputError: r is negative or not finite.
+        r: Euclidean distance of 0 or more, in deviations of the latents. 0 gives the image of plain
+            decoding.
     """
 
     name = "near"

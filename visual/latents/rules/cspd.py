@@ -243,9 +243,6 @@ class Horizon(Coupled):
 
     It lies between `aligned` (s = 1) and `path` (s = T). A larger s makes an early difference of
     the states cost less, but every compared step costs some acceptance.
-
-    Raises:
-        InputError: s is below 1 or no whole number.
     """
 
     name = "horizon"
