@@ -294,10 +294,10 @@ class ImagePipeline:
             pictures: Any = [state.images[number] for number in range(len(seeds))]
         else:
             pictures = self.decode(values, state.call.output_type)
-        more = {"seconds": state.seconds, "seeds": tuple(seeds), "repeatable": repeatable}
+        stats = replace(ImageStats.of(samples), seconds=state.seconds, seeds=tuple(seeds))
         return ImageOutput(
             images=pictures,
-            stats=replace(ImageStats.of(samples), **more),
+            stats=replace(stats, repeatable=repeatable),
             acceptance_map=np.stack([each.map for each in samples]),
             label=weakest([each.label for each in samples]),
             codes=values if latents is None else None,

@@ -26,7 +26,7 @@ from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.cspd import KINDS, expect_latents, left_of_paths
+from ragspec.visual.latents.rules.cspd import LatentRule, expect_latents, left_of_paths
 from ragspec.visual.latents.table import Judged, LatentTable
 from ragspec.visual.latents.target import LatentView
 
@@ -39,7 +39,7 @@ class CspdRepo(Rule):
 
     name = "cspd-repo"
     label = "approximate"
-    accepts = KINDS
+    accepts = LatentRule.accepts
     needs = Needs(latents=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:

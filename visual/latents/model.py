@@ -122,7 +122,7 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the trunk's embedding, for which adapters of peft ask."""
-        return self.trunk.get_input_embeddings()
+        return self.trunk.embed_tokens
 
     def standardised(self, latents: Tensor) -> Tensor:
         """Return latents [..., D] as the model reads them."""

@@ -11,16 +11,14 @@ from collections.abc import Callable
 import torch
 
 from ragspec.errors import UnknownNameError
-from ragspec.needs import Needs
 from ragspec.registry import unknown
-from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.trees.draft_tree import DraftTree
+from ragspec.rules.base import Rule
 from ragspec.visual.checks import RULE_SETTINGS, check_setting, check_settings
-from ragspec.visual.latents.rules.cspd import KINDS, Aligned, Horizon, Path, expect_latents, walk
+from ragspec.visual.latents.rules.cspd import Aligned, Horizon, LatentRule, Path
 from ragspec.visual.latents.target import LatentView
 
 
-class Near(Rule):
+class Near(LatentRule):
     """Keeps a draft within r of the target's own latent, which has the same noise.
 
     Args:
@@ -29,8 +27,6 @@ class Near(Rule):
     """
 
     name = "near"
-    accepts = KINDS
-    needs = Needs(latents=True)
 
     def __init__(self, r: float = 0.02) -> None:
         check_setting("r", r)
@@ -41,11 +37,7 @@ class Near(Rule):
         """`exact` if only equal latents are kept, else `approximate`."""
         return "approximate" if self.r else "exact"
 
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the latent that follows it."""
-        return walk(tree, expect_latents(self, target), self._emit)
-
-    def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
+    def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
         latents = view.target.table.latents
         difference = torch.linalg.vector_norm(latents[drafted] - latents[sampled])
         return drafted if float(difference) <= self.r else sampled

@@ -26,28 +26,31 @@ from ragspec.visual.checks import check_setting
 from ragspec.visual.latents.table import Judged, LatentTable
 from ragspec.visual.latents.target import LatentView
 
-KINDS = frozenset({DraftKind.COUPLED})
 
-Emit = Callable[[LatentView, int, int, int], int]
-"""Maps a view, a node, its child's latent and the target's sample to the latent to emit."""
+class LatentRule(Rule):
+    """A base of rules over latents: a rule keeps a draft, or emits another latent in its place."""
 
+    accepts = frozenset({DraftKind.COUPLED})
+    needs = Needs(latents=True)
 
-def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
-    """Return the path of the drafts that `emit` keeps; the first other latent ends it.
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the latent after it; the target records each verdict."""
+        view = expect_latents(self, target)
 
-    The target records the verdict on each latent.
-    """
+        def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
+            sampled, index = view.token(node), view.index(node)
+            drafted = int(tree.tokens[siblings[0]]) if siblings else None
+            if drafted is not None and view.target.table.indices[drafted] != index:
+                drafted = None  # only a latent sampled for this index is a draft
+            token = sampled if drafted is None else self._emit(view, index, drafted, sampled)
+            view.target.note(Judged(index, drafted, sampled, token))
+            return siblings[0] if token == drafted else None, token
 
-    def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
-        sampled, index = view.token(node), view.index(node)
-        drafted = int(tree.tokens[siblings[0]]) if siblings else None
-        if drafted is not None and view.target.table.indices[drafted] != index:
-            drafted = None  # only a latent sampled for this index is a draft
-        token = sampled if drafted is None else emit(view, node, drafted, sampled)
-        view.target.note(Judged(index, drafted, sampled, token))
-        return siblings[0] if token == drafted else None, token
+        return descend(tree, view, decide)
 
-    return descend(tree, view, decide)
+    def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
+        """Return the latent to emit at an index, by a draft and the target's own sample."""
+        raise NotImplementedError
 
 
 def expect_latents(rule: Rule, target: TargetView) -> LatentView:
@@ -64,7 +67,7 @@ Propose = Callable[[range], tuple[Tensor, Tensor]]
 """Maps the numbers of n tries to latents of the target [n, D] and their log p / q [n]."""
 
 
-class Coupled(Rule):
+class Coupled(LatentRule):
     """A base of rules that keep a draft with probability min(1, p / q) of its last steps.
 
     A rule defines `s`. It may override `left`.
@@ -72,12 +75,6 @@ class Coupled(Rule):
 
     s: float  # the number of judged denoising steps, where there are as many
     label = EXACT_FOR_LABEL
-    accepts = KINDS
-    needs = Needs(latents=True)
-
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the latent that follows it."""
-        return walk(tree, expect_latents(self, target), self._emit)
 
     def steps(self, most: int) -> int:
         """Return the number of judged denoising steps, at most T."""
@@ -98,8 +95,7 @@ class Coupled(Rule):
         latent = left_of_paths(view, index, drafted, sampled, self.steps(view.target.steps))
         return view.target.table.latents[sampled] if latent is None else latent
 
-    def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
-        index = view.index(node)
+    def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
         ratio = self.log_ratio(view, drafted, sampled)
         if view.noise.uniform(index, NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
