@@ -77,12 +77,8 @@ class JacobiDrafter(Drafter):
                 f"got {branches} branches in the form {form!r}; expected 0 or more in the form "
                 "'coupled', and 0 in any other."
             )
-        self.branches = branches
-        self.end = end
-        self.window = window
-        self.form = form
-        self.width = width
-        self.kind = _KINDS[form]
+        self.window, self.width, self.end = window, width, end
+        self.form, self.kind, self.branches = form, _KINDS[form], branches
 
     def open(self, request: DraftRequest) -> JacobiSession:
         """Return a session for one row; its first window copies codes to the left or above."""
