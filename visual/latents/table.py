@@ -76,11 +76,7 @@ class LatentTable:
     def add(
         self, sample: LatentSample, indices: Sequence[int], samplers: Sequence[Sampler]
     ) -> range:
-        """Store latents, one for each index and its sampler, and return their numbers.
-
-        Raises:
-            InputError: The call samples more latents than there are numbers.
-        """
+        """Store latents, one for each index and its sampler, and return their numbers."""
         numbers = self._numbers(len(indices))
         self.paths[numbers.start : numbers.stop] = sample.path
         self.means[numbers.start : numbers.stop] = sample.means
@@ -107,7 +103,7 @@ class LatentTable:
         return distances
 
     def _numbers(self, count: int) -> range:
-        """Return the next numbers, and grow the buffers to hold them."""
+        """Return the next numbers and make room for them; raise InputError past the last one."""
         first = len(self)
         if first + count > MOST_LATENTS:
             raise InputError(

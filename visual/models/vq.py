@@ -31,7 +31,24 @@ from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 _ROUNDED = 4e-3  # from unit length, by rounding to 16 bits
 
 
-class VQTokenizer(Autoencoder):
+class CodeBook:
+    """The code-book of a model whose `quantize.embedding` has a row for each code."""
+
+    model: Any
+    normalised = False  # whether codes are looked up by direction alone, see `CodeNeighbours.build`
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of codes, V."""
+        return len(self.model.quantize.embedding.weight)
+
+    def codebook(self) -> Tensor:
+        """Return the code-book f32 [V, d], at unit length if `normalised`."""
+        rows: Tensor = self.model.quantize.embedding.weight.detach().float()
+        return functional.normalize(rows, dim=-1) if self.normalised else rows
+
+
+class VQTokenizer(CodeBook, Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
     Args:
@@ -88,19 +105,9 @@ class VQTokenizer(Autoencoder):
         Autoencoder.save_pretrained(saved, path, dtype)
 
     @property
-    def vocab_size(self) -> int:
-        """The number of codes, V."""
-        return int(self.model.quantize.embedding.num_embeddings)
-
-    @property
     def width(self) -> int:
         """The size of a latent, d."""
         return int(self.model.quantize.embedding.embedding_dim)
-
-    def codebook(self) -> Tensor:
-        """Return the code-book f32 [V, d], at unit length if `normalised`."""
-        rows: Tensor = self.model.quantize.embedding.weight.float()
-        return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     def latents(self, images: Tensor) -> Tensor:
         """Return the latents f32 [B, h * w, d] of images, before the look-up of codes."""
@@ -172,28 +179,16 @@ class VQTokenizer(Autoencoder):
         return codes.reshape(-1, side, side)
 
 
-class ModelVQ:
+class ModelVQ(CodeBook):
     """The code-book and decoder of a model's `vqmodel`; Chameleon's model has no decoder."""
 
-    normalised = False  # whether codes are looked up by direction alone, see `CodeNeighbours.build`
-
     def __init__(self, model: nn.Module) -> None:
-        self.model: Any = model
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of codes, V."""
-        return int(self.model.quantize.embedding.weight.shape[0])
+        self.model = model
 
     @property
     def reduction(self) -> int:
         """Pixels per code along one side."""
         return int(2 ** (len(self.model.config.channel_multiplier) - 1))
-
-    def codebook(self) -> Tensor:
-        """Return the code-book f32 [V, d], at unit length if `normalised`."""
-        rows: Tensor = self.model.quantize.embedding.weight.detach().float()
-        return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
