@@ -15,7 +15,7 @@ from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
 from ragspec.pipelines.openai import GenerateRequest, read_settings
 from ragspec.pipelines.server.errors import ApiError, as_api_error
-from ragspec.pipelines.server.schema import text_of
+from ragspec.pipelines.server.schema import REFUSED, text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -212,7 +212,7 @@ def _search(
 def _hit_of(number: int, document: DocumentText | str) -> Hit:
     """Return a document of a request as a hit of one passage."""
     text = document if isinstance(document, str) else document.text
-    title = "" if isinstance(document, str) else document.title
+    title = "" if isinstance(document, str) else document.title or ""
     name = title or f"document {number}"
     if not text.strip():
         raise InputError(f"{name} is empty; expected text.")
@@ -234,5 +234,7 @@ def _conversation(
         marked[-1] = template.content(marked[-1], passages_of(hits, tokenizer))
     roles = ["system" if turn.role == "developer" else turn.role for turn in body.messages]
     messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
-    text = render_chat(tokenizer, messages, **(body.chat_template_kwargs or {}))
+    variables = body.chat_template_kwargs or {}  # of the REFUSED, those that ask for nothing
+    variables = {name: value for name, value in variables.items() if name not in REFUSED}
+    text = render_chat(tokenizer, messages, **variables)
     return placed(tokenizer, text, hits)

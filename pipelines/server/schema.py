@@ -43,6 +43,8 @@ REFUSED = MappingProxyType(
             *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "ebnf"),
             *("min_length", "max_length", "max_output_tokens", "stop_sequences", "stop_strings"),
             *("stop_regex", "regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
+            *("conversation", "messages", "documents", "tokenize", "padding", "truncation"),
+            *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
         ),
         NOTHING,
     )
@@ -128,7 +130,7 @@ class DocumentText(Body):
     """A document of a request, which is drafted from and cited."""
 
     text: Filled
-    title: Annotated[str, Field(max_length=1000)] = ""
+    title: Annotated[str, Field(max_length=1000)] | None = None
 
 
 class PredictedContent(Body):

@@ -56,6 +56,8 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"documents": [{"title": "x"}]}, "documents.0.text"),
         ({"messages": [USER], "echo": True}, "echo"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"messages": [7]}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     ],
 )
 def test_an_error_names_the_field_of_the_request(

@@ -107,7 +107,9 @@ def test_what_changes_the_result_is_honoured(client: httpx.Client, instance: Eng
         selection = instance.generate("A draft", sampling, max_new_tokens=8)
         assert text(**biased, min_tokens=least) == selection.text
         assert len(selection.tokens) == least + 1
-    brief = post(client, {**CHAT, "chat_template_kwargs": {"brief": True}}).json()
+    nothing = {"tokenize": False, "add_generation_prompt": True, "messages": None}
+    options = {"chat_template_kwargs": {"brief": True, **nothing}}
+    brief = post(client, {**CHAT, **options}).json()
     assert brief["usage"]["prompt_tokens"] > post(client, CHAT).json()["usage"]["prompt_tokens"]
     rest = post(client, {**TEXT, "max_tokens": -1, "ignore_eos": True}).json()
     assert rest["usage"]["total_tokens"] == 512
