@@ -37,8 +37,9 @@ class HeadOptions:
     data: Annotated[
         Path,
         Option(
+            parser=checks.filled_path,
             help="Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
-            "a .npz with codes and labels or features."
+            "a .npz with codes and labels or features.",
         ),
     ]
     out: Annotated[Path, Option("--out", "-o", help="The folder that the head goes to.")]

@@ -63,6 +63,13 @@ def check_output(path: Path | None, mark: bytes = b"") -> None:
         raise InputError(f"{path} cannot be written: {reason}, or name another file.")
 
 
+def filled_path(text: str) -> Path:
+    """Return a path; raise InputError for an empty text, which would be the working folder."""
+    if not text:
+        raise InputError("expected a path, got an empty text. Is a variable of the shell unset?")
+    return Path(text)
+
+
 def check_paths(*paths: Path) -> None:
     """Raise DocumentError if a path leads nowhere."""
     for path in paths:

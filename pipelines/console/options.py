@@ -262,6 +262,7 @@ class SearchOptions:
         Option(
             "--docs",
             "-d",
+            parser=checks.filled_path,
             help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
         ),
     ] = field(default_factory=list)

@@ -91,9 +91,10 @@ def check_sources(sources: Sequence[str], columns: TextColumns) -> None:
                 f"have, such as {HUB}NAME; leave it out."
             )
     for source in sources:
-        if not source.startswith(HUB) and not Path(source).exists():
+        if not source or not (source.startswith(HUB) or Path(source).exists()):
             raise DocumentError(
-                f"{source} is missing; check the path, or name a data set by {HUB}NAME."
+                f"{source or 'an empty path'} is missing; check the path, or name a data set by "
+                f"{HUB}NAME."
             )
 
 

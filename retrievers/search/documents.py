@@ -100,8 +100,8 @@ def load_documents(
     Raises:
         DocumentError: A path is missing, a file is unusable, or a folder has no usable file.
     """
-    values = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(values, Iterable):
+    values = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    if not all(isinstance(path, str | os.PathLike) and path != "" for path in values):
         raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
     absolute = tuple(os.path.abspath(path) for path in values)
     if not absolute:

@@ -46,6 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [
     ("ask why", 2, "Expected --docs, got none"),
     ("ask why --docs none", 7, "none is missing"),
+    ("ask why --docs ''", 2, "variable of the shell unset?"),
+    ("index build '' --out new", 2, "variable of the shell unset?"),
+    ("store build '' --out new", 7, "an empty path is missing"),
+    ("train-head --data= --out new", 2, "variable of the shell unset?"),
     ("ask '' --docs docs", 2, "Expected a question, got the empty text"),
     (f"{ASK} --model nosuch", 5, "no model 'nosuch'"),
     (f"{ASK} --model broken.gguf", 4, "does not begin with GGUF"),

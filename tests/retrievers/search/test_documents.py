@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.errors import DocumentError
+from ragspec.errors import DocumentError, InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.formats.markup import markdown_headings, read_rst
 from ragspec.retrievers.formats.readers import extract_text
@@ -88,6 +88,9 @@ def test_missing_path_empty_folder_no_path_and_too_large(
         load_documents(tmp_path)
     with pytest.raises(DocumentError, match="No path"):
         load_documents([])
+    for other in ("", [""], [b"docs"], [None]):
+        with pytest.raises(InputError, match="expected a path, or a list of paths"):
+            load_documents(other)  # type: ignore[arg-type]
     (tmp_path / "large.txt").write_text("word " * 100)
     monkeypatch.setattr(documents, "MAX_BYTES", 99)
     with pytest.raises(DocumentError, match="500 bytes, more than the limit of 99"):
