@@ -56,6 +56,8 @@ class RowProcessors:
                 scores = processor(whole, scores)
             return scores
 
+        # Errors name a function by this.
+        process.__qualname__ = ", ".join(type(each).__name__ for each in processors)
         return process
 
 

@@ -255,8 +255,9 @@ class LongOptions:
         if self.doc is not None:
             checks.check_paths(self.doc)
         if not self.saved and self.doc is None:
+            folder = "none" if self.save_cache is None else f"{self.save_cache}, which holds none"
             raise InputError(
-                "Expected --doc FILE, or --save-cache FOLDER with a saved document; got neither."
+                f"Expected --doc FILE, or --save-cache FOLDER with a saved document; got {folder}."
             )
 
     @property

@@ -299,6 +299,8 @@ def refuse_unknown(options: Iterable[str]) -> None:
     for name in options:
         if name not in Options.__annotations__:
             hint = did_you_mean(name, Options.__annotations__)
+            if name in Sampling.__dataclass_fields__:
+                hint = f" It is a field of Sampling: pass Sampling({name}=...)."
             names = ", ".join(sorted(Options.__annotations__))
             raise InputError(f"unknown option {name!r}.{hint} Known: {names}.")
 

@@ -182,8 +182,8 @@ class PassageIndex:
             InputError: The query is empty, k is below 1, or the index lacks a part that `mode`
                 needs.
         """
-        if not query.strip():
-            raise InputError("The query is empty; ask something.")
+        if not isinstance(query, str) or not query.strip():
+            raise InputError(f"The query is empty or no text ({query!r}); ask something.")
         chosen, k = SearchMode(mode or self.mode), checked_count(k, "k")
         most = k if self.reranker is None else max(k, RERANKED)
         ranked = self.ranked([self.query(query, chosen)], most, chosen)[0]

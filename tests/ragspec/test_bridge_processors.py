@@ -144,6 +144,9 @@ def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -
     assert inputs.calls == 0  # each row had a copy
     generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[inputs])
     assert inputs.calls == NEW  # a single one has the object itself
+    silent = type("Silent", (), {"__call__": lambda *_: None})()
+    with pytest.raises(InputError, match=r"<function Silent at .* returned NoneType"):
+        generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[silent])
 
 
 PADDED = padded(PROMPTS)

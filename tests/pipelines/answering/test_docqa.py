@@ -251,6 +251,8 @@ def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: P
             qa.ask(question)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown option 'foo'"):
         qa.ask("Which mountain did Hannibal cross?", foo=1)
+    with pytest.raises(InputError, match=r"pass Sampling\(temperature=\.\.\.\)"):
+        qa.ask("Which mountain did Hannibal cross?", temperature=1.0)
     with pytest.raises(InputError, match="expected a path"):
         DocQA.from_documents(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"Engine\.from_pretrained\('starter'\)"):

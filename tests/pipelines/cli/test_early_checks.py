@@ -104,6 +104,7 @@ CASES = [
     (f"{ITERATIVE} -s speculate=much", 2, "got speculate=much"),
     (f"{ITERATIVE} -s top-passages=3", 2, "got --set top-passages=3"),
     ("ask-long why", 2, "Expected --doc FILE"),
+    ("ask-long why --save-cache new", 2, "got new, which holds none"),
     ("ask-long why --doc none.txt", 7, "none.txt is missing"),
     ("ask-long why --doc docs/a.txt --steer -1", 2, "got -1"),
     ("ask-long why --doc docs/a.txt -s token-range=five", 2, "Expected token-range=FROM:TO"),

@@ -68,8 +68,9 @@ def test_index_of_one_kind_only(embedder: Path, tmp_path: Path) -> None:
 
 
 def test_bad_requests_are_refused(index: PassageIndex) -> None:
-    with pytest.raises(InputError, match="empty"):
-        index.search("  ")
+    for query in ("  ", None):
+        with pytest.raises(InputError, match="empty"):
+            index.search(query)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at least 1"):
         index.search("cat", 0)
     with pytest.raises(InputError, match="neither"):
