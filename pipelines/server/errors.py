@@ -101,7 +101,8 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         most = "max_completion_tokens" if newer else "max_tokens"
         failure.detail = failure.detail.replace("min_new_tokens", "min_tokens")
         failure.detail = failure.detail.replace("max_new_tokens", most)
-        names = {"prompt": "messages"} if "messages" in fields else {}
+        names = {"model": "", "height": "size", "width": "size"}  # "model" is a word of prose
+        names |= {"prompt": "messages"} if "messages" in fields else {}
         words = (names.get(word, word) for word in re.findall(r"\w+", failure.detail))
         failure.param = next((word for word in words if word in fields), None)
         raise failure from error

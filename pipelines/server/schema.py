@@ -53,7 +53,7 @@ REFUSED = MappingProxyType(
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
     | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
-    | {"output_format": (None, "png"), "background": (None, "auto", "opaque")}
+    | {"output_format": (None, "png"), "background": (None, "auto", "opaque"), "stream": NOTHING}
 )
 
 

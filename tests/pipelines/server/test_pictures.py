@@ -52,6 +52,9 @@ def test_pictures(
     assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
     for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
         assert client.post("/v1/images/generations", json={**request, **bad}).status_code == status
+    for name, value in {"size": "64x64", "stream": True}.items():
+        error = client.post("/v1/images/generations", json={**request, name: value}).json()["error"]
+        assert error["param"] == name
     with served(instance) as (client, _):
         assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404
 

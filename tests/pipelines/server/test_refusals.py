@@ -94,6 +94,7 @@ def test_an_error_names_the_field_of_the_request(
         ({**CHAT, "documents": [" "]}, 400, "empty"),
         ({**CHAT, "documents": ["x"], "messages": [{**USER, "role": "assistant"}]}, 400, "last"),
         ({"model": NAME}, 400, "prompt"),
+        ({**CHAT, "messages": [{"role": "assistant", "content": ""}]}, 400, " messages None"),
         ({**TEXT, "stop": ["x"] * 100}, 400, "expected at most 16 items, got ["),
         ({**TEXT, "prompt": ["x"] * 65}, 400, "prompt: expected at most 64 items, got ["),
         ({**TEXT, "stop": 7}, 400, "expected string or list, got 7."),
