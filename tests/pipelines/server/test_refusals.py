@@ -124,7 +124,7 @@ def test_a_chat_without_text_or_template_is_refused_by_name() -> None:
         ({**TEXT, "prompt": [5] * 500, "max_tokens": 100}, "max_tokens"),
         ({**TEXT, "max_tokens": 10**6}, "max_tokens"),
         ({**CHAT, "messages": [{**USER, "content": "x" * 600}]}, "messages"),
-        ({**CHAT, "documents": ["x" * 600]}, "documents"),
+        ({**CHAT, "documents": [{"title": None, "text": "x" * 600}]}, "documents"),
         ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
     ],
 )
