@@ -5,6 +5,7 @@ ONNX Runtime, or steps of fixed shape, are used if a trial shows that they suit 
 
 from __future__ import annotations
 
+import gc
 from copy import copy
 from pathlib import Path
 
@@ -100,9 +101,13 @@ def load_target(
         if dtype == "auto" and runtime != "torch" and not foreign(model):
             model = stored_small(model)
         target = open_target(model, static, runtime)
+        opened = target, tokenizer
         if cached is not None and isinstance(target, OnnxTarget) and target.chains:
             cached.keep(target, tokenizer)
-        opened = target, tokenizer
+            opened = cached.open() or opened  # which maps what the model holds in memory
+            del model, target
+            gc.collect()  # they refer to themselves
+            release_memory()
     opened[0].head_folder = None if adapter is not None else head_folder(name)
     return opened
 
