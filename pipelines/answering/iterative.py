@@ -137,6 +137,8 @@ class IterativeRag(Answerer):
                     "in its own way; expected none. It is for a PassageIndex."
                 )
             return SearchMode.FUSED
+        if search is not None and self.retriever.reranker is not None:
+            raise InputError(f"got search={search!r} with a reranker; leave one of them out.")
         mode = SearchMode(search or self.retriever.mode)
         self.retriever.check(mode)
         return mode
@@ -208,8 +210,9 @@ class IterativeRag(Answerer):
                 return None
             return last_words(tokenizer, question, tokens_of(before), settings.query_tokens)
 
-        if isinstance(self.retriever, PassageIndex):
-            return IndexSearcher(self.retriever, words, self.mode)
+        index = self.retriever
+        if isinstance(index, PassageIndex) and index.reranker is None:
+            return IndexSearcher(index, words, self.mode)
         return RetrieverSearcher(self.retriever, words, repeats=self._repeats)
 
     def _joined(self, loop: Retrieval, seconds: float) -> Generation:

@@ -254,11 +254,10 @@ class Session:
         if save is not None:
             options.optimized_model_filepath = str(save)
             options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            for key, value in (
-                ("optimized_model_external_initializers_file_name", f"{save.stem}.bin"),
-                ("save_external_prepacked_constant_initializers", "1"),
-            ):
-                options.add_session_config_entry(f"session.{key}", value)
+            name = "session.optimized_model_external_initializers_file_name"
+            options.add_session_config_entry(name, f"{save.stem}.bin")
+            name = "session.save_external_prepacked_constant_initializers"
+            options.add_session_config_entry(name, "1")
         self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 

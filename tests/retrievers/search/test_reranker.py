@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelError
+from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
 from ragspec.pipelines.cli.app import main
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -79,7 +81,7 @@ class Constant:
         self._scores = scores
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        return self._scores or [0.0] * len(texts)
+        return self._scores[: len(texts)] or [0.0] * len(texts)
 
 
 def test_equal_scores_change_no_order_and_wrong_ones_are_refused(index: PassageIndex) -> None:
@@ -90,6 +92,15 @@ def test_equal_scores_change_no_order_and_wrong_ones_are_refused(index: PassageI
         index.reranker = Constant(scores)
         with pytest.raises(InputError, match="expected a number for each"):
             index.search(QUERY, 7)
+
+
+def test_a_search_every_few_tokens_has_the_order_of_the_model(index: PassageIndex) -> None:
+    index.reranker = Constant([float(n) for n in range(RERANKED)])
+    engine = Engine(tiny.model(vocab_size=320), tiny.bpe_tokenizer())
+    answer = IterativeRag(engine, index).ask(QUERY, max_new_tokens=4, refuse=False)
+    assert answer.passages[0].passage == index.search(QUERY, 1)[0].passage
+    with pytest.raises(InputError, match="leave one of them out"):
+        IterativeRag(engine, index, IterativeSearch(search="sparse"))
 
 
 def test_a_classifier_of_several_labels_is_refused(index: PassageIndex, tmp_path: Path) -> None:
