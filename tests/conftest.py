@@ -3,8 +3,6 @@
 The data directory is found by `--shared DIR`, else by RAGSPEC_SHARED, else beside the repository.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The table of methods: each is built from the stores at hand and leaves the text as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

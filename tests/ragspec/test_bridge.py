@@ -1,7 +1,5 @@
 """`model.generate` with speculation gives what it gives without, and refuses what it cannot do."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any

@@ -3,8 +3,6 @@
 Batches with padding most of all: a processor that was made for a batch counts its padding.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers and their nouns in messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

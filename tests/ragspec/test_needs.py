@@ -1,7 +1,5 @@
 """The match of needs with capabilities, by enumeration and through the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import product

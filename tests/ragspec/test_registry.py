@@ -1,7 +1,5 @@
 """Names that lead somewhere, and packages that are not installed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

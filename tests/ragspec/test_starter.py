@@ -1,7 +1,5 @@
 """The starter text models are what their card says."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

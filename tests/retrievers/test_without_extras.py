@@ -1,7 +1,5 @@
 """Beside a host that brings other packages, drafters work with what the core needs alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

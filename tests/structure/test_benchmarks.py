@@ -1,7 +1,5 @@
 """The benchmark scripts run on generated data."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import importlib

@@ -1,7 +1,5 @@
 """dev.py and what it relies on: stamps, stages, the pins, and the proof of the wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

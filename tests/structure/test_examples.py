@@ -1,7 +1,5 @@
 """Every example runs as a user would run it, on the bundled models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The house: who may import whom, sizes, packaging, light import, and words that have no place."""
 
-from __future__ import annotations
-
 import ast
 import json
 import statistics

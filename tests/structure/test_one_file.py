@@ -1,7 +1,5 @@
 """A new method is one file and one line: a toy of each kind is added so."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import MappingProxyType

@@ -4,8 +4,6 @@ The snippets of a page run in their order in one namespace, in a folder of their
 `manuals/`, a copy of the bundled guide, in it.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

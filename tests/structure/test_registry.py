@@ -1,7 +1,5 @@
 """The table of names: entries lead somewhere, and a misspelt one says what was meant."""
 
-from __future__ import annotations
-
 import pytest
 
 from ragspec.drafters.method import Method, Sources, build, describe

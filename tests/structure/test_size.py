@@ -9,8 +9,6 @@ Hydra, DFlash, DSpark and P-EAGLE are read and trained, and wrong options are na
 loads, with 790 lines less elsewhere.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -79,7 +77,7 @@ def share_of_any() -> float:
 
 LIMITS: dict[Callable[[], float], Limit] = {
     lambda: lines(LIBRARY): Limit(52_838, 40_000),
-    lines_of_tests: Limit(49_292, 42_000),
+    lines_of_tests: Limit(48_756, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),

@@ -1,7 +1,5 @@
 """The field's own words: refused identifiers, unique class names, help texts that say enough."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

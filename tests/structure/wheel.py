@@ -4,8 +4,6 @@ Standard library only; `dev.py test` runs it with the Python of .venv. Exits non
 reason when the wheel lacks a file, holds a foreign one, or does not do the main job alone.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

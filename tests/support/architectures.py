@@ -4,8 +4,6 @@ Two layers (more where the pattern of layers needs them), 32 wide, 97 tokens: en
 of logits and tokens, never for speed. Windows and chunks are 8, so that short prompts cross them.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from functools import cache

@@ -4,8 +4,6 @@ Its test runs a few; `python -m pytest --slow tests/support` runs all, with ever
 transformers. A type that cannot be built needs a line in `OF_MODEL`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

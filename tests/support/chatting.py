@@ -1,7 +1,5 @@
 """A tiny chat model, what it answers alone, and passages: what the tests of hosts share."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny code-books and drafts over them, for the tests of relaxed acceptance."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Small corpora for the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

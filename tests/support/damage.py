@@ -1,7 +1,5 @@
 """Ways in which a file, or the weights in one, may come to harm."""
 
-from __future__ import annotations
-
 import errno
 import random
 import shutil

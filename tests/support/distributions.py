@@ -4,8 +4,6 @@ Small enough that the law of everything a rule can write is known, to be compare
 enumeration or many samples give.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence

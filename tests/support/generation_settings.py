@@ -3,8 +3,6 @@
 The texts are those of `tests.tiny`'s llama after the two prompts of `PROMPTS`, greedy.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import cache

@@ -3,8 +3,6 @@
 A random model hardly lets itself be guessed; one layer does that looks little at what came before.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Whether a drafter leaves the text as it is: the one check that every method must pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Tiny image models with random weights, and plain decoding of codes without any cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of latents put to the test: pairs of target and draft, samples of both, and distances."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

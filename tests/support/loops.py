@@ -1,7 +1,5 @@
 """Sequences that are decoded over a session, without an engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ragspec.budget.forward_cost import SharedForward

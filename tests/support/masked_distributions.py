@@ -1,7 +1,5 @@
 """Whole pictures of a tiny masked model, plain and under rules, for tests of their law."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Everything of a model that its owner may look at, to compare before and after it was used."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing of the library is used here, so that the two can be compared. One pictur
 by token, in float64, after the paper (Li et al., arXiv 2406.11838) and improved DDPM (2102.09672).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Nothing of the library is used here, so that the two can be compared.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a pretended accelerator was asked to do, and which line of the project asked for it."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass, field

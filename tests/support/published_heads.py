@@ -5,8 +5,6 @@ recorded once with the modelling code of EAGLE (cb7e084), `speculators` (c05b95b
 Medusa (e2a5d20) and Hydra (3f39fbd), beside the project.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

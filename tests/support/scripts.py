@@ -1,7 +1,5 @@
 """Run scripts in processes forked from one that has done the slow imports once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

@@ -1,7 +1,5 @@
 """A server that runs in a thread of the test, on this machine alone."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Sessions of targets, and what the forwards of a model are fed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

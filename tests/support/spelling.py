@@ -1,7 +1,5 @@
 """Trees as tests read them: by the tokens that lead to their nodes."""
 
-from __future__ import annotations
-
 from ragspec.retrievers.indexes.continuations import Draft
 from ragspec.trees.draft_tree import ROOT, DraftTree
 

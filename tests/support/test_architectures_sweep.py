@@ -1,7 +1,5 @@
 """Every causal model type of transformers: refused, or right with drafts and without."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import architectures_sweep as sweep

@@ -1,7 +1,5 @@
 """The pretended accelerator refuses what a real one refuses, and tells who made it wait."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 

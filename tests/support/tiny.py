@@ -3,8 +3,6 @@
 They are for tests of equality and law, never of speed: random models loop.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny image generators with random weights, saved as a user would have them on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

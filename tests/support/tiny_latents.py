@@ -1,7 +1,5 @@
 """Tiny models of continuous latents with random weights, and targets over them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny masked models of continuous latents, and published files of them with their autoencoders."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny image models of transformers with random weights, and tokenizers with their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

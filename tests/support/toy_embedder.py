@@ -1,7 +1,5 @@
 """A tiny static embedder in sentence-transformers' own folder format, made on the spot."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A toy GGUF file: the tiny Llama with a byte-level tokenizer, in the layout of real files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ It passes what vLLM 0.32 passes, verifies greedily against texts that are fixed 
 holds the proposer to the contract: a list for each row, no longer than asked for, of plain ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the scripts of heads and of image models read."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

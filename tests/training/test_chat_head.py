@@ -1,7 +1,5 @@
 """The scripts that let a chat model write for its head, and train that, on a tiny model."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

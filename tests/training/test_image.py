@@ -1,7 +1,5 @@
 """The scripts that made the starter image models: data, tokenizer, training, export, sheets."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

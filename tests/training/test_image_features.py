@@ -1,7 +1,5 @@
 """The script that trains the benchmark's feature networks, on pictures made on the spot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

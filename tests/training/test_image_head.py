@@ -1,7 +1,5 @@
 """The script that trains the heads of the starter image sets, on a tiny model and drawn codes."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of the image training that need no pictures: losses, misread codes, attention."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Scoring of named pictures: complete answers, right ones counted, Wilson's interval."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

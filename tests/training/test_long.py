@@ -1,7 +1,5 @@
 """The scripts that make long answers for a head, and train it on them, on a tiny model."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The loss of the script that trains a masked model; `test_image` trains one."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

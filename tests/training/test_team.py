@@ -1,7 +1,5 @@
 """Training by a team of processes, and the passages that a retriever would bring."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import signal

@@ -1,7 +1,5 @@
 """The scripts that made the starter text models: data, mix, fast kernels, training."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

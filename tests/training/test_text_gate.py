@@ -1,7 +1,5 @@
 """The gate of the starter text models: its prompts, and how it judges what was written."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The folder of tiny image models that the tests of pictures share, file by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's where there is one.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator

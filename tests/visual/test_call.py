@@ -1,7 +1,5 @@
 """What a call may ask for: classes by number and name, counts, seeds, prompts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls of every family: seeds and guidance per image, images as they finish, NaN, adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafters of image pipelines by name, folder and object, and how they draft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

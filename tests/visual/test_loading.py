@@ -1,7 +1,5 @@
 """Folders of image generators: what is found where, and what does not fit together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

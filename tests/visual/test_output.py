@@ -1,7 +1,5 @@
 """Figures of drawn images: forwards, excess, maps, codes, labels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

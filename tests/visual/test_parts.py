@@ -1,7 +1,5 @@
 """What users of diffusers type: placing, slices, the bar, callbacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

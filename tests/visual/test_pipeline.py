@@ -1,7 +1,5 @@
 """The image pipeline: seeds, equality with and without a drafter, outputs, callbacks, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

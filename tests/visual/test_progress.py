@@ -1,7 +1,5 @@
 """The progress of a run: codes counted, one call after each pass."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of relaxed rules that lie with a model: used by name, kept, and refused where broken."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A seed fixes a picture under every rule, whatever is drawn beside it and was drawn before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Turns that are kept: the text of a fresh reading, passages once, and what leaves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

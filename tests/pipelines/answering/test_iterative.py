@@ -1,7 +1,5 @@
 """Answers whose passage is looked up anew: the same text however it is sped up."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """A long document that is read once: the answers of reading it anew, kept in memory or on disk."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

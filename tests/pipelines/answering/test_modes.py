@@ -1,7 +1,5 @@
 """Answers whose law is moved by what the question finds, and drafters that read only that."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How questions are put: the ways by name, templates, and what is read out of an answer."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How far the documents support an answer, and answers of the documents' sentences alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

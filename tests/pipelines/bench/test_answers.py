@@ -1,7 +1,5 @@
 """`ragspec bench answers`: its figures, its page, and files that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

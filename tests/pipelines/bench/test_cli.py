@@ -1,7 +1,5 @@
 """`ragspec bench text` and `bench image` from end to end, on tiny models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

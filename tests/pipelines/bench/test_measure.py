@@ -1,7 +1,5 @@
 """A benchmark run: interleaving, items that loop, and what is written."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The ways of decoding that are compared: same tokens, honest counts, peers left alone."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a user of the command line has on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

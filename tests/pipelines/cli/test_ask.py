@@ -1,7 +1,5 @@
 """`ragspec ask-long`, as a user types it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`ragspec chat` and `generate --chat`, with lines for what is typed."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ragspec datastore` and `generate --datastore`, as a user types them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ragspec doctor`, what `--compare` compares, and `ragspec index`."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError

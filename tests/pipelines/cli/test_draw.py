@@ -1,7 +1,5 @@
 """`ragspec draw` as typed: options, messages, exit codes."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What needs no model is checked before torch is imported, and so within two seconds."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

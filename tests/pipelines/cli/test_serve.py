@@ -1,7 +1,5 @@
 """`ragspec serve`: it starts, says when it is ready, and stops in good order."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """`ragspec train-head`: from texts or codes to a head that drafts, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A text on guesses is that of every search and of the equation; and what a user sees of it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every page in a real browser on a narrow screen: nothing overflows, is tiny, or fails."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The engine that the tests of the server share, file by file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

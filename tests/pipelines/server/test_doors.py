@@ -1,7 +1,5 @@
 """Random requests through every door at once: tokens and texts are those of each one alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

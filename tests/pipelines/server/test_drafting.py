@@ -1,7 +1,5 @@
 """Which engines draft for whom, and that no request waits for what can be known before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

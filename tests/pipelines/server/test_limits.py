@@ -1,7 +1,5 @@
 """What a server withstands: too many callers, callers that leave or never read, and strangers."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """OpenAI's own client, others if installed (those of node in NODE_PATH), and the schema."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Pictures over HTTP: those of the pipeline, and none for a caller that has left."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Log-probabilities are told of the text alone, and say where in it their tokens begin."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is wrong with a request is told in OpenAI's form, by the field that it is in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The routes: texts are those of the engine, in OpenAI's forms."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts end with their answer, however it ends, and leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """What clients of OpenAI's protocol rely on: streams, bytes of tokens, fields they add, echoes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/integrations.md: the snippet of each host runs, where that host is installed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

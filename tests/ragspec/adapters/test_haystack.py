@@ -1,7 +1,5 @@
 """Haystack over a tiny chat model: components, streaming and pipelines that are written to text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

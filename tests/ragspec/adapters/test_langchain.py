@@ -1,7 +1,5 @@
 """LangChain over a tiny chat model: its own ways of calling give the engine's text."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LlamaIndex over a tiny model: completions, conversations and query engines."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

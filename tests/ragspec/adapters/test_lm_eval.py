@@ -1,7 +1,5 @@
 """lm-eval over an engine: generations of plain decoding, likelihoods of transformers' forward."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

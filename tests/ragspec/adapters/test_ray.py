@@ -1,7 +1,5 @@
 """With real Ray where it is installed and --slow is given; the rest is tested everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """With vLLM itself where it is installed and --slow is given; its CPU build will do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

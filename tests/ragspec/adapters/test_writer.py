@@ -1,7 +1,5 @@
 """The writer of all hosts: conversations as prompts, documents as drafts, one engine."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

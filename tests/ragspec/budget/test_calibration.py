@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The cost of forwards: what a probe measures, and what later forwards correct."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

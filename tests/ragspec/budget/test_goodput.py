@@ -1,7 +1,5 @@
 """Whether to draft, whom to ask, and how much to verify."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Policies by name, what a fixed one keeps, and rows that share a forward."""
 
-from __future__ import annotations
-
 import pytest
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession

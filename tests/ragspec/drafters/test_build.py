@@ -1,7 +1,5 @@
 """From what the user asked for to one drafter."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import suppress

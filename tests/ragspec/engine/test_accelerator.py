@@ -3,8 +3,6 @@
 The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's where there is one.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """How often a step that has no fixed shape waits for an accelerator: not more often than it did."""
 
-from __future__ import annotations
-
 import pytest
 
 from ragspec.engine.engine import Engine

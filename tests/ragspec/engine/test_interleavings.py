@@ -1,7 +1,5 @@
 """Random interleavings of requests, steps and faults: every text is the one that it is alone."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

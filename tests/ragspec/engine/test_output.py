@@ -1,7 +1,5 @@
 """What a generation holds, and that its parts agree."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from typing import Any

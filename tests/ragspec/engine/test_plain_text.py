@@ -1,7 +1,5 @@
 """Texts that spell out special tokens are tokenized as plain text, and come out as they are."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

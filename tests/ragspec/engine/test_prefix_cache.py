@@ -1,7 +1,5 @@
 """The prefix cache: tokens that were read are not read again, and the text is that without it."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts in every form, and rubbish, which is refused with a word on what was expected."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts that join, leave and are cancelled at any time are those that each has alone."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

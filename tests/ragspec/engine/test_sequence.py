@@ -1,7 +1,5 @@
 """The sequences of one call: seeds, samples, and how they end."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Models out of wheels: a toy GGUF in a toy wheel, and everything that can go wrong on the way."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

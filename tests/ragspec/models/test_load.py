@@ -1,7 +1,5 @@
 """From a folder to a model and its tokenizer; damaged folders are named, not half loaded."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

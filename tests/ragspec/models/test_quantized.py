@@ -1,7 +1,5 @@
 """Weights in blocks of 8 bits: what is stored, and texts that are exact for it."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Model names: which place answers, in which order, and what the error says when none does."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

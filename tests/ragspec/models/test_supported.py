@@ -1,7 +1,5 @@
 """What is outside the scope is refused by name, with the reason, before any work."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

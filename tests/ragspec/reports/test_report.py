@@ -1,7 +1,5 @@
 """What a label says of the numbers in which a text was decoded."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

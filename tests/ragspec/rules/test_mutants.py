@@ -3,8 +3,6 @@
 A broken rule is the rule's own source with one place changed, loaded beside the original.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from types import ModuleType

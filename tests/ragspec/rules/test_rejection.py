@@ -1,7 +1,5 @@
 """What all rules over drawn drafts keep, by enumeration of every draw; then what each is alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a rule sees: tokens, laws and ends of nodes, asked one by one or all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt

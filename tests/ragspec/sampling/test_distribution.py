@@ -1,7 +1,5 @@
 """The law of the next token: transformers' own filters, shortcuts that equal a full sort."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

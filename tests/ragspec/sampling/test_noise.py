@@ -1,7 +1,5 @@
 """Settings of the output law: ranges, seeds, and what a GenerationConfig asks for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

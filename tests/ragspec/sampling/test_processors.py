@@ -1,7 +1,5 @@
 """Processors against transformers' own: on one input, and token by token under `generate`."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """When a text ends: end tokens, lengths, criteria, stop strings over token borders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The text of tokens, however they come: pieces join to the decoding of the whole, up to a stop."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

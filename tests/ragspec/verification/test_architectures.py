@@ -1,7 +1,5 @@
 """Every architecture: the probe, logits of trees, and tokens that never depend on drafts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """One forward verifies a tree per row: its logits are those of each path as a plain text."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Packed weights give what the module's own forward gives, and only where they are lent."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Iterator

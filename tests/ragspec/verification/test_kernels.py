@@ -1,7 +1,5 @@
 """Attention kernels against plain matrix products."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

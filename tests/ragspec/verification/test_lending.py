@@ -1,7 +1,5 @@
 """A model is lent for single forwards: between two steps it is its owner's, in every mode."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Chains over the model's own cache give the logits of plain texts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from functools import partial

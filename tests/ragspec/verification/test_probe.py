@@ -1,7 +1,5 @@
 """The load-time probe: what it finds and what it catches."""
 
-from __future__ import annotations
-
 import copy
 from math import prod
 from typing import Any

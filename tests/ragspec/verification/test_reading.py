@@ -1,7 +1,5 @@
 """Long prompts are read in chunks: the same tokens and states, and progress is reported."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The caches of sequences against lists of tokens, and against computing everything anew."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

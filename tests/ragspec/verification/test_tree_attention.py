@@ -1,7 +1,5 @@
 """The registered attention and mask pair, and that a model is left as it was found."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager

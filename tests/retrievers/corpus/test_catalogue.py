@@ -1,7 +1,5 @@
 """Damage to every kind of file of a corpus: a typed error every time, never a crash or silence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The options of look-ups, and how they sample; see test_segment and test_kernels as well."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence

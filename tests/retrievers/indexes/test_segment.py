@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The nearest keys are those of measuring all of them, whatever else is asked at once.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The text of every method is that of plain decoding, and its wrong settings are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An index that follows a text drafts what one that is made of the whole text drafts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

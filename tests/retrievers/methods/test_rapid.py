@@ -3,8 +3,6 @@
 Steered texts are compared with two full forwards, and do not depend on what was drafted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages of PDF files: their numbers, and text in which a quotation can be found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files as people have them: odd encodings, markup that changes a meaning, pages of forms."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

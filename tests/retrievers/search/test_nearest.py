@@ -1,7 +1,5 @@
 """What searches name as candidates, and that answers hang on nothing but the query."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Readers by suffix: office files, books, mail, notebooks, tables, JSON and manual pages."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

@@ -1,7 +1,5 @@
 """Reranking: the model's order, all doors, and models that are none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sentences that answer a question: their ends, their order, and refusals."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec

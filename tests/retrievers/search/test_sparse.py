@@ -1,7 +1,5 @@
 """Whether documents speak of a question: by its words and their rarity, or by the nearest text."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

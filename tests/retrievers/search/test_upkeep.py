@@ -1,7 +1,5 @@
 """An index that grows is the index that would be built afresh, whenever a process ends."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What is written on guesses is what is written after every search."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

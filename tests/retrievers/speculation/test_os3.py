@@ -1,7 +1,5 @@
 """The strides of a round: where they pay, and that they do not where they cannot."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Pictures become texts of codes below the ids of what they are of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

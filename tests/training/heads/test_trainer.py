@@ -1,7 +1,5 @@
 """Training teaches a head what the target will say, and leaves the target as it was."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jacobi drafts: the coupled form leaves every code as it is, the sampled form leaves the law."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

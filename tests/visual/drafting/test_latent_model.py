@@ -1,7 +1,5 @@
 """Drafts of latents by a smaller model: chains of its own latents, its cache, and bad input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

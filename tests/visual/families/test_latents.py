@@ -1,7 +1,5 @@
 """`ImagePipeline` and `ragspec draw` over continuous latents, with tiny random models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LlamaGen's published files and folders: classes, prompts, negative prompts, sizes."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ImagePipeline` over published files and folders, with tiny random models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

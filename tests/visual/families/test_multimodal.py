@@ -1,7 +1,5 @@
 """From a prompt to a picture: Janus, Emu3 and Chameleon against transformers' own generation."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 That their pictures are those of the models' own decoding is in `test_multimodal`.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

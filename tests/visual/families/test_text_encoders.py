@@ -1,7 +1,5 @@
 """Text encoders of LlamaGen's models: named by their folder, and refused where they do not fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

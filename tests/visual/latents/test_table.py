@@ -1,7 +1,5 @@
 """The table of latents grows to its limit, and no further."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

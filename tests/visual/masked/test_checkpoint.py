@@ -1,7 +1,5 @@
 """Published MAR files: what is read, what is refused, and that a model writes what it read."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

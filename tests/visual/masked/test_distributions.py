@@ -1,7 +1,5 @@
 """Pictures of a masked model under rules: their law, by Kolmogorov and Smirnov; broken ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

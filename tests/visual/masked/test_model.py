@@ -1,7 +1,5 @@
 """The masked model and its head against a plain reading, and what its sizes may be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

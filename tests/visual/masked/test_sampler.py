@@ -1,7 +1,5 @@
 """Pictures of a masked model against a plain reading, latent by latent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The denoising steps, the mask and the guidance of MAR against plain readings and diffusers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

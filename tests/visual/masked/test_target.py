@@ -1,7 +1,5 @@
 """A masked model as a target: its prefixes, and pictures whatever is drawn beside them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

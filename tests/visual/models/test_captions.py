@@ -1,7 +1,5 @@
 """Captions: the vectors of their tokens, zeros behind, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from ragspec.errors import InputError

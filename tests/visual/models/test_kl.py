@@ -1,7 +1,5 @@
 """Published KL autoencoders against a plain encoder and decoder of the same layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

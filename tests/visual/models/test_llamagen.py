@@ -1,7 +1,5 @@
 """LlamaGen's architecture: against a naive computation, its own cache, and its files."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints in the published layouts, written here from models of known weights."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Files of weights: what is read from them, and that nothing in them is run."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

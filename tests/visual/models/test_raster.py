@@ -1,7 +1,5 @@
 """Grids of codes among the tokens of a picture."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grid rotations against turning every pair by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

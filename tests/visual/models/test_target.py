@@ -1,7 +1,5 @@
 """Image targets: what guidance and trees give is what plain decoding without a cache gives."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The VQ tokenizer: codes and back, the normalised look-up, storage, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

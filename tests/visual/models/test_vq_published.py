@@ -1,7 +1,5 @@
 """Published tokenizer files against a plain decoder and encoder that read the same names."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

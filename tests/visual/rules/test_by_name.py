@@ -1,7 +1,5 @@
 """Rules by name: defaults that fit the code-book, and settings that are refused where foreign."""
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Neighbours and clusters of codes: against brute force, and refused where they cannot be."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

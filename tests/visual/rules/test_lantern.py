@@ -1,7 +1,5 @@
 """Relaxed walks: zero relaxation is the walk, pictures part where codes are replaced, labels."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The law of a relaxed walk is LANTERN's, and the figure it tells is the true variation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which codes a drafted code stands for: prefixes, bounds, monotony (T1 and T2 of the proofs)."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Surprise: 0 on average under the target's law, and not where unlikelier codes stand in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

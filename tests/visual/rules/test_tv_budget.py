@@ -1,7 +1,5 @@
 """The budget is kept in every run, bounds the law of the whole picture, and its label is earned."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A head's cache says what the head says without one, whatever was accepted or forgotten."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

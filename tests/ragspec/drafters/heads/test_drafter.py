@@ -1,7 +1,5 @@
 """Drafts of a draft head: the text stays as it is, with guidance too, and training pays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Published layouts of draft heads are read whole, compute what published code does, and draft."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

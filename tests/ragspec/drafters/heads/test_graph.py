@@ -1,7 +1,5 @@
 """Heads on ONNX Runtime: the drafts of their modules, and a model's head in the cache."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

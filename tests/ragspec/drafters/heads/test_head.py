@@ -1,7 +1,5 @@
 """A draft head is what its file says, and knows which target it is for."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers for multi-token prediction are read from checkpoints as transformers would run them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Published heads that draft several tokens in one pass compute what published code does."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Coupled drafts: the candidates are the law's own first choices, and reach is what it claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Drafts of a real model: the text stays that of plain decoding, and the cache stays in step."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

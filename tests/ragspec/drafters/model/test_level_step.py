@@ -1,7 +1,5 @@
 """Trees drafted in one call are those drafted level by level, whatever is committed meanwhile."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Drafts drawn from the draft model's law: their law, and the text that the classical rules make
 of them."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import Counter

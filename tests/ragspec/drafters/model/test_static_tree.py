@@ -1,7 +1,5 @@
 """Static trees: the shape is kept, its places hold the choices of their ranks, bad shapes fail."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kept graphs: the same texts without the modules, damage, changes, and removal."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Forwards on ONNX Runtime give the texts of the model's own modules, or the modules run."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import pickle

@@ -1,7 +1,5 @@
 """What a step of fixed shape asks of an accelerator: one wait, one copy in, few launches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

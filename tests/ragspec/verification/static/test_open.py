@@ -1,7 +1,5 @@
 """Who takes steps of fixed shape, who does not, and what the texts of both are."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor

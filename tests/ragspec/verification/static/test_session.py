@@ -1,7 +1,5 @@
 """A step of fixed shape against the session that it stands for: same logits, slots and lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

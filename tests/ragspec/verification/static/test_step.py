@@ -1,7 +1,5 @@
 """Steps under `torch.compile(fullgraph=True)`: one graph a shape, never a break, same addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What outlives a session, and what happens where weights move, memory ends or a step breaks."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from concurrent.futures import ThreadPoolExecutor

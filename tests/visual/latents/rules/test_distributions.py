@@ -1,7 +1,5 @@
 """Lossless rules keep the target's law, by Kolmogorov and Smirnov; broken ones are found."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path as Folder
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures under the rules over latents: by equality, in every type, and bad input."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
