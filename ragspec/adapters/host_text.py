@@ -6,15 +6,11 @@ The top logits, hidden states and random noise of its target are not available.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse, match_drafter
@@ -152,15 +148,9 @@ class HostText:
         self._prompt_length = len(self.tokens)
         self._session = drafter.open(DraftRequest(tuple(self.tokens), vocab_size))
         self._offered: DraftTree | None = None
-        self._hash = hash_of(self.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def digest(self) -> bytes:
-        """The digest of the tokens, see `hash_of`."""
-        return self._hash.digest()
 
     def draft(self, nodes: int, remaining: int, longest: int | None = None) -> DraftTree:
         """Return what the host verifies below the last token: a tree, or its best chain.
@@ -179,16 +169,6 @@ class HostText:
         """Append the tokens that the host wrote, and pass the outcome to the drafter."""
         offered, self._offered = self._offered, None
         self.tokens.extend(tokens)
-        self._hash.update(_bytes_of(tokens))
         if offered is not None and tokens:
             path = follow(offered, tokens[:-1])
             self._session.observe(Step(offered, path, tuple(tokens)))
-
-
-def hash_of(tokens: Sequence[int] | NDArray[np.int64]) -> hashlib.blake2b:
-    """Return the hash of tokens, to which further tokens can be added."""
-    return hashlib.blake2b(_bytes_of(tokens), digest_size=16)
-
-
-def _bytes_of(tokens: Sequence[int] | NDArray[np.int64]) -> bytes:
-    return np.asarray(tokens, dtype=np.int64).tobytes()

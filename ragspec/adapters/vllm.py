@@ -15,13 +15,13 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.adapters.host_text import HostInterface, HostOptions, HostText, hash_of, host_drafter
+from ragspec.adapters.host_text import HostInterface, HostOptions, HostText, host_drafter
 from ragspec.errors import InputError
 from ragspec.types import Tokenizer
 
@@ -85,19 +85,15 @@ class Proposer:
             slot_mappings: Ignored.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        requests: list[tuple[int, HostText]] = []
+        live: dict[int, tuple[NDArray[np.int32], list[int]]] = {}
         for row, sampled in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[row])
-            if not len(sampled) or length >= self._limit:
-                continue
-            before = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
-            text = self._texts.take(before)
-            text.refresh([int(token) for token in sampled])
-            requests.append((row, text))
-        for row, text in requests:
+            if len(sampled) and length < self._limit:
+                before = token_ids_cpu[row, : length - len(sampled)]
+                live[row] = before, [int(token) for token in sampled]
+        for row, text in zip(live, self._texts.refresh(live.values()), strict=True):
             chain = text.draft(self._nodes, self._limit - len(text), self._longest)
             drafts[row] = chain.tokens.tolist()
-        self._texts.keep([text for _, text in requests])
         return drafts
 
 
@@ -142,26 +138,32 @@ class KnownTexts:
         idle: Most texts that the last call did not use.
     """
 
-    def __init__(self, open_text: Callable[[NDArray[np.int64]], HostText], idle: int) -> None:
+    def __init__(self, open_text: Callable[[NDArray[np.int32]], HostText], idle: int) -> None:
         self._open = open_text
         self._idle = idle
         self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
 
-    def take(self, tokens: NDArray[np.int64]) -> HostText:
-        """Remove and return the session of exactly these tokens [T], or open one."""
-        key = hash_of(tokens).digest()
-        for number, (digest, text) in enumerate(self._sessions):
-            if digest == key:
-                del self._sessions[number]
-                return text
-        return self._open(tokens)
+    def refresh(self, rows: Iterable[tuple[NDArray[np.int32], list[int]]]) -> list[HostText]:
+        """Return the session of each text, known or opened, with its new tokens.
 
-    def keep(self, texts: Sequence[HostText]) -> None:
-        """Add the sessions of one call; of the others, drop the oldest that exceed the limits."""
+        Of the sessions that are not used, the oldest that exceed the limits are dropped.
+
+        Args:
+            rows: Of each text the tokens before [T], and the new ones.
+        """
+        live: list[tuple[bytes, HostText]] = []
+        for before, new in rows:
+            key = before.tobytes()
+            numbers = (i for i, (tokens, _) in enumerate(self._sessions) if tokens == key)
+            number = next(numbers, None)
+            text = self._open(before) if number is None else self._sessions.pop(number)[1]
+            text.refresh(new)
+            live.append((key + np.array(new, before.dtype).tobytes(), text))
         tokens = sum(len(text) for _, text in self._sessions)
         while self._sessions and (len(self._sessions) > self._idle or tokens > IDLE_TOKENS):
             tokens -= len(self._sessions.pop(0)[1])
-        self._sessions += [(text.digest, text) for text in texts]
+        self._sessions += live
+        return [text for _, text in live]
 
 
 def _tokenizer(model: ModelConfig) -> Tokenizer:

@@ -17,51 +17,50 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int64)
 
 
+def take(known: KnownTexts, *texts: np.ndarray) -> list[HostText]:
+    return known.refresh((text, []) for text in texts)
+
+
 def test_the_whole_text_decides_and_not_its_ending() -> None:
     known = texts()
-    one, other = known.take(ids(7, *ENDING)), known.take(ids(8, *ENDING))
-    known.keep([one, other])
-    assert known.take(ids(8, *ENDING)) is other
-    assert known.take(ids(7, *ENDING)) is one
+    one, other = take(known, ids(7, *ENDING), ids(8, *ENDING))
+    again = take(known, ids(8, *ENDING), ids(7, *ENDING))
+    assert again[0] is other and again[1] is one
 
 
 def test_texts_that_say_the_same_have_a_session_each() -> None:
     known = texts()
-    pair = [known.take(ids(*ENDING)), known.take(ids(*ENDING))]
+    pair = take(known, ids(*ENDING), ids(*ENDING))
     assert pair[0] is not pair[1]
-    known.keep(pair)
-    again = [known.take(ids(*ENDING)), known.take(ids(*ENDING))]
+    *again, third = take(known, *[ids(*ENDING)] * 3)
     assert {id(each) for each in again} == {id(each) for each in pair}
-    assert known.take(ids(*ENDING)) not in pair
+    assert third not in pair
 
 
 def test_a_text_is_detected_by_what_it_says_now() -> None:
     known = texts()
-    text = known.take(ids(1, 2))
-    text.refresh([3])
-    known.keep([text])
-    assert known.take(ids(1, 2)) is not text
-    assert known.take(ids(1, 2, 3)) is text
+    (text,) = known.refresh([(ids(1, 2), [3])])
+    before, after = take(known, ids(1, 2), ids(1, 2, 3))
+    assert before is not text and after is text
 
 
 def test_the_longest_unasked_goes_first() -> None:
     known = texts(idle=2)
-    instance = [known.take(ids(number)) for number in range(3)]
-    for each in instance:
-        known.keep([each])
-    known.keep([])
+    instance = [take(known, ids(number))[0] for number in range(3)]
+    take(known)
     assert len(known._sessions) == 2
-    assert known.take(ids(0)) is not instance[0]
-    assert [known.take(ids(number)) for number in (1, 2)] == instance[1:]
+    first, *others = take(known, *map(ids, range(3)))
+    assert first is not instance[0]
+    assert others == instance[1:]
 
 
 def test_the_tokens_of_idle_texts_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "IDLE_TOKENS", 50)
     known = texts()
     for start in (1, 2, 3):
-        known.keep([known.take(ids(start, *ENDING[:20]))])
-    known.keep([])
+        take(known, ids(start, *ENDING[:20]))
+    take(known)
     assert len(known._sessions) == 2
-    known.keep([known.take(ids(9, *ENDING))])
-    known.keep([])
+    take(known, ids(9, *ENDING))
+    take(known)
     assert len(known._sessions) == 1
