@@ -20,8 +20,8 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from ragspec.pipelines.server.errors import ApiError
 
@@ -109,20 +109,13 @@ class Message(Body):
     """A turn of a conversation; only an assistant's may have no text."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content | None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _may_be_silent(cls, turn: object) -> object:
-        if isinstance(turn, dict) and turn.get("role") == "assistant":
-            return {"content": None, **turn}
-        return turn
+    content: Annotated[Content | None, Field(validate_default=True)] = None
 
     @field_validator("content")
     @classmethod
-    def _has_text(cls, content: Content | None, info: ValidationInfo) -> Content | None:
+    def _expect_text(cls, content: Content | None, info: ValidationInfo) -> Content | None:
         if content is None and info.data.get("role") != "assistant":
-            raise ValueError("expected a text")
+            raise PydanticCustomError("missing", "expected a text")
         return content
 
 
