@@ -1,14 +1,17 @@
-"""The routes of the server."""
+"""The routes of the server, and its images."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -17,8 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
-from ragspec.pipelines.server.errors import ApiError, add_error_handlers, naming_field
-from ragspec.pipelines.server.pictures import draw
+from ragspec.pipelines.server.errors import HANDLERS, ApiError, naming_field
 from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
 from ragspec.pipelines.server.schema import (
     ChatRequest,
@@ -31,6 +33,12 @@ from ragspec.pipelines.server.schema import (
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import RunningTexts, answer, run_in_thread, until_disconnected
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ragspec.visual.output import ImageOutput
+    from ragspec.visual.pipeline import ImagePipeline
 
 T = TypeVar("T")
 
@@ -128,13 +136,13 @@ class Routes:
     async def stores(self) -> Response:
         """List the stores to draft from."""
         served = self.served
-        data = await run_in_thread(lambda: [served.store(name) for name in served.stores])
+        data = [await run_in_thread(served.store, name) for name in served.stores]
         return JSONResponse({"object": "list", "data": data})
 
     async def add_store(self, body: StoreRequest) -> Response:
         """Open one more store to draft from."""
-        add = partial(self.served.add_store, body.name, body.path)
-        return JSONResponse(await run_in_thread(add), 201)
+        store = await run_in_thread(self.served.add_store, body.name, body.path)
+        return JSONResponse(store, 201)
 
     def count(self, path: str, status: int) -> None:
         """Count a response."""
@@ -165,19 +173,13 @@ class Routes:
     ) -> Response:
         """Read a request, submit its texts, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
-
-        def submit(requests: Sequence[EngineRequest]) -> RunningTexts:
-            if requests[0].refusal is not None:
-                return RunningTexts(requests, ())
-            engine = served.engine_of(tenant, body.drafter, body.budget, body.store)
-            return RunningTexts(requests, served.submit(requests, engine, tenant))
-
         with naming_field(body):
             served.expect(body.model, prompts * (body.n or 1))
             headers = ignored_fields(body)
-            running = await run_in_thread(partial(submit, await read()))
+            requests = await read()
+            handles = await run_in_thread(served.submit, body, requests, tenant)
             reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
-            response = await answer(body, request, running, reply)
+            response = await answer(body, request, RunningTexts(requests, handles), reply)
         response.headers.update(headers)
         return response
 
@@ -192,7 +194,12 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
     if isinstance(serving, Serving):
         loading.set_result(serving)
     routes = Routes(loading, settings)
-    app = FastAPI(title="ragspec", lifespan=routes.lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="ragspec",
+        lifespan=routes.lifespan,
+        redirect_slashes=False,
+        exception_handlers=HANDLERS,
+    )
     api = [require_key(settings.keys)] if settings.keys else []
     admin_keys = () if settings.admin_key is None else (settings.admin_key,)
     admin = [require_key(admin_keys)] if settings.keys or admin_keys else []
@@ -220,6 +227,55 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
         )
-    add_error_handlers(app)
     app.state.routes = routes
     return app
+
+
+def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, object]:
+    """Draw images and return them in OpenAI's form, as PNG.
+
+    Args:
+        body: For a model of classes the prompt is the name of a class.
+        gone: Returns whether the client has disconnected; checked after every pass.
+
+    Raises:
+        ApiError: There is no such image model; also the errors of the pipeline.
+    """
+    pipe = _pipeline(body.model, serving.images)
+    options: dict[str, Any] = {"callback_on_step_end": lambda *_: gone()}
+    if body.size not in (None, "auto"):
+        options["width"], options["height"] = map(int, str(body.size).split("x"))
+    if body.guidance_scale is not None:
+        options["guidance_scale"] = body.guidance_scale
+    if body.seed is not None:
+        options["seed"] = body.seed
+    subject = pipe.family.condition
+    if subject is not None:
+        options[subject] = body.prompt
+    out = pipe(num_images_per_prompt=body.n or 1, **options)
+    data = [{"b64_json": _png(image)} for image in out.images]
+    return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
+
+
+def _pipeline(model: str | None, images: Mapping[str, ImagePipeline]) -> ImagePipeline:
+    """Return the pipeline of a name, or the first one."""
+    if not images:
+        raise ApiError(404, "no image model is served here; expected one (--images NAME).")
+    name = next(iter(images)) if model is None else model
+    if name not in images:
+        message = f"got the model {name!r}; expected one of {', '.join(images)}."
+        raise ApiError(404, message, "model_not_found", "model")
+    return images[name]
+
+
+def _png(image: Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _metrics(out: ImageOutput) -> dict[str, object]:
+    stats = out.stats
+    tokens = sum(report.tokens for report in stats.reports) or stats.excess.size
+    record = {"num_forwards": stats.forwards, "num_tokens": tokens, "label": out.label}
+    return {"speculative_decoding": {**record, "seeds": list(stats.seeds)}}

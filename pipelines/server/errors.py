@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -114,14 +114,13 @@ def error_response(error: Exception) -> JSONResponse:
     return JSONResponse(failure.body(), failure.status_code, failure.headers)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer errors of the library and of requests in OpenAI's form."""
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
 
-    for kind in (RagspecError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, answer)
+HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
+    (RagspecError, RequestValidationError, HTTPException), _answer
+)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:

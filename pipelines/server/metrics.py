@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
@@ -30,10 +31,7 @@ class Metrics:
     def __init__(self, scheduler: Scheduler) -> None:
         self.registry = CollectorRegistry()
         common: dict[str, Any] = {"namespace": "ragspec", "registry": self.registry}
-
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(name, what, labels, **common)
-
+        counter = partial(Counter, **common)
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: scheduler.waiting),
             ("live", "Requests that have a slot.", lambda: scheduler.live),
@@ -42,14 +40,14 @@ class Metrics:
         ):
             Gauge(name, what, **common).set_function(value)
         ProcessCollector(registry=self.registry)  # memory, processor time and open files, on Linux
-        self.requests = counter("requests", "Requests answered.", "route", "status")
-        self.texts = counter("texts", "Texts ended.", "reason")
+        self.requests = counter("requests", "Requests answered.", ("route", "status"))
+        self.texts = counter("texts", "Texts ended.", ("reason",))
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self.cached_tokens = counter("cached_tokens", "Of these, not read again.")
         self.tokens = counter("tokens", "Tokens written.")
         self.forwards = counter("forwards", "Forwards of the model.")
-        self.drafted = counter("drafted_tokens", "Tokens drafted, by source.", "source")
-        self.accepted = counter("accepted_tokens", "Drafts accepted, by source.", "source")
+        self.drafted = counter("drafted_tokens", "Tokens drafted, by source.", ("source",))
+        self.accepted = counter("accepted_tokens", "Drafts accepted, by source.", ("source",))
         self.first = Histogram("first_token_seconds", "To the first.", buckets=FIRST, **common)
         self.each = Histogram("token_seconds", "Of each after it.", buckets=EACH, **common)
 

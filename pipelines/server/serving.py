@@ -35,6 +35,7 @@ from ragspec.registry import unknown
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
+    from ragspec.pipelines.server.schema import TextRequest
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.visual.pipeline import ImagePipeline
 
@@ -164,14 +165,17 @@ class Serving:
         self.scheduler.expect_room(texts)
 
     def submit(
-        self, requests: Sequence[EngineRequest], engine: Engine, tenant: str
+        self, body: TextRequest, requests: Sequence[EngineRequest], tenant: str
     ) -> list[RequestHandle]:
-        """Submit some requests to an engine of `engine_of`, all of them or none.
+        """Submit the texts of a request, all of them or none; none if it is refused.
 
         Raises:
-            QueueFullError: The queue is full; also the errors of `Engine.submit`.
+            QueueFullError: The queue is full; also the errors of `engine_of` and `Engine.submit`.
         """
         handles: list[RequestHandle] = []
+        if requests[0].refusal is not None:
+            return handles
+        engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         try:
             for each in requests:
                 options: Options = {**each.options, "tenant": tenant}

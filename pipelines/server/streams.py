@@ -119,7 +119,7 @@ async def answer(
         texts = await until_disconnected(request, running.finished())
     finally:
         running.cancel()
-    return JSONResponse(await run_in_thread(lambda: _whole(running, reply, texts)))
+    return JSONResponse(await run_in_thread(_whole, running, reply, texts))
 
 
 def _whole(
@@ -158,7 +158,7 @@ async def _encode(
                 yield chunk(reply.choice(index, text, stream=True, placed=placed))
             if generation is not None:
                 done[index] = generation
-                message = await run_in_thread(partial(running.message, index, generation))
+                message = await run_in_thread(running.message, index, generation)
                 finish = finish_reason(generation)
                 yield chunk(reply.choice(index, "", stream=True, finish=finish, **message))
         if with_usage:
@@ -186,9 +186,9 @@ def _expect_whole(generation: Generation) -> Generation:
 _WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Run slow work in a thread, so that streams continue."""
-    return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
+    return await asyncio.get_running_loop().run_in_executor(_WORKERS, work, *arguments)
 
 
 async def until_disconnected(request: Request, work: Awaitable[T]) -> T:

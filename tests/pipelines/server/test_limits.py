@@ -21,7 +21,7 @@ from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
-from ragspec.pipelines.server import access, connections, run
+from ragspec.pipelines.server import access, run
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings, read_keys
@@ -386,7 +386,7 @@ def is_open(line: socket.socket) -> bool:
 def test_headers_and_bodies_have_deadlines_that_fill_no_log(
     instance: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(run, "HEADER_SECONDS", 0.2)
     monkeypatch.setattr(access, "BODY_SECONDS", 0.2)
     caplog.set_level("INFO", "ragspec.server")
     with served(instance, ServerSettings(keep_alive=0.2)) as (client, _):

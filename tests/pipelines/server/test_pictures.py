@@ -15,7 +15,7 @@ from PIL import Image
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import QueueFullError
-from ragspec.pipelines.server import app, pictures
+from ragspec.pipelines.server import app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
@@ -62,7 +62,7 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
 ) -> None:
     client, serving = pair
     passes, first, on, outs = [0], threading.Event(), threading.Event(), []
-    metrics = pictures._metrics
+    metrics, draw = app._metrics, app.draw
 
     def slow(body: Any, serving: Serving, gone: Any) -> Any:
         def after_pass() -> bool:
@@ -71,14 +71,14 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
             assert on.wait(20)
             return bool(gone())
 
-        return pictures.draw(body, serving, after_pass)
+        return draw(body, serving, after_pass)
 
     def noted(out: Any) -> Any:
         outs.append(out)
         return metrics(out)
 
     monkeypatch.setattr(app, "draw", slow)
-    monkeypatch.setattr(pictures, "_metrics", noted)
+    monkeypatch.setattr(app, "_metrics", noted)
     raw = json.dumps({"prompt": "red heart", "seed": 5}).encode()
     head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
