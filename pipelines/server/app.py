@@ -178,8 +178,9 @@ class Routes:
             headers = ignored_fields(body)
             requests = await read()
             handles = await run_in_thread(served.submit, body, requests, tenant)
+            running = RunningTexts([each for each in requests for _ in range(body.n or 1)], handles)
             reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
-            response = await answer(body, request, RunningTexts(requests, handles), reply)
+            response = await answer(body, request, running, reply)
         response.headers.update(headers)
         return response
 
@@ -245,10 +246,7 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
     options: dict[str, Any] = {"callback_on_step_end": lambda *_: gone()}
     if body.size not in (None, "auto"):
         options["width"], options["height"] = map(int, str(body.size).split("x"))
-    if body.guidance_scale is not None:
-        options["guidance_scale"] = body.guidance_scale
-    if body.seed is not None:
-        options["seed"] = body.seed
+    options |= body.model_dump(include={"guidance_scale", "seed"}, exclude_none=True)
     subject = pipe.family.condition
     if subject is not None:
         options[subject] = body.prompt

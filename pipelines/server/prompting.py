@@ -13,9 +13,9 @@ from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
-from ragspec.pipelines.openai import GenerateRequest, read_settings
+from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
 from ragspec.pipelines.server.errors import ApiError, as_api_error
-from ragspec.pipelines.server.schema import REFUSED, text_of
+from ragspec.pipelines.server.schema import REFUSED, TextRequest, text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -28,31 +28,21 @@ from ragspec.verification.causal import score_tokens
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.pipelines.server.schema import (
-        ChatRequest,
-        CompletionRequest,
-        DocumentText,
-        TextRequest,
-    )
+    from ragspec.pipelines.server.schema import ChatRequest, CompletionRequest, DocumentText
     from ragspec.reports.generation import Generation
 
 
 CHARACTERS = 8  # of a token, as an upper bound
 LONGEST = 8192  # tokens of a context that the model does not state
 COMPLETION_TOKENS = 16  # of a completion that names no limit
-SETTINGS = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "logit_bias", "min_tokens", "seed", "stop", "stop_token_ids"),
-    "ignore_eos",
-)
+SETTINGS = NAMES.intersection(TextRequest.model_fields) - {"max_tokens", "n", "prediction"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request for one text.
+    """A request for the texts after one prompt.
 
     Attributes:
-        sample: Which of the samples of the prompt it is.
         cited: The prompt with its passages, if it has any.
         question, search: The question over them, and the result of its search.
         refusal: The answer without the model, None if it is called.
@@ -63,7 +53,6 @@ class EngineRequest:
     prompt: Sequence[int]
     sampling: Sampling
     options: Options
-    sample: int = 0
     cited: Prompt | None = None
     question: str = ""
     search: SearchResult = field(default_factory=SearchResult)
@@ -73,7 +62,7 @@ class EngineRequest:
 
 
 def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> list[EngineRequest]:
-    """Return the engine's requests for a chat request, one for each sample.
+    """Return the engine's requests for a chat request.
 
     The documents of the request are put before its last message. Without any, the passages that the
     server's documents have for that message are.
@@ -91,8 +80,7 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     sampling, options = read.sampling, read.options
     if result.refused is not None:
         refusal = Answer.refusal(question, result).generation
-        refused = EngineRequest((), sampling, options, search=result, refusal=refusal)
-        return [refused] * (body.n or 1)
+        return [EngineRequest((), sampling, options, search=result, refusal=refusal)]
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(tokenizer):
@@ -108,18 +96,14 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     options |= {"spans": prompt.spans, "texts": prompt.layout}
     source = "documents" if body.documents else "messages"
     _limit(options, prompt.token_ids, new, engine, (source, name))
-    return [
-        EngineRequest(
-            prompt.token_ids, sampling, options, sample, prompt if hits else None, question, result
-        )
-        for sample in range(body.n or 1)
-    ]
+    cited = prompt if hits else None
+    return [EngineRequest(prompt.token_ids, sampling, options, cited, question, result)]
 
 
 def read_completion(
     body: CompletionRequest, engine: Engine, gone: Callable[[], bool] = lambda: False
 ) -> list[EngineRequest]:
-    """Return the engine's requests for a completion request, one for each sample of each prompt.
+    """Return the engine's requests for a completion request, one for each prompt.
 
     Args:
         gone: Returns whether the client has disconnected.
@@ -141,10 +125,7 @@ def read_completion(
             echo.push(ids)
             if body.logprobs is not None:
                 echoed = tuple(score_tokens(engine.target, ids, body.logprobs))
-        requests += [
-            EngineRequest(ids, read.sampling, options, sample, echo=echo.text, echoed=echoed)
-            for sample in range(body.n or 1)
-        ]
+        requests.append(EngineRequest(ids, read.sampling, options, echo=echo.text, echoed=echoed))
     return requests
 
 

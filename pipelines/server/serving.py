@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -177,9 +178,9 @@ class Serving:
             return handles
         engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         try:
-            for each in requests:
+            for each, sample in product(requests, range(body.n or 1)):
                 options: Options = {**each.options, "tenant": tenant}
-                handle = engine.submit(each.prompt, each.sampling, sample=each.sample, **options)
+                handle = engine.submit(each.prompt, each.sampling, sample=sample, **options)
                 handles.append(handle)
         except BaseException:
             for handle in handles:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from typer import Option
 
@@ -110,15 +111,14 @@ class ServerSettings:
             ) from error
 
     def accepts(self, host: str) -> bool:
-        """Return whether the server goes by this name.
+        """Return whether the server goes by the name in a Host header.
 
         Without a key a page in a browser must not reach the server by a name that its author lets
         lead to this machine (DNS rebinding).
         """
         names = self.hosts or (() if self.keys else (*LOCAL, self.host))
-        known = [name.partition(":")[0] if name.count(":") == 1 else name for name in names]
-        known = [name.partition("]")[0].removeprefix("[").lower() for name in known]  # [::1]:80
-        return not names or "*" in known or host in known
+        known = [_name_of(name) for name in names]
+        return not names or "*" in known or _name_of(host) in known
 
     @property
     def local(self) -> bool:
@@ -127,6 +127,15 @@ class ServerSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def _name_of(host: str) -> str:
+    """Return a host without its port and brackets, "" if it is none."""
+    address = f"[{host}]" if host.count(":") > 1 and "[" not in host else host
+    try:
+        return urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def read_keys(entries: Sequence[str]) -> list[str]:
