@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ragspec.errors import InputError
-from ragspec.pipelines.page.run_view import run_view
+from ragspec.pipelines.page.run_view import RunView
 from ragspec.pipelines.page.tree_view import draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
 
@@ -34,7 +34,7 @@ def trace_page(trace: Trace) -> str:
     """
     drafts = draft_views(trace)
     chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
-    values = {"run": run_view(trace), "drafts": drafts, "chosen": chosen}
+    values = {"run": RunView(trace), "drafts": drafts, "chosen": chosen}
     return render_template("page.html.j2", **values, script=_script() if drafts else None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.page.charts import TARGET, StepChart, colours_of, first_number, step_chart
+from ragspec.pipelines.page.charts import TARGET, colours_of, first_number, step_chart
 from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import ROUNDED, kind_of_label
@@ -65,95 +65,6 @@ class Share:
     more: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """The values of the page template for one run.
-
-    Attributes:
-        legend: Names and colour classes of the sources of the text.
-        drafters: Names and colour classes of all sources that drafted.
-    """
-
-    trace: Trace
-    title: str
-    meaning: str
-    figures: list[tuple[str, str]]
-    spans: list[Span]
-    legend: list[tuple[str, str]]
-    drafters: list[tuple[str, str]]
-    chart: StepChart
-    stages: list[Share]
-    whole_ms: float
-    sources: list[Share]
-    documents: list[Share]
-    facts: list[tuple[str, str]]
-
-
-def run_view(trace: Trace) -> RunView:
-    """Return the values of the page of a trace."""
-    report = trace.report
-    colours = colours_of(trace.steps)
-    _, accepted = count_sources(trace.steps)
-    spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
-    whole = max(report.seconds * 1000, sum(spent.values()), 1e-9)
-    if whole - sum(spent.values()) > 0.005 * whole:
-        spent["other"] = whole - sum(spent.values())
-    return RunView(
-        trace=trace,
-        title=str(trace.extra.get("question") or trace.extra.get("prompt") or "Generation"),
-        meaning=_meaning(trace),
-        figures=_figures(trace),
-        spans=list(_spans(trace, colours)),
-        legend=[*((name, css) for name, css in colours.items() if accepted[name]), (TARGET, "own")],
-        drafters=[*colours.items(), (TARGET, "own")],
-        chart=step_chart(trace.steps, colours),
-        stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],
-        whole_ms=whole,
-        sources=_sources(trace, colours),
-        documents=_documents(trace),
-        facts=_facts(trace),
-    )
-
-
-def _meaning(trace: Trace) -> str:
-    """Return the meaning of the label, and the divergence if the run was compared."""
-    meaning = meaning_of(trace.report.label)
-    divergence = (trace.extra.get("compare") or {}).get("first_divergence")
-    if not divergence or not meaning:
-        return meaning
-    return f"{meaning}; here it parts from plain decoding at token {divergence['index']}"
-
-
-def _figures(trace: Trace) -> list[tuple[str, str]]:
-    report = trace.report
-    figures = [
-        ("tokens", f"{report.tokens}"),
-        ("forward passes", f"{report.forward_passes}"),
-        ("tokens a pass", f"{report.tokens_per_forward:.2f}"),
-        ("drafts accepted", f"{report.draft_acceptance_rate:.0%}"),
-        ("seconds", f"{report.seconds:.2f}"),
-        ("tokens / s, decoding", f"{report.tokens_per_second:.0f}"),
-    ]
-    ratio = (trace.extra.get("compare") or {}).get("ratio")
-    return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures
-
-
-def _facts(trace: Trace) -> list[tuple[str, str]]:
-    report = trace.report
-    sizes = ", ".join(f"{size} × {n}" for size, n in sorted(report.budget_sizes.items()))
-    facts = [
-        ("model", trace.model or "not named"),
-        ("seed", "none" if report.seed is None else str(report.seed)),
-        ("prompt", pluralize(report.prompt_tokens, "token")),
-        ("ended by", report.finish_reason),
-        ("budget", f"{report.budget} (nodes × steps: {sizes})"),
-        ("distinct 4-grams", f"{report.distinct_4:.0%}"),
-        ("inside loops", f"{report.loop_share:.0%}"),
-    ]
-    failed = ", ".join(f"{name} {n}" for name, n in report.faults.items())
-    return [*facts, ("drafters that failed", failed)] if failed else facts
-
-
 def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
     """Yield the runs of tokens that one source drafted in one step without a jump in a document."""
     names = trace.documents
@@ -183,24 +94,92 @@ def _continues(step: Step, before: int, node: int) -> bool:
     return bool(document == next_document and (document < 0 or offset + 1 == next_offset))
 
 
-def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:
-    drafted, accepted = count_sources(trace.steps)
-    tokens = max(trace.report.tokens, 1)
-    rows = []
-    for name, css in colours.items():
-        more = (str(drafted[name]), f"{accepted[name] / drafted[name]:.0%}")
-        rows.append(Share(name, css, accepted[name], 100 * accepted[name] / tokens, more))
-    by_target = trace.report.tokens - accepted.total()
-    return [*rows, Share(TARGET, "own", by_target, 100 * by_target / tokens, ("", ""))]
+class RunView:
+    """The values of the page template for one run.
 
+    Attributes:
+        legend: Names and colour classes of the sources of the text.
+        drafters: Names and colour classes of all sources that drafted.
+    """
 
-def _documents(trace: Trace) -> list[Share]:
-    counts: Counter[int] = Counter()
-    for step in trace.steps:
-        counts.update(int(step.tree.origin[node][0]) for node in accepted_of(step))
-    names, tokens = trace.documents, max(trace.report.tokens, 1)
-    return [
-        Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
-        for i, n in counts.most_common()
-        if i >= 0
-    ]
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.title = str(trace.extra.get("question") or trace.extra.get("prompt") or "Generation")
+        self.compare = trace.extra.get("compare") or {}
+        self.colours = colours_of(trace.steps)
+        self.drafted, self.accepted = count_sources(trace.steps)
+        self.drafters = [*self.colours.items(), (TARGET, "own")]
+        self.legend = [each for each in self.drafters if self.accepted[each[0]] or each[1] == "own"]
+        self.spans = list(_spans(trace, self.colours))
+        self.chart = step_chart(trace.steps, self.colours)
+        spent = {name: ms for name, ms in trace.report.milliseconds.items() if ms > 0}
+        whole = self.whole_ms = max(trace.report.seconds * 1000, sum(spent.values()), 1e-9)
+        if whole - sum(spent.values()) > 0.005 * whole:
+            spent["other"] = whole - sum(spent.values())
+        self.stages = [Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()]
+
+    @property
+    def meaning(self) -> str:
+        """The meaning of the label, and the divergence if the run was compared."""
+        meaning = meaning_of(self.trace.report.label)
+        divergence = self.compare.get("first_divergence")
+        if not divergence or not meaning:
+            return meaning
+        return f"{meaning}; here it parts from plain decoding at token {divergence['index']}"
+
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        """Names and values of the figures below the title."""
+        report, ratio = self.trace.report, self.compare.get("ratio")
+        figures = [
+            ("tokens", f"{report.tokens}"),
+            ("forward passes", f"{report.forward_passes}"),
+            ("tokens a pass", f"{report.tokens_per_forward:.2f}"),
+            ("drafts accepted", f"{report.draft_acceptance_rate:.0%}"),
+            ("seconds", f"{report.seconds:.2f}"),
+            ("tokens / s, decoding", f"{report.tokens_per_second:.0f}"),
+        ]
+        return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values of the facts at the end of the page."""
+        report = self.trace.report
+        sizes = ", ".join(f"{size} × {n}" for size, n in sorted(report.budget_sizes.items()))
+        failed = ", ".join(f"{name} {n}" for name, n in report.faults.items())
+        facts = [
+            ("model", self.trace.model or "not named"),
+            ("seed", "none" if report.seed is None else str(report.seed)),
+            ("prompt", pluralize(report.prompt_tokens, "token")),
+            ("ended by", report.finish_reason),
+            ("budget", f"{report.budget} (nodes × steps: {sizes})"),
+            ("distinct 4-grams", f"{report.distinct_4:.0%}"),
+            ("inside loops", f"{report.loop_share:.0%}"),
+        ]
+        return [*facts, ("drafters that failed", failed)] if failed else facts
+
+    @property
+    def sources(self) -> list[Share]:
+        """The tokens of each source, with those that it drafted and its acceptance rate."""
+        drafted, accepted = self.drafted, Counter(self.accepted)
+        accepted[TARGET] = self.trace.report.tokens - accepted.total()
+        tokens = max(self.trace.report.tokens, 1)
+        rows = []
+        for name, css in self.drafters:
+            amount, count = accepted[name], drafted[name]
+            more = (str(count), f"{amount / count:.0%}") if count else ("", "")
+            rows.append(Share(name, css, amount, 100 * amount / tokens, more))
+        return rows
+
+    @property
+    def documents(self) -> list[Share]:
+        """The tokens copied from each document."""
+        counts: Counter[int] = Counter()
+        for step in self.trace.steps:
+            counts.update(int(step.tree.origin[node][0]) for node in accepted_of(step))
+        names, tokens = self.trace.documents, max(self.trace.report.tokens, 1)
+        return [
+            Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
+            for i, n in counts.most_common()
+            if i >= 0
+        ]

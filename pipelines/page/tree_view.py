@@ -8,7 +8,7 @@ token after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
@@ -16,7 +16,7 @@ from ragspec.pipelines.page.charts import TARGET, colours_of, first_number
 from ragspec.reports.generation import accepted_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import PREDICTION, ROOT
+from ragspec.trees.draft_tree import PREDICTION
 
 LONGEST = 80  # letters of a token that are shown
 END = "end"  # text of the end token, which has none
@@ -63,100 +63,76 @@ def draft_views(trace: Trace) -> list[DraftView]:
     """Return the picture of every step, first to last; none if nothing was drafted."""
     if not any(len(step.tree) for step in trace.steps):
         return []
-    colours, words = colours_of(trace.steps), _Words(trace)
-    first = first_number(trace.steps)
-    views = []
-    before = "prompt"
-    for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
-        views.append(_view(trace, step, number, before, colours, words))
+    pictures, before, views = _Pictures(trace), "prompt", []
+    steps = zip(trace.steps, trace.texts, strict=True)
+    for number, (step, texts) in enumerate(steps, first_number(trace.steps)):
+        views.append(pictures.view(step, number, before))
         before = next((text for text in reversed(texts) if text.strip()), before)
     return views
 
 
-class _Words:
-    """The texts of tokens by id, from the steps and the vocabulary of a trace."""
+class _Pictures:
+    """Draws the steps of a trace.
+
+    Attributes:
+        words: The texts of tokens by id, from the steps and the vocabulary.
+        end: The end token that ended the text, None if the text ended otherwise. The last token of
+            a run has a text, be it the mark of an unfinished character, unless decoding leaves it
+            out.
+    """
 
     def __init__(self, trace: Trace) -> None:
-        self._texts: dict[int, str] = {}
+        self.documents = trace.documents
+        self.colours = colours_of(trace.steps)
+        self.words: dict[int, str] = {}
         for step, texts in zip(trace.steps, trace.texts, strict=True):
-            self._texts.update(zip(step.tokens, texts, strict=True))
-        self._texts.update(trace.vocabulary)
-        self.end = _end_of(trace)
+            self.words.update(zip(step.tokens, texts, strict=True))
+        self.words.update(trace.vocabulary)
+        ends = trace.report.finish_reason == "stop" and step.tokens and not texts[-1]
+        self.end = step.tokens[-1] if ends else None
 
-    def __getitem__(self, token: int) -> str:
-        if token == self.end:
-            return END
-        return self._texts.get(token) or f"#{token}"
+    def view(self, step: Step, number: int, before: str) -> DraftView:
+        """Return the picture of a step after the text `before`."""
+        tree, path, accepted = step.tree, step.path, len(accepted_of(step))
+        added = step.tokens[len(path) :]  # the target's own: one token, none after a stop
+        # Box 0 is the root, box i + 1 is node i.
+        last = path[-1] + 1 if path else 0
+        parents = [-1, *(tree.parents + 1).tolist(), *(last for _ in added)]
+        rank = [0.0, *(-tree.accept_prob).tolist(), *(-2.0 for _ in added)]
+        for node in path:
+            rank[node + 1] = -2.0
+        cells = _cells(parents, rank)
+        nodes = [
+            Node(*cells[box], cells[max(parents[box], 0)][0], *look)
+            for box, look in enumerate(self._looks(step, before, added))
+        ]
+        size = len(tree)
+        caption = f"{size} drafted, {accepted} accepted" if size else "nothing drafted"
+        ended = not added or added[0] == self.end
+        caption += ", then the end" if ended else f", then “{self._text(added[0])}” by the target"
+        return DraftView(number, accepted, caption, nodes, max(node.row for node in nodes))
 
+    def _looks(
+        self, step: Step, before: str, added: Sequence[int]
+    ) -> Iterator[tuple[str, str, str]]:
+        """Yield class, text and tooltip of the root, of the nodes, and of the target's tokens."""
+        tree = step.tree
+        yield "root", printed(before), "the text before this draft"
+        for node, (token, name) in enumerate(
+            zip(tree.tokens.tolist(), sources_of(step), strict=True)
+        ):
+            text, css, fate = self._text(token), self.colours[name], "not accepted"
+            if node in step.path:
+                css, fate = f"{css} kept", "accepted"
+            origin = where(self.documents, tree.origin[node].tolist())
+            claim = f"claimed reach {tree.accept_prob[node]:.2g}"
+            yield css, text, f"“{text}” · {name}{origin}\n{claim} · {fate}"
+        for text in map(self._text, added):
+            yield "own", text, f"“{text}” · {TARGET}\nits own token after the accepted path"
 
-def _end_of(trace: Trace) -> int | None:
-    """Return the end token that ended the text, None if the text ended otherwise.
-
-    The last token of a run has a text, be it the mark of an unfinished character, unless
-    decoding leaves it out.
-    """
-    if trace.report.finish_reason != "stop" or not trace.steps:
-        return None
-    last, texts = trace.steps[-1].tokens, trace.texts[-1]
-    return last[-1] if last and not texts[-1] else None
-
-
-def _view(
-    trace: Trace, step: Step, number: int, before: str, colours: Mapping[str, str], words: _Words
-) -> DraftView:
-    tree = step.tree
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-    added = step.tokens[len(step.path) :]  # the target's own: one token, none after a stop
-    texts = [words[token] for token in (*tokens, *added)]
-    parents += [step.path[-1] if step.path else ROOT] * len(added)
-    css, tips = _looks(trace, step, texts, colours)
-    # Box 0 is the root, box i + 1 is node i.
-    parents = [-1, *(parent + 1 for parent in parents)]
-    rank = [0.0, *(-float(accept_prob) for accept_prob in tree.accept_prob), *(-2.0 for _ in added)]
-    for node in step.path:
-        rank[node + 1] = -2.0
-    cells = _cells(parents, rank)
-    looks = zip(
-        ["root", *css],
-        map(printed, (before, *texts)),
-        ["the text before this draft", *tips],
-        strict=True,
-    )
-    nodes = [
-        Node(*cells[box], cells[max(parents[box], 0)][0], *look) for box, look in enumerate(looks)
-    ]
-    written = [words[token] for token in added if token != words.end]
-    caption, rows = _caption(step, written), max(node.row for node in nodes)
-    return DraftView(number, len(accepted_of(step)), caption, nodes, rows)
-
-
-def _looks(
-    trace: Trace, step: Step, texts: Sequence[str], colours: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Return the CSS classes and tooltips of the nodes, then of the target's tokens."""
-    tree, path = step.tree, set(step.path)
-    css, tips = [], []
-    for node, name in enumerate(sources_of(step)):
-        accepted = node in path
-        css.append(f"{colours[name]} kept" if accepted else colours[name])
-        origin = where(trace.documents, tree.origin[node].tolist())
-        accept_prob = f"{tree.accept_prob[node]:.2g}"
-        fate = "accepted" if accepted else "not accepted"
-        tips.append(
-            f"“{printed(texts[node])}” · {name}{origin}\nclaimed reach {accept_prob} · {fate}"
-        )
-    for text in texts[len(tree) :]:
-        css.append("own")
-        tips.append(f"“{printed(text)}” · {TARGET}\nits own token after the accepted path")
-    return css, tips
-
-
-def _caption(step: Step, added: Sequence[str]) -> str:
-    accepted = len(accepted_of(step))
-    drafted = (
-        f"{len(step.tree)} drafted, {accepted} accepted" if len(step.tree) else "nothing drafted"
-    )
-    return drafted + (f", then “{printed(added[0])}” by the target" if added else ", then the end")
+    def _text(self, token: int) -> str:
+        """Return the text of a token on one short line."""
+        return END if token == self.end else printed(self.words.get(token) or f"#{token}")
 
 
 def printed(text: str) -> str:

@@ -13,7 +13,7 @@ from ragspec.pipelines.page.charts import (
     slots_of,
     step_chart,
 )
-from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
+from ragspec.pipelines.page.run_view import RunView, Span, meaning_of
 from ragspec.reports.generation import accepted_of, report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
@@ -79,7 +79,7 @@ def test_a_path_that_a_stop_has_cut_counts_as_far_as_it_stands() -> None:
 
 
 def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
-    view = run_view(sample_trace(tmp_path))
+    view = RunView(sample_trace(tmp_path))
     text = [(span.text.strip(), span.css) for span in view.spans]
     assert text[0] == ("A", "own")
     # The origin jumps to another document inside the accepted run: one span for each.
@@ -96,7 +96,7 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
 
 
 def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
-    view = run_view(sample_trace(tmp_path))
+    view = RunView(sample_trace(tmp_path))
     assert sum(row.percent for row in view.sources) == pytest.approx(100)
     assert sum(stage.percent for stage in view.stages) == pytest.approx(100)
     assert view.stages[-1].name == "other"
@@ -122,7 +122,7 @@ def test_what_was_copied_from_no_document_has_its_colour(
     )
     report = report_of(steps, [1, 2, 3, 9, 9], 0.1, "stop")
     assert report.accepted_prediction_tokens == (2 if document == PREDICTION else 0)
-    view = run_view(Trace(steps, (("a", "b", "c", "d"), ("e",)), report))
+    view = RunView(Trace(steps, (("a", "b", "c", "d"), ("e",)), report))
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
     assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")
