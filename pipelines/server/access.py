@@ -132,35 +132,32 @@ async def _read_body(headers: Headers, receive: Receive) -> Message:
     if encoding not in ("", "identity", "gzip"):
         expected = "Expected a plain body or Content-Encoding: gzip"
         raise ApiError(415, f"{expected}, got {encoding!r}.", "unsupported_encoding")
-    body, declared = b"", headers.get("content-length", "")
+    declared = headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() else 0
+    message: Message = {"more_body": True}
+    body = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while max(size, len(body)) <= BODY_BYTES:
+            while message.get("more_body") and max(size, len(body)) <= BODY_BYTES:
                 message = await receive()
                 body += message.get("body", b"")
-                if not message.get("more_body") and len(body) <= BODY_BYTES:
-                    body = _plain(body) if encoding == "gzip" and body else body
-                    return {**message, "body": body}
     except TimeoutError:
         seconds = f"{BODY_SECONDS:g} seconds"
         raise ApiError(408, f"Expected the whole body within {seconds}.", "timeout") from None
-    raise _too_large()
+    if encoding == "gzip" and 0 < len(body) <= BODY_BYTES:
+        body = _plain(body)
+    if max(size, len(body)) > BODY_BYTES:
+        raise ApiError(413, f"Expected at most {BODY_BYTES} bytes, got more.", "too_large")
+    return {**message, "body": body}
 
 
 def _plain(body: bytes) -> bytes:
-    """Return a gzip body as it was; raise ApiError if it is damaged or too large."""
+    """Return a gzip body as it was, cut if it is too large; raise ApiError if it is damaged."""
     unpacked = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = unpacked.decompress(body, BODY_BYTES + 1)
     except zlib.error as error:
         raise ApiError(400, f"Expected a body in gzip, got other bytes ({error}).") from error
-    if len(plain) > BODY_BYTES:
-        raise _too_large()
-    if not unpacked.eof or unpacked.unused_data:
+    if len(plain) <= BODY_BYTES and (not unpacked.eof or unpacked.unused_data):
         raise ApiError(400, "Expected one whole gzip stream as the body, got a part or more.")
     return plain
-
-
-def _too_large() -> ApiError:
-    return ApiError(413, f"Expected at most {BODY_BYTES} bytes, got more.", "too_large")

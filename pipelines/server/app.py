@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
@@ -151,7 +151,8 @@ class Routes:
 
     async def metrics(self) -> Response:
         """Return the counters in Prometheus' form."""
-        return Response(self.served.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        page = generate_latest(self.served.metrics.registry)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     # Texts.
 

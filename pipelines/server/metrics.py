@@ -7,14 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
@@ -70,7 +63,3 @@ class Metrics:
             self.drafted.labels(source).inc(count)
         for source, count in report.accepted_by_source.items():
             self.accepted.labels(source).inc(count)
-
-    def page(self) -> bytes:
-        """Return all metrics as text."""
-        return bytes(generate_latest(self.registry))

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import QueueFullError
@@ -90,7 +91,7 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
         until(lambda: len(serving.running_alone) == 2)
     until(lambda: len(serving.running_alone) == 1)  # the one that waited is never begun
     counted = 'ragspec_requests_total{route="/v1/images/generations",status="499"} '
-    until(lambda: f"{counted}2.0" in serving.metrics.page().decode())
+    until(lambda: f"{counted}2.0" in generate_latest(serving.metrics.registry).decode())
     on.set()
     until(lambda: len(serving.running_alone) == 0)
     assert passes[0] <= 3  # it is known in the next pass, which is told of too, as the end is

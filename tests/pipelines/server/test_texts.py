@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
@@ -48,7 +49,8 @@ def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine)
     try:
         asyncio.run(app(scope, receive, blocked))
         until(lambda: serving.scheduler.open_requests == 0)
-        assert 'ragspec_texts_total{reason="cancelled"} 2.0' in serving.metrics.page().decode()
+        page = generate_latest(serving.metrics.registry).decode()
+        assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
     finally:
         serving.close(0.0)
 
