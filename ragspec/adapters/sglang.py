@@ -1,4 +1,4 @@
-"""Drafts for SGLang: whole trees of ragspec's drafters, verified by SGLang's own n-gram worker.
+"""Drafts for SGLang: whole trees of ragspec's drafters, verified by SGLang's n-gram worker.
 
     python -m sglang.launch_server --model-path MODEL --speculative-algorithm RAGSPEC \\
         --speculative-num-draft-tokens 12
@@ -11,15 +11,18 @@ with another corpus, which returns the draft tree of each row. Your own plugin t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ragspec.adapters.host_text import HostInterface, HostOptions
-from ragspec.adapters.tree_corpus import STORES, TreeCorpus
+import numpy as np
+
+from ragspec.adapters.host_text import HostInterface, HostOptions, HostText, host_drafter
 from ragspec.errors import InputError
+from ragspec.trees.draft_tree import Ints
+from ragspec.trees.operations import ancestors
+from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -41,6 +44,10 @@ CALLED = {  # parameters of the methods that the worker calls or we override
 UNUSED = frozenset({"leaf_paths_from_mask", "debug_result"})
 # SGLang's defaults for NGRAM: nodes of a draft with its root, and running requests.
 NODES, REQUESTS = 12, 48
+PAD = 0
+STORES = (
+    'Build a store of the texts (`ragspec store build`), and name it: register("NAME", store=...).'
+)
 
 
 def register(name: str = "RAGSPEC", **options: object) -> None:
@@ -65,7 +72,7 @@ def register(name: str = "RAGSPEC", **options: object) -> None:
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
     _check("SpeculativeAlgorithm.register", algorithms.register, expected)
     register_worker = algorithms.register(name, supports_overlap=True, spec_class=algorithm)
-    register_worker(partial(_worker, parsed))
+    register_worker(partial(worker_of, parsed))
 
 
 def algorithm_over(base: type[CustomSpecAlgo]) -> type[CustomSpecAlgo]:
@@ -127,15 +134,13 @@ def settle(args: ServerArgs) -> None:
         )
 
 
-def _worker(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker]:
-    """Return the worker class after a check of SGLang's own."""
+def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker]:
+    """Return SGLang's n-gram worker with our corpus in place of its own.
+
+    Raises:
+        HostError: SGLang's worker or its corpus has another interface.
+    """
     module = import_module(WORKER)
-    check_worker(module)
-    return worker_over(module.NGRAMWorker, options)
-
-
-def check_worker(module: ModuleType) -> None:
-    """Raise HostError if SGLang's n-gram worker or its corpus has another interface."""
     for name, expected in CALLED.items():
         owner, _, method = name.partition(".")
         _check(name, getattr(getattr(module, owner, None), method, None), expected)
@@ -143,11 +148,7 @@ def check_worker(module: ModuleType) -> None:
     if strange := sorted(public - set(dir(TreeCorpus))):
         raise SGLANG.differs(f"has NgramCorpus.{', '.join(strange)}", "none of these")
 
-
-def worker_over(base: type[NGRAMWorker], options: HostOptions) -> type[NGRAMWorker]:
-    """Return SGLang's n-gram worker with our corpus in place of its own."""
-
-    class RagspecWorker(base):  # type: ignore[misc]
+    class RagspecWorker(module.NGRAMWorker):  # type: ignore[misc, name-defined]
         """An n-gram worker that drafts whole trees from the text of each request."""
 
         @property
@@ -158,13 +159,12 @@ def worker_over(base: type[NGRAMWorker], options: HostOptions) -> type[NGRAMWork
         @ngram_corpus.setter
         def ngram_corpus(self, replaced: object) -> None:
             config = self.model_runner.model_config
-            tokenizer = getattr(self._target_worker, "tokenizer", None)
             self._trees = TreeCorpus(
                 options,
                 nodes=self.draft_token_num,
                 vocab_size=config.vocab_size,
                 limit=config.context_len,
-                tokenizer=tokenizer,
+                tokenizer=getattr(self._target_worker, "tokenizer", None),
                 chains=self.topk == 1,
             )
 
@@ -186,3 +186,123 @@ def _check(name: str, method: Callable[..., object] | None, expected: tuple[str,
     if parameters != expected:
         form = f"{name}({', '.join(expected)})"
         raise SGLANG.differs(f"has {name}({', '.join(parameters)})", form)
+
+
+WholeText = Callable[[], Sequence[int]]
+
+
+class TreeCorpus:
+    """Drafts a tree for each request of a batch, behind the interface of SGLang's corpus.
+
+    The text of one request is never drafted for another.
+
+    Args:
+        nodes: Nodes of a tree with its root, the text's last token; smaller trees are padded with
+            token 0.
+        limit: Most tokens of a text.
+        tokenizer: The host's tokenizer, which stores must fit.
+        chains: Whether to draft chains only.
+
+    Raises:
+        InputError, UnknownNameError, StoreError: See `host_drafter`.
+    """
+
+    def __init__(
+        self,
+        options: HostOptions,
+        *,
+        nodes: int,
+        vocab_size: int,
+        limit: int,
+        tokenizer: Tokenizer | None = None,
+        chains: bool = False,
+    ) -> None:
+        self._nodes = nodes
+        self._vocab_size = vocab_size
+        self._limit = limit
+        self._longest = nodes - 1 if chains else None
+        self._drafter = host_drafter(options, tokenizer, vocab_size)
+        self._texts: dict[str, HostText] = {}
+        self._lent: Mapping[str, WholeText] = {}
+
+    def lend(self, texts: Mapping[str, WholeText]) -> None:
+        """Set, for the next `batch_get`, functions that return the whole texts by request id."""
+        self._lent = texts
+
+    def batch_get(
+        self,
+        req_ids: Sequence[str],
+        batch_tokens: Sequence[Sequence[int]],
+        total_lens: Sequence[int],
+    ) -> tuple[Ints, Ints]:
+        """Return tokens i64 [B * N] and masks i64 [B * N * N] of the trees, row after row.
+
+        Mask [i, j] is 1 if node j is node i or above it; node 0 is the text's last token.
+
+        Args:
+            batch_tokens: The last tokens of each text.
+            total_lens: The number of tokens of each text.
+        """
+        size = self._nodes
+        tokens = np.full((len(req_ids), size), PAD, dtype=np.int64)
+        masks = np.zeros((len(req_ids), size, size), dtype=np.int64)
+        masks[:] = np.eye(size, dtype=np.int64)
+        masks[:, :, 0] = 1  # all nodes are below the root, pads too
+        for row, (name, tail, length) in enumerate(
+            zip(req_ids, batch_tokens, total_lens, strict=True)
+        ):
+            tokens[row, 0] = tail[-1]
+            text = self._text(name, tail, length)
+            tree = text.draft(size - 1, self._limit - len(text), self._longest)
+            count = len(tree)
+            tokens[row, 1 : count + 1] = tree.tokens
+            masks[row, 1 : count + 1, 1 : count + 1] = ancestors(tree.parents)
+        self._lent = {}
+        return tokens.reshape(-1), masks.reshape(-1)
+
+    def _text(self, name: str, tail: Sequence[int], length: int) -> HostText:
+        """Return the session of a request, updated to its text."""
+        text = self._texts.get(name)
+        if text is not None:
+            new = length - len(text)
+            before = len(tail) - new
+            if 0 <= new <= len(tail) and [*tail[:before]] == text.tokens[len(text) - before :]:
+                text.refresh(list(tail[before:]))
+                return text
+        tokens = self._whole(name, tail, length)
+        text = self._texts[name] = HostText(self._drafter, tokens, self._vocab_size)
+        return text
+
+    def _whole(self, name: str, tail: Sequence[int], length: int) -> list[int]:
+        """Return a request's whole text, completed by its last tokens, or these alone."""
+        whole = self._lent.get(name)
+        if whole is None:
+            return list(tail)
+        text = list(whole())
+        behind = length - len(text)
+        return [*text, *tail[len(tail) - behind :]] if 0 < behind <= len(tail) else text[:length]
+
+    def erase_match_state(self, req_ids: Iterable[str]) -> None:
+        """Forget requests."""
+        for name in req_ids:
+            self._texts.pop(name, None)
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self._texts.clear()
+
+    def _ignore(self, *_: object) -> None:
+        """Do nothing: texts of requests are not shared, and no corpus is loaded."""
+
+    batch_put = synchronize = commit_external_corpus_load = remove_external_corpus = _ignore
+
+    # SGLang's interface for texts of the operator, which a store of ragspec replaces; see `settle`.
+    remaining_token_budget = 0
+
+    def load_external_corpus_named(self, corpus_id: str, chunks: Iterable[Sequence[int]]) -> int:
+        """Raise InputError: a store replaces the texts that a server loads."""
+        raise InputError(f"got the corpus {corpus_id!r}; expected none. {STORES}")
+
+    def list_external_corpora(self) -> dict[str, int]:
+        """Return no corpora."""
+        return {}

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ragspec.adapters import sglang
-from ragspec.adapters.sglang import ALGORITHMS, REGISTRY, WORKER, register, settle
-from ragspec.adapters.tree_corpus import TreeCorpus
+from ragspec.adapters.sglang import ALGORITHMS, REGISTRY, WORKER, TreeCorpus, register, settle
 from ragspec.errors import HostError, InputError, UnknownNameError
 
 

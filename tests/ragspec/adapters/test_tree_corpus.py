@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.tree_corpus import PAD, TreeCorpus
+from ragspec.adapters.sglang import PAD, TreeCorpus
 from ragspec.errors import InputError
 from ragspec.retrievers import CorpusIndex
 from ragspec.trees.draft_tree import DraftTree
