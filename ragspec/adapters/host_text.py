@@ -50,18 +50,19 @@ class HostOptions:
         InputError: A value is out of range.
     """
 
-    drafter: str | tuple[str, ...] = "auto"
-    store: Path | None = None
-    history: Path | None = None
+    drafter: str | Sequence[str] = "auto"
+    store: str | Path | None = None
+    history: str | Path | None = None
     tenant: str = GLOBAL
     nodes: int | None = None
 
     def __post_init__(self) -> None:
-        names = (self.drafter,) if isinstance(self.drafter, str) else self.drafter
-        if not names or not all(isinstance(name, str) for name in names):
+        names = [self.drafter] if isinstance(self.drafter, str) else self.drafter
+        listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if not names or not listed:
             raise InputError(f"got drafter {self.drafter!r}; expected a name, or a list of names.")
         for name, path in (("store", self.store), ("history", self.history)):
-            if not isinstance(path, Path | None):
+            if not isinstance(path, str | Path | None):
                 raise InputError(f"got {name} {path!r}; expected a path.")
         if not isinstance(self.tenant, str):
             raise InputError(f"got tenant {self.tenant!r}; expected 'global' or a tenant's name.")
@@ -77,15 +78,11 @@ class HostOptions:
         """
         if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
-        values: dict[str, Any] = {}
-        for name, value in (options or {}).items():
-            if name not in (names := [field.name for field in fields(cls)]):
+        names = [field.name for field in fields(cls)]
+        for name in options or {}:
+            if name not in names:
                 raise InputError(unknown("option", str(name), names))
-            if name == "drafter" and isinstance(value, list):
-                value = tuple(value)
-            is_path = name in ("store", "history") and isinstance(value, str)
-            values[name] = Path(value) if is_path else value
-        return cls(**values)
+        return cls(**(options or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,8 @@ def host_drafter(
         UnknownNameError: There is no such drafter.
         StoreError: A store is missing, damaged, or of another tokenizer.
     """
-    opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.tenant)
+    folders = [None if path is None else Path(path) for path in (options.store, options.history)]
+    opened = open_sources(*folders, tokenizer=tokenizer, scope=options.tenant)
     composed = compose(options.drafter, replace(opened, top_k_feedback=False))
     parts: list[Drafter] = composed if isinstance(composed, list) else [composed]
     for part in parts:
