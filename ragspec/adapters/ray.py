@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.docqa import DocQA, Paths
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:
     import ray.data
+
+COLUMNS = ("answer", "evidence", "short_answer", "refused", "label", "citations")
 
 
 class AnswerBatch:
@@ -48,12 +49,14 @@ class AnswerBatch:
                 f"got the columns {', '.join(sorted(batch))}; expected {self._column!r} among "
                 "them. Name the one with the questions: column=."
             )
-        body = [
-            _columns(self._docqa.ask(str(each), self._sampling, **self._options))
+        answers = [
+            self._docqa.ask(str(each), self._sampling, **self._options).to_dict()
             for each in batch[self._column]
         ]
-        names = list(body[0]) if body else []
-        return {**batch, **{name: np.array([row[name] for row in body], object) for name in names}}
+        for each in answers:
+            each |= {"refused": each["refused"] or "", "citations": json.dumps(each["citations"])}
+        names = COLUMNS if answers else ()
+        return batch | {name: np.array([each[name] for each in answers], object) for name in names}
 
 
 def answer_questions(
@@ -94,7 +97,7 @@ def answer_questions(
         raise InputError(
             f"got actors={actors}, batch_size={batch_size}; expected 1 or more of each."
         )
-    make = documents if callable(documents) else _reader(documents, model)
+    make = documents if callable(documents) else partial(_open, _absolute(documents), model)
     answerer: dict[str, Any] = {
         "make": make,
         "column": column,
@@ -112,24 +115,11 @@ def answer_questions(
     return answered
 
 
-def _reader(documents: Paths, model: str) -> Callable[[], DocQA]:
-    """Return a function that makes the DocQA in an actor, whatever its working directory."""
-    paths = [documents] if isinstance(documents, str | os.PathLike) else list(documents)
-    absolute = [os.path.abspath(path) for path in paths]
-
-    def make() -> DocQA:
-        return DocQA.from_documents(absolute, engine=Engine.from_pretrained(model))
-
-    return make
+def _absolute(documents: Paths) -> list[str]:
+    """Return the paths as an actor finds them, whatever its working directory."""
+    paths = [documents] if isinstance(documents, str | os.PathLike) else documents
+    return [os.path.abspath(path) for path in paths]
 
 
-def _columns(answer: Answer) -> dict[str, str]:
-    cited = [asdict(citation) for citation in answer.citations]
-    return {
-        "answer": answer.text,
-        "evidence": answer.evidence,
-        "short_answer": answer.short,
-        "refused": answer.refused or "",
-        "label": answer.label,
-        "citations": json.dumps(cited),
-    }
+def _open(paths: Paths, model: str) -> DocQA:
+    return DocQA.from_documents(paths, engine=Engine.from_pretrained(model))

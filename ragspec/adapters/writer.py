@@ -93,12 +93,9 @@ class HostWriter:
             )
         if not isinstance(engine, Engine | None):
             raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
-        parameters = signature(Engine.from_pretrained).parameters
-        changed = {
-            name: value
-            for name, value in settings.items()
-            if value is not None and (name not in parameters or value != parameters[name].default)
-        }
+        parameters = signature(Engine.from_pretrained).parameters.items()
+        defaults = {name: parameter.default for name, parameter in parameters}
+        changed = {k: value for k, value in settings.items() if value != defaults.get(k)}
         if changed and engine is not None:
             raise InputError(
                 f"got {', '.join(changed)} with an engine, which has its own. Leave them out, or "

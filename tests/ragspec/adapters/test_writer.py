@@ -152,6 +152,7 @@ def test_models_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(InputError, match="got max_batch_size with an engine"):
         HostWriter(engine=engine, max_batch_size=2)
     assert HostWriter(engine=engine, drafter="auto").engine is engine
+    assert HostWriter("starter", drafter=None).engine.drafter is None
 
 
 def test_settings_by_the_names_of_hosts() -> None:
