@@ -7,11 +7,11 @@ import base64
 import io
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ragspec.visual.output import ImageOutput
-    from ragspec.visual.pipeline import ImagePipeline
 
 T = TypeVar("T")
 
@@ -243,28 +242,26 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
     Raises:
         ApiError: There is no such image model; also the errors of the pipeline.
     """
-    pipe = _pipeline(body.model, serving.images)
-    options: dict[str, Any] = {"callback_on_step_end": lambda *_: gone()}
-    if body.size not in (None, "auto"):
-        options["width"], options["height"] = map(int, str(body.size).split("x"))
-    options |= body.model_dump(include={"guidance_scale", "seed"}, exclude_none=True)
-    subject = pipe.family.condition
-    if subject is not None:
-        options[subject] = body.prompt
-    out = pipe(num_images_per_prompt=body.n or 1, **options)
-    data = [{"b64_json": _png(image)} for image in out.images]
-    return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
-
-
-def _pipeline(model: str | None, images: Mapping[str, ImagePipeline]) -> ImagePipeline:
-    """Return the pipeline of a name, or the first one."""
+    images = serving.images
     if not images:
         raise ApiError(404, "no image model is served here; expected one (--images NAME).")
-    name = next(iter(images)) if model is None else model
+    name = next(iter(images)) if body.model is None else body.model
     if name not in images:
         message = f"got the model {name!r}; expected one of {', '.join(images)}."
         raise ApiError(404, message, "model_not_found", "model")
-    return images[name]
+    options = body.model_dump(include={"guidance_scale", "seed"}, exclude_none=True)
+    if body.size not in (None, "auto"):
+        options["width"], options["height"] = map(int, str(body.size).split("x"))
+    subject = images[name].family.condition
+    if subject is not None:
+        options[subject] = body.prompt
+    options |= {"num_images_per_prompt": body.n or 1, "callback_on_step_end": lambda *_: gone()}
+    out = images[name](**options)
+    return {
+        "created": int(time.time()),
+        "data": [{"b64_json": _png(image)} for image in out.images],
+        "metrics": _metrics(out),
+    }
 
 
 def _png(image: Image) -> str:

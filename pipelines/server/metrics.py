@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ class Metrics:
     def __init__(self, scheduler: Scheduler) -> None:
         self.registry = CollectorRegistry()
         common: dict[str, Any] = {"namespace": "ragspec", "registry": self.registry}
-        counter = partial(Counter, **common)
+        counter: Callable[..., Counter] = partial(Counter, **common)
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: scheduler.waiting),
             ("live", "Requests that have a slot.", lambda: scheduler.live),

@@ -99,7 +99,7 @@ class Proposer:
 
 def check_host() -> None:
     """Raise HostError if vLLM is missing, or calls proposers with other arguments."""
-    calls = [_passed(call) for call in _calls(VLLM.find(RUNNER, "GPUModelRunner"))]
+    calls = list(_calls(VLLM.find(RUNNER, "GPUModelRunner")))
     expected = f"propose({', '.join((*PASSED, *sorted(OPTIONAL)))})"
     if not calls:
         raise VLLM.differs(f"does not call proposers of the method {METHOD!r}", expected)
@@ -108,26 +108,19 @@ def check_host() -> None:
             raise VLLM.differs(f"calls propose({', '.join(arguments)})", expected)
 
 
-def _calls(runner: type[GPUModelRunner]) -> Iterator[ast.Call]:
-    """Yield the calls of `propose` that a model runner makes for our method."""
+def _calls(runner: type[GPUModelRunner]) -> Iterator[list[str]]:
+    """Yield the arguments of each call of `propose` for our method, those by position first."""
     try:
         source = textwrap.dedent(inspect.getsource(runner.propose_draft_token_ids))
     except (AttributeError, OSError, TypeError):
         return
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.If) or METHOD not in {
-            c.value for c in ast.walk(node.test) if isinstance(c, ast.Constant)
-        }:
+    for branch in ast.walk(ast.parse(source)):
+        if not isinstance(branch, ast.If) or repr(METHOD) not in ast.unparse(branch.test):
             continue
-        for call in (each for line in node.body for each in ast.walk(line)):
-            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "propose":
-                yield call
-
-
-def _passed(call: ast.Call) -> list[str]:
-    """Return the names of the arguments of a call, those by position first."""
-    names = [str(getattr(each, "attr", getattr(each, "id", "?"))) for each in call.args]
-    return names + [keyword.arg or "**" for keyword in call.keywords]
+        for call in (each for line in branch.body for each in ast.walk(line)):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".propose"):
+                names = [ast.unparse(each).rpartition(".")[2] for each in call.args]
+                yield [*names, *(keyword.arg or "**" for keyword in call.keywords)]
 
 
 class KnownTexts:
