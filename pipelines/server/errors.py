@@ -92,7 +92,10 @@ def as_api_error(error: Exception) -> ApiError:
 
 @contextmanager
 def naming_field(body: BaseModel) -> Iterator[None]:
-    """Add the field of a request that the message of an error names first."""
+    """Add the field of a request that the message of an error names.
+
+    It is the first one, or of a context error the last, which the advice would change.
+    """
     try:
         yield
     except RagspecError as error:
@@ -103,7 +106,8 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         failure.detail = failure.detail.replace("max_new_tokens", most)
         names = {"model": "", "height": "size", "width": "size"}  # "model" is a word of prose
         names |= {"prompt": "messages"} if "messages" in fields else {}
-        words = (names.get(word, word) for word in re.findall(r"\w+", failure.detail))
+        words = [names.get(word, word) for word in re.findall(r"\w+", failure.detail)]
+        words = words[::-1] if isinstance(error, PromptTooLongError) else words
         failure.param = next((word for word in words if word in fields), None)
         raise failure from error
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.engine.prompts import check_length, encode_prompts
 from ragspec.engine.request import Options
-from ragspec.errors import InputError, PromptTooLongError
+from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
 from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
-from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.schema import REFUSED, TextRequest, text_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
@@ -68,7 +67,8 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     server's documents have for that message are.
 
     Raises:
-        InputError, ApiError: The request contradicts itself, or has empty documents.
+        InputError: The request contradicts itself, or has empty documents.
+        PromptTooLongError: It exceeds the context.
     """
     if body.top_logprobs and not body.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
@@ -81,7 +81,6 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     if result.refused is not None:
         refusal = Answer.refusal(question, result).generation
         return [EngineRequest((), sampling, options, search=result, refusal=refusal)]
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(tokenizer):
         template = find_template(suited(tokenizer))
@@ -92,10 +91,10 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     else:
         prompt = _conversation(body, turns, hits, tokenizer)
     if not prompt.token_ids:
-        raise ApiError(400, "messages: expected some text, got none.", None, "messages")
+        raise InputError("messages: expected some text, got none.")
     options |= {"spans": prompt.spans, "texts": prompt.layout}
     source = "documents" if body.documents else "messages"
-    _limit(options, prompt.token_ids, new, engine, (source, name))
+    _limit(options, prompt.token_ids, new, engine, source)
     cited = prompt if hits else None
     return [EngineRequest(prompt.token_ids, sampling, options, cited, question, result)]
 
@@ -109,17 +108,18 @@ def read_completion(
         gone: Returns whether the client has disconnected.
 
     Raises:
-        ApiError: The request contradicts itself, or a prompt is too long.
+        InputError: The request contradicts itself.
+        PromptTooLongError: It exceeds the context.
     """
     requests: list[EngineRequest] = []
     if body.echo and body.stream:
-        raise ApiError(400, "got echo with stream; expected one of them.", None, "echo")
+        raise InputError("got echo with stream; expected one of them.")
     read = _read(body, engine, body.logprobs)
     new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     for prompt in body.prompts:
         ids = encode_prompts(prompt, engine.tokenizer, engine.target.input_size).ids[0]
         options: Options = {**read.options}
-        _limit(options, ids, new, engine, ("prompt", "max_tokens"))
+        _limit(options, ids, new, engine, "prompt")
         echo, echoed = TextOutput(engine.tokenizer), tuple[TokenLogprob, ...]()
         if body.echo and not gone():
             echo.push(ids)
@@ -150,24 +150,16 @@ def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRe
 
 
 def _limit(
-    options: Options, ids: Sequence[int], new: int | None, engine: Engine, names: tuple[str, str]
+    options: Options, ids: Sequence[int], new: int | None, engine: Engine, source: str
 ) -> None:
     """Set the limit of new tokens; None and -1 are the rest of the context.
 
     Args:
-        names: The fields of the prompt and of the limit.
-
-    Raises:
-        ApiError: They exceed the context.
+        source: The field of the prompt, for the error that the context is too short.
     """
     rest = (engine.target.max_length or LONGEST) - len(ids)
     count = new if new is not None and new > 0 else None
-    try:
-        check_length(len(ids), count or 1, engine.target.max_length, names)
-    except PromptTooLongError as error:
-        failure = as_api_error(error)
-        failure.param = names[1] if rest > 0 else names[0]
-        raise failure from error
+    check_length(len(ids), count or 1, engine.target.max_length, (source, "max_new_tokens"))
     options["max_new_tokens"] = count or rest
 
 
@@ -179,7 +171,7 @@ def _search(
     if body.documents is not None:
         hits = [_hit_of(number, each) for number, each in enumerate(body.documents, start=1)]
         if hits and last != "user":
-            raise ApiError(400, "got documents, and a last message that is no user's.", None)
+            raise InputError("got documents, and a last message that is no user's.")
         return SearchResult(hits, tuple(rank_sentences(question, hits)))
     if documents is None or last != "user" or not question.strip():
         return SearchResult()
