@@ -6,14 +6,13 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-if TYPE_CHECKING:
-    from ragspec.engine.handle import RequestHandle
-    from ragspec.engine.scheduler import Scheduler
-    from ragspec.reports.generation import Generation
+from ragspec.engine.handle import RequestHandle
+from ragspec.engine.scheduler import Scheduler
+from ragspec.reports.generation import Generation
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds a token

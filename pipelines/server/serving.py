@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 import weakref
@@ -18,14 +19,7 @@ from ragspec.drafters.method import Sources, listed
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    QueueFullError,
-    RagspecError,
-    StoreError,
-    UnknownNameError,
-)
+from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
 from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
@@ -192,11 +186,7 @@ class Serving:
         return handles
 
     def submit_alone(self, work: Callable[[], T]) -> Future[T]:
-        """Submit long work, such as that of images, of which one runs at a time.
-
-        Raises:
-            QueueFullError: Too many requests wait.
-        """
+        """Submit long work, one at a time; raise QueueFullError if too many requests wait."""
         if (waiting := len(self.running_alone)) > self.settings.max_queue_size:
             raise QueueFullError(f"requests for pictures that wait: {waiting}; try again later.")
         future = self._executor.submit(work)
@@ -214,12 +204,9 @@ class Serving:
         from ragspec.retrievers.corpus.index import CorpusIndex
 
         tokenizer, model = self.engine.tokenizer, self.engine.model
-        try:
-            store = CorpusIndex.open(Path(path), tokenizer=tokenizer, model=model)
-        except RagspecError:
-            raise
-        except (OSError, ValueError) as error:  # no path at all: too long, or with a null byte
-            raise StoreError(f"got the path {path!r} ({error}); expected a folder.") from error
+        if not os.path.isdir(path):
+            raise StoreError(f"got the path {path!r}; expected a folder of `ragspec store build`.")
+        store = CorpusIndex.open(Path(path), tokenizer=tokenizer, model=model)
         with self._lock:
             if name not in self.stores:
                 self.stores = {**self.stores, name: store}  # running requests do not use it

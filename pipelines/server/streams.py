@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -20,16 +20,14 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
+from ragspec.engine.handle import RequestHandle
 from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
 from ragspec.pipelines.server.errors import ApiError, as_api_error
+from ragspec.pipelines.server.prompting import EngineRequest
+from ragspec.pipelines.server.schema import TextRequest
 from ragspec.reports.generation import Generation, place_tokens
-
-if TYPE_CHECKING:
-    from ragspec.engine.handle import RequestHandle
-    from ragspec.pipelines.server.prompting import EngineRequest
-    from ragspec.pipelines.server.schema import TextRequest
-    from ragspec.sampling.placed_tokens import PlacedToken
+from ragspec.sampling.placed_tokens import PlacedToken
 
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
@@ -210,7 +208,7 @@ async def until_disconnected(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-Piece = tuple[int, str, "list[PlacedToken] | None", "Generation | None"]
+Piece = tuple[int, str, list[PlacedToken] | None, Generation | None]
 
 
 async def read_texts(running: RunningTexts) -> AsyncIterator[Piece]:

@@ -71,11 +71,7 @@ class HostOptions:
 
     @classmethod
     def read(cls, options: object) -> Self:
-        """Return the options of a mapping of JSON types; None stands for an empty one.
-
-        Raises:
-            InputError: A name is unknown or a value is out of range.
-        """
+        """Return the options of a mapping of JSON types or None; raise InputError for a bad one."""
         if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
         names = [field.name for field in fields(cls)]

@@ -100,11 +100,7 @@ def algorithm_over(base: type[CustomSpecAlgo]) -> type[CustomSpecAlgo]:
 
 
 def settle(args: ServerArgs) -> None:
-    """Set the server's arguments as SGLang does for NGRAM.
-
-    Raises:
-        InputError: An argument does not fit drafts from text.
-    """
+    """Set the arguments as for NGRAM; raise InputError for one that does not fit drafts of text."""
     if getattr(args, "enable_dp_attention", False):
         raise InputError("got --enable-dp-attention; expected none with drafts from text.")
     if getattr(args, "speculative_ngram_external_corpus_path", None):
@@ -135,11 +131,7 @@ def settle(args: ServerArgs) -> None:
 
 
 def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker]:
-    """Return SGLang's n-gram worker with our corpus in place of its own.
-
-    Raises:
-        HostError: SGLang's worker or its corpus has another interface.
-    """
+    """Return SGLang's worker with our corpus; raise HostError if it has another interface."""
     module = import_module(WORKER)
     for name, expected in CALLED.items():
         owner, _, method = name.partition(".")

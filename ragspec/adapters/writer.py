@@ -165,11 +165,7 @@ class HostWriter:
         return [HostReply(each.text, each.text, self._facts(job, each)) for each in samples]
 
     def stream(self, job: Job) -> Generator[HostReply]:
-        """Yield the states of a text, the last with its figures; closing it cancels the text.
-
-        Raises:
-            InputError: The job has several samples.
-        """
+        """Yield the states of one text, the last with its figures; closing it cancels the text."""
         text = ""
         chunks = self.engine.stream(list(job.prompt.token_ids), job.request.sampling, **job.options)
         with closing(chunks):
