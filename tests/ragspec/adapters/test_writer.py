@@ -1,14 +1,13 @@
 """The writer of all hosts: conversations as prompts, documents as drafts, one engine."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from ragspec.adapters.passages import facts_of, hits_of
-from ragspec.adapters.writer import HostWriter, pulled
+from ragspec.adapters.writer import HostWriter
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, SamplingError, UnsupportedModelError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.openai import read_settings
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
@@ -99,16 +98,6 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     assert job.prompt.text == "Ulm"
 
 
-def test_streams_are_pulled_beside_the_event_loop() -> None:
-    writer = HostWriter(engine=chatting.engine())
-
-    async def read() -> str:
-        chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
-        return "".join([state.delta async for state in chunks])
-
-    assert asyncio.run(read()) == chatting.alone(TURN).text
-
-
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
@@ -177,11 +166,6 @@ def test_settings_by_the_names_of_hosts() -> None:
 def test_settings_that_are_none_are_refused(inputs: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
         read_settings(inputs)
-
-
-def test_a_setting_out_of_range_is_refused() -> None:
-    with pytest.raises(SamplingError, match="top_p"):
-        read_settings({"top_p": 2.0})
 
 
 def test_log_probabilities_have_the_usual_names() -> None:
