@@ -7,7 +7,7 @@ import base64
 import io
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,13 +21,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
 from ragspec.pipelines.server.errors import HANDLERS, ApiError, naming_field
-from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
+from ragspec.pipelines.server.prompting import read_chat, read_completion
 from ragspec.pipelines.server.schema import (
     ChatRequest,
     CompletionRequest,
     ImageRequest,
     StoreRequest,
-    TextRequest,
     ignored_fields,
 )
 from ragspec.pipelines.server.serving import Serving, tenant_of
@@ -115,15 +114,11 @@ class Routes:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
-        read = partial(read_chat, body, self.served.engine, self.served.documents)
-        return await self._answer(body, request, 1, partial(run_in_thread, read))
+        return await self._answer(body, request)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        read = partial(read_completion, body, self.served.engine)
-        # The log-probabilities of a prompt take a forward of their own.
-        run = partial(self._alone, request) if body.echo else run_in_thread
-        return await self._answer(body, request, len(body.prompts), partial(run, read))
+        return await self._answer(body, request)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
@@ -134,8 +129,7 @@ class Routes:
 
     async def stores(self) -> Response:
         """List the stores to draft from."""
-        served = self.served
-        data = [await run_in_thread(served.store, name) for name in served.stores]
+        data = [await run_in_thread(self.served.store, name) for name in self.served.stores]
         return JSONResponse({"object": "list", "data": data})
 
     async def add_store(self, body: StoreRequest) -> Response:
@@ -164,22 +158,23 @@ class Routes:
         finally:
             left.set()
 
-    async def _answer(
-        self,
-        body: TextRequest,
-        request: Request,
-        prompts: int,
-        read: Callable[[], Awaitable[Sequence[EngineRequest]]],
-    ) -> Response:
+    async def _answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
         """Read a request, submit its texts, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
+        engine, samples = served.engine, body.n or 1
+        prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts)
         with naming_field(body):
-            served.expect(body.model, prompts * (body.n or 1))
+            served.expect(body.model, prompts * samples)
             headers = ignored_fields(body)
-            requests = await read()
+            if isinstance(body, ChatRequest):
+                requests = await run_in_thread(read_chat, body, engine, served.documents)
+            elif body.echo:  # the log-probabilities of a prompt take a forward of their own
+                requests = await self._alone(request, partial(read_completion, body, engine))
+            else:
+                requests = await run_in_thread(read_completion, body, engine)
             handles = await run_in_thread(served.submit, body, requests, tenant)
-            running = RunningTexts([each for each in requests for _ in range(body.n or 1)], handles)
-            reply = OpenAIReply(isinstance(body, ChatRequest), served.name, served.engine.tokenizer)
+            running = RunningTexts([each for each in requests for _ in range(samples)], handles)
+            reply = OpenAIReply(isinstance(body, ChatRequest), served.name, engine.tokenizer)
             response = await answer(body, request, running, reply)
         response.headers.update(headers)
         return response
@@ -215,9 +210,7 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
         ("/admin/stores", "GET", routes.stores, admin),
         ("/admin/stores", "POST", routes.add_store, admin),
     ):
-        app.add_api_route(
-            path, route, methods=[method], dependencies=dependencies, response_model=None
-        )
+        app.add_api_route(path, route, methods=[method], dependencies=dependencies)
     app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
     app.add_middleware(RequestLimits, settings=settings, count=routes.count)
     if settings.cors:

@@ -90,17 +90,17 @@ class RunningTexts:
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the refusal, or the citations and the support of a text."""
-        request = self.requests[index]
+        request, message = self.requests[index], self.opening(index)
         if request.refusal is not None:
-            return {"refused": request.search.refused, "annotations": [], **self.opening(index)}
-        if request.cited is None:
-            return {}
-        sentences = request.search.sentences
-        evidence = find_evidence(request.question, generation, request.cited, sentences)
-        annotations = citations_of(evidence["citations"], request.cited)
-        return {"annotations": annotations, "support": evidence["support"], **self.opening(index)}
+            message |= {"refused": request.search.refused, "annotations": []}
+        elif request.cited is not None:
+            sentences = request.search.sentences
+            evidence = find_evidence(request.question, generation, request.cited, sentences)
+            annotations = citations_of(evidence["citations"], request.cited)
+            message |= {"annotations": annotations, "support": evidence["support"]}
+        return message
 
-    def opening(self, index: int) -> dict[str, list[dict[str, object]]]:
+    def opening(self, index: int) -> dict[str, Any]:
         """Return the documents' sentences that answer a question, known before the text."""
         sentences = self.requests[index].search.sentences
         return {"sentences": [each.to_dict() for each in sentences]} if sentences else {}
