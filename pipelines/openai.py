@@ -49,6 +49,7 @@ OPTIONS = frozenset(
         "prediction",
     ]
 )
+CITED = ("document", "start", "end", "page", "place", "passage", "matched_by")
 NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
 
 
@@ -239,13 +240,7 @@ def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str,
                 "start_index": each.answer_start,
                 "end_index": each.answer_end,
             },
-            "document": each.document,
-            "start": each.start,
-            "end": each.end,
-            "page": each.page,
-            "place": each.place,
-            "passage": each.passage,
-            "matched_by": each.matched_by,
+            **{name: getattr(each, name) for name in CITED},
         }
         for each in citations
     ]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
-    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 SGLANG = HostInterface("SGLang", "0.5.23")
 ALGORITHMS = "sglang.srt.speculative.spec_info"
@@ -68,21 +67,12 @@ def register(name: str = "RAGSPEC", **options: object) -> None:
             "got the option nodes; expected none. SGLang has --speculative-num-draft-tokens."
         )
     algorithms = SGLANG.find(ALGORITHMS, "SpeculativeAlgorithm")
-    algorithm = algorithm_over(SGLANG.find(REGISTRY, "CustomSpecAlgo"))
+    base = SGLANG.find(REGISTRY, "CustomSpecAlgo")
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
     _check("SpeculativeAlgorithm.register", algorithms.register, expected)
-    register_worker = algorithms.register(name, supports_overlap=True, spec_class=algorithm)
-    register_worker(partial(worker_of, parsed))
-
-
-def algorithm_over(base: type[CustomSpecAlgo]) -> type[CustomSpecAlgo]:
-    """Return the description of our algorithm for SGLang, derived from its class for plugins.
-
-    SGLang treats it as NGRAM: the tree is in the mask, and there is no draft model.
-    """
 
     class RagspecAlgorithm(base):  # type: ignore[misc]
-        """An n-gram algorithm whose trees come from ragspec."""
+        """An n-gram algorithm whose trees come from ragspec, in the mask; no model drafts."""
 
         def is_ngram(self) -> bool:
             """Return True: SGLang serves it like NGRAM."""
@@ -96,7 +86,8 @@ def algorithm_over(base: type[CustomSpecAlgo]) -> type[CustomSpecAlgo]:
             """Set the server's arguments as SGLang does for NGRAM."""
             settle(server_args)
 
-    return RagspecAlgorithm
+    register_worker = algorithms.register(name, supports_overlap=True, spec_class=RagspecAlgorithm)
+    register_worker(partial(worker_of, parsed))
 
 
 def settle(args: ServerArgs) -> None:
