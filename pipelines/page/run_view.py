@@ -105,7 +105,7 @@ class RunView:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.title = str(trace.extra.get("question") or trace.extra.get("prompt") or "Generation")
-        self.compare = trace.extra.get("compare") or {}
+        self.meaning = meaning_of(trace.report.label)
         self.colours = colours_of(trace.steps)
         self.drafted, self.accepted = count_sources(trace.steps)
         self.drafters = [*self.colours.items(), (TARGET, "own")]
@@ -117,46 +117,6 @@ class RunView:
         if whole - sum(spent.values()) > 0.005 * whole:
             spent["other"] = whole - sum(spent.values())
         self.stages = [Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()]
-
-    @property
-    def meaning(self) -> str:
-        """The meaning of the label, and the divergence if the run was compared."""
-        meaning = meaning_of(self.trace.report.label)
-        divergence = self.compare.get("first_divergence")
-        if not divergence or not meaning:
-            return meaning
-        return f"{meaning}; here it parts from plain decoding at token {divergence['index']}"
-
-    @property
-    def figures(self) -> list[tuple[str, str]]:
-        """Names and values of the figures below the title."""
-        report, ratio = self.trace.report, self.compare.get("ratio")
-        figures = [
-            ("tokens", f"{report.tokens}"),
-            ("forward passes", f"{report.forward_passes}"),
-            ("tokens a pass", f"{report.tokens_per_forward:.2f}"),
-            ("drafts accepted", f"{report.draft_acceptance_rate:.0%}"),
-            ("seconds", f"{report.seconds:.2f}"),
-            ("tokens / s, decoding", f"{report.tokens_per_second:.0f}"),
-        ]
-        return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """Names and values of the facts at the end of the page."""
-        report = self.trace.report
-        sizes = ", ".join(f"{size} × {n}" for size, n in sorted(report.budget_sizes.items()))
-        failed = ", ".join(f"{name} {n}" for name, n in report.faults.items())
-        facts = [
-            ("model", self.trace.model or "not named"),
-            ("seed", "none" if report.seed is None else str(report.seed)),
-            ("prompt", pluralize(report.prompt_tokens, "token")),
-            ("ended by", report.finish_reason),
-            ("budget", f"{report.budget} (nodes × steps: {sizes})"),
-            ("distinct 4-grams", f"{report.distinct_4:.0%}"),
-            ("inside loops", f"{report.loop_share:.0%}"),
-        ]
-        return [*facts, ("drafters that failed", failed)] if failed else facts
 
     @property
     def sources(self) -> list[Share]:
