@@ -54,17 +54,6 @@ class Span:
         return cls(text[: len(text) - len(rest)], rest, css, tip, step)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One part of a stacked bar, or one row of a table: a name, an amount, its percentage."""
-
-    name: str
-    css: str
-    amount: float
-    percent: float
-    more: tuple[str, ...] = ()
-
-
 def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
     """Yield the runs of tokens that one source drafted in one step without a jump in a document."""
     names = trace.documents
@@ -98,48 +87,32 @@ class RunView:
     """The values of the page template for one run.
 
     Attributes:
-        legend: Names and colour classes of the sources of the text.
-        drafters: Names and colour classes of all sources that drafted.
+        drafters: Names and colour classes of all sources that drafted, and of the target.
+        drafted, accepted: The tokens of each source; those of the target count as accepted.
+        legend: The sources of the text among `drafters`.
+        documents: Names of documents, and the tokens copied from each.
+        stages: Milliseconds of each stage, `whole_ms` in all.
     """
 
     def __init__(self, trace: Trace) -> None:
+        report, steps = trace.report, trace.steps
         self.trace = trace
         self.title = str(trace.extra.get("question") or trace.extra.get("prompt") or "Generation")
-        self.meaning = meaning_of(trace.report.label)
-        self.colours = colours_of(trace.steps)
-        self.drafted, self.accepted = count_sources(trace.steps)
-        self.drafters = [*self.colours.items(), (TARGET, "own")]
+        self.meaning = meaning_of(report.label)
+        colours = colours_of(steps)
+        self.spans = list(_spans(trace, colours))
+        self.chart = step_chart(steps, colours)
+        self.drafters = [*colours.items(), (TARGET, "own")]
+        self.drafted, self.accepted = count_sources(steps)
         self.legend = [each for each in self.drafters if self.accepted[each[0]] or each[1] == "own"]
-        self.spans = list(_spans(trace, self.colours))
-        self.chart = step_chart(trace.steps, self.colours)
-        spent = {name: ms for name, ms in trace.report.milliseconds.items() if ms > 0}
-        whole = self.whole_ms = max(trace.report.seconds * 1000, sum(spent.values()), 1e-9)
-        if whole - sum(spent.values()) > 0.005 * whole:
-            spent["other"] = whole - sum(spent.values())
-        self.stages = [Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()]
-
-    @property
-    def sources(self) -> list[Share]:
-        """The tokens of each source, with those that it drafted and its acceptance rate."""
-        drafted, accepted = self.drafted, Counter(self.accepted)
-        accepted[TARGET] = self.trace.report.tokens - accepted.total()
-        tokens = max(self.trace.report.tokens, 1)
-        rows = []
-        for name, css in self.drafters:
-            amount, count = accepted[name], drafted[name]
-            more = (str(count), f"{amount / count:.0%}") if count else ("", "")
-            rows.append(Share(name, css, amount, 100 * amount / tokens, more))
-        return rows
-
-    @property
-    def documents(self) -> list[Share]:
-        """The tokens copied from each document."""
-        counts: Counter[int] = Counter()
-        for step in self.trace.steps:
-            counts.update(int(step.tree.origin[node][0]) for node in accepted_of(step))
-        names, tokens = self.trace.documents, max(self.trace.report.tokens, 1)
-        return [
-            Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
-            for i, n in counts.most_common()
-            if i >= 0
+        self.accepted[TARGET] = report.tokens - self.accepted.total()
+        copied = Counter(int(step.tree.origin[i][0]) for step in steps for i in accepted_of(step))
+        names = dict(enumerate(trace.documents))
+        self.documents = [
+            (names.get(i, f"document {i}"), count) for i, count in copied.most_common() if i >= 0
         ]
+        self.stages = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
+        spent = sum(self.stages.values())
+        self.whole_ms = max(report.seconds * 1000, spent, 1e-9)
+        if self.whole_ms - spent > 0.005 * self.whole_ms:
+            self.stages["other"] = self.whole_ms - spent

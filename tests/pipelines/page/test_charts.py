@@ -97,10 +97,10 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
 
 def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
     view = RunView(sample_trace(tmp_path))
-    assert sum(row.percent for row in view.sources) == pytest.approx(100)
-    assert sum(stage.percent for stage in view.stages) == pytest.approx(100)
-    assert view.stages[-1].name == "other"
-    assert [(row.name, row.amount) for row in view.documents] == [("a.md", 2), (EVIL, 1)]
+    assert sum(view.accepted[name] for name, _ in view.drafters) == view.trace.report.tokens
+    assert sum(view.stages.values()) == pytest.approx(view.whole_ms)
+    assert [*view.stages][-1] == "other"
+    assert view.documents == [("a.md", 2), (EVIL, 1)]
 
 
 def test_leading_space_gets_no_colour() -> None:
@@ -126,8 +126,8 @@ def test_what_was_copied_from_no_document_has_its_colour(
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
     assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")
-    rows = [(row.name, row.amount, row.more[0]) for row in view.sources[:3]]
-    assert rows == [(name, 2, "2"), ("context", 1, "1"), ("recycling", 0, "1")]
+    rows = [(each, view.accepted[each], view.drafted[each]) for each, _ in view.drafters[:3]]
+    assert rows == [(name, 2, 2), ("context", 1, 1), ("recycling", 0, 1)]
     assert [inputs for inputs, _ in view.legend] == [name, "context", "target model"]
     assert [inputs for inputs, _ in view.drafters][2] == "recycling"
 
