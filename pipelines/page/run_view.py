@@ -39,19 +39,12 @@ def meaning_of(label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of the answer from one source in one step; `lead` is the space before it."""
+    """A piece of the answer from one source in one step."""
 
-    lead: str
     text: str
     css: str
     tip: str
-    step: int = 0
-
-    @classmethod
-    def of(cls, text: str, css: str, tip: str, step: int = 0) -> Span:
-        """Return the span of `text`; its leading space is separate and stays uncoloured."""
-        rest = text.lstrip()
-        return cls(text[: len(text) - len(rest)], rest, css, tip, step)
+    step: int
 
 
 def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
@@ -68,11 +61,11 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
             place = where(names, step.tree.origin[path[begin]].tolist(), i - begin)
             accepted = f"{pluralize(len(path), 'drafted token')} accepted"
             tip = f"{source}{place}\nstep {number}: {accepted}"
-            yield Span.of("".join(texts[begin:i]), colours[source], tip, number)
+            yield Span("".join(texts[begin:i]), colours[source], tip, number)
             begin = i
         added = "".join(texts[len(path) :])
         if added:
-            yield Span.of(added, "own", f"{TARGET}\nstep {number}", number)
+            yield Span(added, "own", f"{TARGET}\nstep {number}", number)
 
 
 def _continues(step: Step, before: int, node: int) -> bool:

@@ -1,3 +1,4 @@
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from ragspec.pipelines.page.charts import (
     slots_of,
     step_chart,
 )
-from ragspec.pipelines.page.run_view import RunView, Span, meaning_of
+from ragspec.pipelines.page.page import trace_page
+from ragspec.pipelines.page.run_view import RunView, meaning_of
 from ragspec.reports.generation import accepted_of, report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
@@ -90,7 +92,7 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     assert view.spans[2].tip.startswith(f"context · {EVIL}, token 9\n")
     model = dict(view.legend)["<b>model</b>"]
     assert [span.text.strip() for span in view.spans if span.css == model] == ["by"]
-    assert "".join(span.lead + span.text for span in view.spans) == "".join(WORDS)
+    assert "".join(span.text for span in view.spans) == "".join(WORDS)
     steps = [span.step for span in view.spans]
     assert steps == sorted(steps) and set(steps) == {0, 1, 2, 3}
 
@@ -104,8 +106,11 @@ def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
 
 
 def test_leading_space_gets_no_colour() -> None:
-    assert Span.of(" \n a b ", "s0", "tip") == Span(" \n ", "a b ", "s0", "tip")
-    assert Span.of("  ", "own", "") == Span("  ", "", "own", "")
+    steps = [Step(DraftTree.empty(), (), (token,)) for token in range(3)]
+    report = report_of(steps, [0, 1, 2], 0.1, "stop")
+    page = trace_page(Trace((*steps,), ((" x",), (" \n a b ",), ("  ",)), report))
+    pieces = re.findall(r"(\s*)<span class=\"own\"[^>]*data-tip[^>]*>([^<]*)</span>", page)
+    assert pieces == [("", "x"), (" \n ", "a b "), ("  ", "")]
 
 
 @pytest.mark.parametrize(
