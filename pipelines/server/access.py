@@ -10,10 +10,10 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, params
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,7 +29,7 @@ bearer = HTTPBearer(auto_error=False)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
-def require_key(entries: Sequence[str]) -> Any:
+def require_key(entries: Sequence[str]) -> params.Depends:
     """Return the dependency of routes that need one of these keys; without any they are closed.
 
     Args:
@@ -53,7 +53,7 @@ def require_key(entries: Sequence[str]) -> Any:
             raise ApiError(401, message, "invalid_api_key", headers=headers)
         request.state.key = matches[0]
 
-    return Depends(check)
+    return params.Depends(check)
 
 
 class RequestLimits:

@@ -90,7 +90,8 @@ class RunningTexts:
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the refusal, or the citations and the support of a text."""
-        request, message = self.requests[index], self.opening(index)
+        request = self.requests[index]
+        message: dict[str, Any] = {**self.opening(index)}
         if request.refusal is not None:
             message |= {"refused": request.search.refused, "annotations": []}
         elif request.cited is not None:
@@ -100,7 +101,7 @@ class RunningTexts:
             message |= {"annotations": annotations, "support": evidence["support"]}
         return message
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self, index: int) -> dict[str, list[dict[str, object]]]:
         """Return the documents' sentences that answer a question, known before the text."""
         sentences = self.requests[index].search.sentences
         return {"sentences": [each.to_dict() for each in sentences]} if sentences else {}
@@ -184,7 +185,7 @@ def _expect_whole(generation: Generation) -> Generation:
 _WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 
-async def run_in_thread(work: Callable[..., T], *arguments: Any) -> T:
+async def run_in_thread(work: Callable[..., T], *arguments: object) -> T:
     """Run slow work in a thread, so that streams continue."""
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work, *arguments)
 

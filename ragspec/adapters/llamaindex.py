@@ -10,8 +10,7 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ragspec.adapters.writer import HostReply, Job, in_thread
 from ragspec.errors import InputError
@@ -55,23 +54,23 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
         )
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
-    def chat(self, messages: Sequence[llms.ChatMessage], **kwargs: Any) -> llms.ChatResponse:
+    def chat(self, messages: Sequence[llms.ChatMessage], **kwargs: object) -> llms.ChatResponse:
         """Return the answer to a conversation."""
-        return _response(self._writer.write(self._job(messages, **kwargs))[0])
+        return _response(self._writer.write(self._job(messages, kwargs))[0])
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     def stream_chat(
-        self, messages: Sequence[llms.ChatMessage], **kwargs: Any
+        self, messages: Sequence[llms.ChatMessage], **kwargs: object
     ) -> llms.ChatResponseGen:
         """Yield the answer to a conversation as it grows."""
-        return (_response(each) for each in self._writer.stream(self._job(messages, **kwargs)))
+        return (_response(each) for each in self._writer.stream(self._job(messages, kwargs)))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def complete(
         self, prompt: str, formatted: bool = False, **kwargs: object
     ) -> llms.CompletionResponse:
         """Continue a prompt; with `formatted`, without the chat template."""
-        reply = self._writer.write(self._job(prompt, formatted, **kwargs))[0]
+        reply = self._writer.write(self._job(prompt, kwargs, formatted))[0]
         return chat_response_to_completion_response(_response(reply))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
@@ -79,14 +78,17 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
         self, prompt: str, formatted: bool = False, **kwargs: object
     ) -> llms.CompletionResponseGen:
         """Yield the continuation of a prompt as it grows."""
-        replies = self._writer.stream(self._job(prompt, formatted, **kwargs))
+        replies = self._writer.stream(self._job(prompt, kwargs, formatted))
         return stream_chat_response_to_completion_response(_response(each) for each in replies)
 
     achat, acomplete = in_thread("chat"), in_thread("complete")
     astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")
 
     def _job(
-        self, prompt: str | Sequence[llms.ChatMessage], formatted: bool = False, **settings: object
+        self,
+        prompt: str | Sequence[llms.ChatMessage],
+        settings: Mapping[str, object],
+        formatted: bool = False,
     ) -> Job:
         request = self.request(settings, BOOKKEEPING)
         if request.sampling.n > 1:

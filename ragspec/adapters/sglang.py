@@ -71,7 +71,7 @@ def register(name: str = "RAGSPEC", **options: object) -> None:
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
     _check("SpeculativeAlgorithm.register", algorithms.register, expected)
 
-    class RagspecAlgorithm(base):  # type: ignore[misc]
+    class RagspecAlgorithm(base):  # type: ignore[misc, valid-type]
         """An n-gram algorithm whose trees come from ragspec, in the mask; no model drafts."""
 
         def is_ngram(self) -> bool:
