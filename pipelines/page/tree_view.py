@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
-from ragspec.pipelines.page.charts import TARGET, colours_of, first_number
+from ragspec.pipelines.page.run_view import TARGET, colours_of, first_number, where
 from ragspec.reports.generation import accepted_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import PREDICTION
 
 LONGEST = 80  # letters of a token that are shown
 END = "end"  # text of the end token, which has none
@@ -45,18 +44,6 @@ class DraftView:
     caption: str
     nodes: list[Node]
     rows: int
-
-
-def where(names: Sequence[str], origin: Sequence[int], length: int = 1) -> str:
-    """Return the document and tokens that drafted tokens were copied from, "" if unknown."""
-    document, offset = origin
-    to = f"–{offset + length - 1}" if length > 1 else ""
-    if document == PREDICTION and offset >= 0:  # below 0 is the end of the prompt
-        return f" · token {offset}{to}"
-    if document < 0:
-        return ""
-    name = names[document] if document < len(names) else f"document {document}"
-    return f" · {name}, token {offset}{to}"
 
 
 def draft_views(trace: Trace) -> list[DraftView]:

@@ -21,7 +21,7 @@ from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.methods import build_method, compose, method_rows
-from ragspec.pipelines.page.charts import slots_of
+from ragspec.pipelines.page.run_view import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
 from ragspec.visual.checks import relaxed
 from ragspec.visual.rules.by_name import make_rule

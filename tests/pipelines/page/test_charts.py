@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.pipelines.page.charts import (
+from ragspec.pipelines.page.page import trace_page
+from ragspec.pipelines.page.run_view import (
     COLOURS,
+    RunView,
     colours_of,
     first_number,
+    meaning_of,
     preferred,
     slots_of,
     step_chart,
 )
-from ragspec.pipelines.page.page import trace_page
-from ragspec.pipelines.page.run_view import RunView, meaning_of
 from ragspec.reports.generation import accepted_of, report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.pipelines.page.tree_view import LONGEST, DraftView, draft_views, printed, where
+from ragspec.pipelines.page.run_view import where
+from ragspec.pipelines.page.tree_view import LONGEST, DraftView, draft_views, printed
 from ragspec.reports.generation import report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
