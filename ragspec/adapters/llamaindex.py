@@ -10,7 +10,7 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ragspec.adapters.writer import HostReply, Job, in_thread
 from ragspec.errors import InputError
@@ -56,14 +56,14 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     def chat(self, messages: Sequence[llms.ChatMessage], **kwargs: object) -> llms.ChatResponse:
         """Return the answer to a conversation."""
-        return _response(self._writer.write(self._job(messages, kwargs))[0])
+        return _response(self._writer.write(self._job(messages, kwargs, False))[0])
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     def stream_chat(
         self, messages: Sequence[llms.ChatMessage], **kwargs: object
     ) -> llms.ChatResponseGen:
         """Yield the answer to a conversation as it grows."""
-        return (_response(each) for each in self._writer.stream(self._job(messages, kwargs)))
+        return (_response(each) for each in self._writer.stream(self._job(messages, kwargs, False)))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def complete(
@@ -85,10 +85,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")
 
     def _job(
-        self,
-        prompt: str | Sequence[llms.ChatMessage],
-        settings: Mapping[str, object],
-        formatted: bool = False,
+        self, prompt: str | Sequence[llms.ChatMessage], settings: dict[str, object], formatted: bool
     ) -> Job:
         request = self.request(settings, BOOKKEEPING)
         if request.sampling.n > 1:

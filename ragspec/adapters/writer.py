@@ -27,6 +27,7 @@ from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
 from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
+from ragspec.sampling.settings import Sampling
 
 T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
@@ -35,18 +36,12 @@ PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt, its settings, further texts to draft from, and the question over its passages."""
+    """A prompt, the arguments of `Engine.generate`, and the question over its passages."""
 
     prompt: Prompt
-    request: GenerateRequest
-    texts: tuple[SourceText, ...]
+    sampling: Sampling
+    options: Options
     question: str
-
-    @property
-    def options(self) -> Options:
-        """The options of `Engine.generate`."""
-        prompt: Options = {"spans": self.prompt.spans, "texts": self.texts}
-        return {**self.request.options, **prompt, "tenant": self.request.tenant}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +149,20 @@ class HostWriter:
         others = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
         others += [(-1, each) for each in further]
         texts = [SourceText(encode_text(tokenizer, well_formed(text)).ids, n) for n, text in others]
-        return Job(prompt, request, tuple(texts), question)
+        options: Options = {**request.options, "tenant": request.tenant}
+        options |= {"spans": prompt.spans, "texts": texts}
+        return Job(prompt, request.sampling, options, question)
 
     def write(self, job: Job) -> list[HostReply]:
         """Return the samples of a job."""
-        texts = self.engine.generate(
-            [list(job.prompt.token_ids)], job.request.sampling, **job.options
-        )
-        samples = texts[0] if job.request.sampling.n > 1 else texts
+        texts = self.engine.generate([list(job.prompt.token_ids)], job.sampling, **job.options)
+        samples = texts[0] if job.sampling.n > 1 else texts
         return [HostReply(each.text, each.text, self._facts(job, each)) for each in samples]
 
     def stream(self, job: Job) -> Generator[HostReply]:
         """Yield the states of one text, the last with its figures; closing it cancels the text."""
         text = ""
-        chunks = self.engine.stream(list(job.prompt.token_ids), job.request.sampling, **job.options)
+        chunks = self.engine.stream(list(job.prompt.token_ids), job.sampling, **job.options)
         with closing(chunks):
             for delta in chunks:
                 text += delta

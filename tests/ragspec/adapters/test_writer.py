@@ -67,20 +67,20 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
     assert [span[2] for span in job.prompt.spans] == [0]
     start, end = job.prompt.spans[0][:2]
     assert writer.engine.tokenizer.decode(job.prompt.token_ids[start:end]) == "Rhine and Po."
-    assert [text.document for text in job.texts] == [1]
+    assert [text.document for text in job.options["texts"]] == [1]
 
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
     record = {"role": "tool", "content": "the Rhine is long"}
     display = HostWriter(engine=chatting.engine()).chat([*REQUESTS, record], request())
     assert "the Rhine is long" in display.prompt.text
-    assert not display.texts
+    assert not display.options["texts"]
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     hidden = HostWriter(engine=chatting.engine(), chat_template=template).chat(
         [*REQUESTS, record], request()
     )
     assert hidden.prompt.text == "Name three rivers."
-    assert [text.document for text in hidden.texts] == [-1]
+    assert [text.document for text in hidden.options["texts"]] == [-1]
 
 
 def test_a_special_token_in_a_message_stays_plain_text() -> None:
