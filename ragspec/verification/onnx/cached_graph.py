@@ -20,6 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,15 +48,17 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
-from ragspec.verification.onnx.target import SEQUENCES, OnnxTarget
+from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 from ragspec.verification.reading import decoder_layers
+from ragspec.verification.sequence_cache import SequenceCache
 
-VERSION = 6
+VERSION = 7
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
-WEIGHTS = "weights.bin"  # of both
+STEP = "step.onnx"  # of few positions of one sequence, if the operators can be folded
+WEIGHTS = "weights.bin"  # of all
 TENSORS = "tensors.safetensors"  # those that are read outside of the graph
-FILES = GRAPH, BATCH, WEIGHTS, TENSORS
 READ = frozenset({"embedding", "logits.codes", "logits.scales", "logits.bias"})
+STEPS = 128  # forwards that `STEP` could take, after which it has cost less to open than it saves
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 MOST = 4  # graphs of one model: of other threads or packages
 
@@ -166,12 +169,14 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
     store_packed(folder / GRAPH, folder / WEIGHTS, places)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES, False), model, places))
+    if graph.folds > 1:
+        (folder / STEP).write_bytes(in_onnx(build_graph(model, 0, False), model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
     read = {name: each for name, each in weights.items() if name in READ}
     save_file(read | target.rotary(longest), folder / TENSORS)
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
-        "files": {name: sha256_file(folder / name) for name in FILES},
+        "files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
         "model_type": model.config.model_type,
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
@@ -266,7 +271,7 @@ class CachedTarget(OnnxTarget):
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
         self._width = record["width"]
-        self._folder = folder
+        self._folder, self._steps = folder, 0 if STEP in record["files"] else None
         self._runner = self._run_by(self._open_session(1), tables)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -275,7 +280,18 @@ class CachedTarget(OnnxTarget):
 
     def _open_session(self, sequences: int) -> Session:
         """Return a session over the mapped weights, of which it has a packed copy."""
-        return Session(str(self._folder / (GRAPH if sequences == 1 else BATCH)))
+        return Session(str(self._folder / {0: STEP, 1: GRAPH, SEQUENCES: BATCH}[sequences]))
+
+    def _alone(self, row: SequenceCache, n: int) -> GraphRunner:
+        if self._steps is None or n > min(FOLD_TO, row.extent):
+            return self._runner
+        self._steps += 1
+        return self._step if self._steps > STEPS else self._runner
+
+    @cached_property
+    def _step(self) -> GraphRunner:
+        """What runs forwards of few positions, without the operator that waits for more."""
+        return self._run_by(self._open_session(0), self._runner.tables)
 
     @property
     def model(self) -> PreTrainedModel:

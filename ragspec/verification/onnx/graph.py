@@ -41,7 +41,8 @@ class Graph:
     """Nodes and weights of a graph.
 
     Attributes:
-        sequences: Most sequences of a forward; their tokens follow each other.
+        sequences: Most sequences of a forward; their tokens follow each other. 0 stands for one, of
+            few positions, for which there is the `FOLDED` operator alone.
         trees: Whether a bias is added to the scores of each sequence, another one under a window.
         folds: Heads of queries of a head of keys, which the `FOLDED` operator has as rows; 1 for
             no such operator.
@@ -163,7 +164,9 @@ class Graph:
         groups, width, parts = config.num_key_value_heads, module.head_dim, []
         for at in self.operators:
             folded = at == FOLDED
-            rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
+            rows = each
+            if self.sequences:
+                rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
             if folded:
                 rows = [self.fold(f"{name}.fold", rows, groups, width)]
             rows += [""] * (3 - len(rows))
@@ -186,37 +189,26 @@ class Graph:
             )
             self.nodes.append(node)
             if folded:
-                parts[-1] = self.unfold(parts[-1], groups, width)
-        every = self.add("Concat", parts, f"{name}.every", axis=1) if len(parts) > 1 else parts[0]
-        out = self.add("Gather", [every, "back"], f"{name}.back", axis=1)
+                heads, out = groups * self.folds, f"{name}.unfold"
+                parts[-1] = self.pick(parts[-1], f"unfold.{FOLDED}", out, heads, width)
+        out = self.add("Concat", parts, f"{name}.every", axis=1) if len(parts) > 1 else parts[0]
+        if self.sequences:
+            out = self.add("Gather", [out, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
     def fold(self, name: str, rows: Sequence[str], groups: int, width: int) -> str:
-        """Return projections of n positions as F n rows with one head of queries a head of keys.
-
-        Row f n + i has the f-th heads of queries of position i, and its keys and values.
-        """
-        heads, count = groups * self.folds, torch.arange(groups)
+        """Return projections of n positions as F n rows; see `folding`."""
         joined = rows[0] if len(rows) == 1 else self.add("Concat", rows, f"{name}.joined", axis=-1)
-        split = self.weight("fold.split", torch.tensor([-1, heads + 2 * groups, width]))
-        picks = [
-            [*(count * self.folds + f), *(heads + torch.arange(2 * groups))]
-            for f in range(self.folds)
-        ]
-        chosen = self.weight("fold.heads", torch.tensor(picks))
-        flat = self.weight("fold.flat", torch.tensor([1, -1, 3 * groups * width]))
-        every = self.add("Reshape", [joined, split], f"{name}.split")
-        every = self.add("Gather", [every, chosen], f"{name}.heads", axis=1)
-        every = self.add("Transpose", [every], f"{name}.rows", perm=[1, 0, 2, 3])
-        return self.add("Reshape", [every, flat], name)
+        return self.pick(joined, f"fold.{FOLDED}", name, 3 * groups, width)
 
-    def unfold(self, x: str, groups: int, width: int) -> str:
-        """Return the output of n positions of which the operator has F n rows; see `fold`."""
-        split = self.weight("unfold.split", torch.tensor([self.folds, -1, groups, width]))
-        flat = self.weight("unfold.flat", torch.tensor([1, -1, groups * self.folds * width]))
-        every = self.add("Reshape", [x, split], f"{x}.split")
-        every = self.add("Transpose", [every], f"{x}.heads", perm=[1, 2, 0, 3])
-        return self.add("Reshape", [every, flat], f"{x}.unfolded")
+    def pick(self, x: str, places: str, name: str, heads: int, width: int) -> str:
+        """Return rows of so many heads, which have these places among all heads of x."""
+        split = self.weight("heads", torch.tensor([-1, width]))
+        flat = self.weight(f"rows.{heads}", torch.tensor([1, -1, heads * width]))
+        every = self.add("Reshape", [x, split], f"{name}.split")
+        return self.add(
+            "Reshape", [self.add("Gather", [every, places], f"{name}.heads"), flat], name
+        )
 
     def projections(self, name: str, h: str, module: LlamaAttention) -> list[str]:
         """Add queries, keys and values, side by side as the operator takes them if they may be."""
@@ -258,7 +250,7 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
     graph = Graph(sequences, trees, form=form)
-    if sequences == 1 and (trees or form.window is None):  # a window by a bias has other bits
+    if sequences < 2 and (trees or form.window is None):  # a window by a bias has other bits
         graph.folds = config.num_attention_heads // config.num_key_value_heads
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
@@ -323,9 +315,10 @@ def declare(
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
     Inputs of operator i end in `.i`: attend i64 [n], its rows among those of all; their positions
-    i64 [1, m], where m is n, or F n if it is `FOLDED`; total and last i32 [1], the slots in use and
-    the last of them; any bias [1, 1, m, T] of the scores; key and value of each layer
-    [1, heads, C, width]. Back i64 [S] are the places of all rows among those that are attended for.
+    i64 [1, m], where m is n, or F n if it is `FOLDED`, which has those of `folding` too; total and
+    last i32 [1], the slots in use and the last of them; any bias [1, 1, m, T] of the scores; key
+    and value of each layer [1, heads, C, width]. Back i64 [S] are the places of all rows among
+    those that are attended for.
 
     Args:
         inputs, outputs: The graph's own, beside those of `GraphRunner`.
@@ -337,12 +330,18 @@ def declare(
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
     tables = (name + kind for kind in graph.form.rotary for name in TABLES)
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
-    every.append(info("back", whole, ["S"]))
+    if graph.sequences:
+        every.append(info("back", whole, ["S"]))
     results = list[ValueInfoProto]()
     for at in graph.operators:  # the planner takes dimensions of one name for equal
         n, size = f"n{at}", [1, heads, f"C{at}", width]
         m = f"m{at}" if at == FOLDED else n
-        every += info(f"attend.{at}", whole, [n]), info(f"positions.{at}", whole, [1, m])
+        every.append(info(f"positions.{at}", whole, [1, m]))
+        if graph.sequences:
+            every.append(info(f"attend.{at}", whole, [n]))
+        if at == FOLDED:
+            picks = {"fold": [1, m, 3 * heads], "unfold": [1, n, heads * graph.folds]}
+            every += (info(f"{name}.{at}", whole, places) for name, places in picks.items())
         every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
         biased = graph.trees or at == FOLDED
         biases = ("bias", "narrow")[: (1 + bool(graph.form.window)) * biased]

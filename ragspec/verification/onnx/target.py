@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -75,9 +75,11 @@ class GraphRunner:
         self.session, self._shape, self.tables, self._more = session, shape, tables, more
         self._window = window
         names = [each.name for each in session.inner.get_inputs()]
-        self._operators = [n.partition(".")[2] for n in names if n.startswith("attend.")]
+        self._operators = [n.partition(".")[2] for n in names if n.startswith("total.")]
         self._folds, self._trees = folds if FOLDED in self._operators else 1, "bias.0" in names
-        self.sequences, self.fold_from = len(self._operators) - (self._folds > 1), FOLD_FROM
+        self._gathers = "back" in names
+        self.fold_from = FOLD_FROM if self._gathers else 1
+        self.sequences = max(len(self._operators) - (self._folds > 1), 1)
         self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
         self._sizes = {each.name: each.shape for each in session.inner.get_outputs()}
@@ -117,14 +119,17 @@ class GraphRunner:
                 if self._trees:
                     end = int(places["total"])
                     places |= self._biases(view, count, end, None if view is None else view.related)
-            places["attend"] = attend
+            if self._gathers:
+                places["attend"] = attend
             every |= {f"{name}.{at}": each for name, each in places.items()}
             caches.append(row.buffers)
             if there:
                 back += range(start, start + count)
                 first += count
             start += len(attend)
-        return self._outputs({**every, "back": torch.tensor(back)}, caches, names)
+        if self._gathers:
+            every["back"] = torch.tensor(back)
+        return self._outputs(every, caches, names, first)
 
     def _folded(
         self, row: SequenceCache, view: TreeView | None, positions: Tensor
@@ -140,7 +145,7 @@ class GraphRunner:
         for name, bias in self._biases(view, n, end, related).items():
             padded = torch.nn.functional.pad(bias, (0, more), value=HIDDEN)
             places[name] = padded.repeat(1, 1, self._folds, 1)
-        return places
+        return places | folding(n, self._shape[1], self._folds)
 
     def _biases(
         self, view: TreeView | None, n: int, slots: int, related: Tensor | None
@@ -165,23 +170,25 @@ class GraphRunner:
         }
 
     def _outputs(
-        self, inputs: Mapping[str, Tensor], caches: Sequence[Buffers], names: Sequence[str]
+        self,
+        inputs: Mapping[str, Tensor],
+        caches: Sequence[Buffers],
+        names: Sequence[str],
+        positions: int,
     ) -> list[Tensor]:
         """Run the session, which extends the buffers; return the outputs with these names."""
-        value, sizes = self.session.value, {"S": len(inputs["back"]), "k": len(inputs["rows"])}
+        value, sizes = self.session.value, {"S": positions, "k": len(inputs["rows"])}
         shapes = ([sizes.get(size, size) for size in self._sizes[name]] for name in names)
         outputs = [torch.empty(shape, dtype=torch.float32) for shape in shapes]
-        every = {**inputs, **self.tables}  # the binding does not hold the values
-        values = {name: value(tensor.contiguous().numpy()) for name, tensor in every.items()}
-        results = [value(output.numpy()) for output in outputs]
+        results = [value(output.numpy()) for output in outputs]  # a binding does not hold them
         key = (*map(ref, caches), *names)
         (last, binding), self._last = self._last, ((), None)  # a forward of another thread has none
         if last != key:
             binding = self._bind(caches)
-        for name, each in values.items():
-            binding.bind_ortvalue_input(name, each)
-        for name, each in zip(names, results, strict=True):
-            binding.bind_ortvalue_output(name, each)
+        for name, tensor in {**inputs, **self.tables}.items():
+            binding.bind_cpu_input(name, tensor.contiguous().numpy())
+        for name, result in zip(names, results, strict=True):
+            binding.bind_ortvalue_output(name, result)
         self.session.inner.run_with_iobinding(binding)
         self._last = key, binding
         return outputs
@@ -296,7 +303,7 @@ class OnnxTarget(CausalTarget):
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, (each,), {})
         batch.advance()
-        if _changes(head, states[:, rows]) or selects:
+        if selects or (head._forward_pre_hooks and _changes(head, states[:, rows])):
             with torch.no_grad():
                 logits = self.form.bounded(head(states[:, rows]))
         return logits
@@ -315,7 +322,7 @@ class OnnxTarget(CausalTarget):
             tokens: Of all sequences, i64 [1, n].
             read: Those whose logits are computed, ascending, i64 [k].
         """
-        runner: GraphRunner | None = self._runner if len(rows) == 1 else self._together
+        runner = self._together if len(rows) > 1 else self._alone(rows[0], tokens.shape[1])
         size = 1 if runner is None else runner.sequences
         if runner is not None and len(rows) <= size:
             return runner.run(rows, views, {"ids": tokens, "rows": read}, names)
@@ -345,6 +352,10 @@ class OnnxTarget(CausalTarget):
     def form(self) -> ModelForm:
         """The form of the model."""
         return ModelForm.of(self.config)
+
+    def _alone(self, row: SequenceCache, n: int) -> GraphRunner:
+        """Return what runs a forward over the next n positions of one sequence."""
+        return self._runner
 
     @cached_property
     def _together(self) -> GraphRunner | None:
@@ -381,6 +392,31 @@ class OnnxTarget(CausalTarget):
             for name, table in zip(TABLES, both, strict=True):
                 tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous()
         return tables
+
+
+@cache
+def folding(n: int, groups: int, folds: int) -> dict[str, Tensor]:
+    """Return which heads the rows of the `FOLDED` operator have, and which are those of a position.
+
+    Row f n + i of F n has the f-th heads of queries of position i, and its keys and values.
+
+    Args:
+        groups: Heads of keys.
+        folds: F, heads of queries of each.
+
+    Returns:
+        fold i64 [1, F n, 3 groups] among all heads of queries, keys and values of n positions, and
+        unfold i64 [1, n, F groups] among the heads of all rows.
+    """
+    heads, count = folds * groups, torch.arange(groups)
+    other = (heads + torch.arange(2 * groups)).expand(folds, -1)
+    picks = torch.cat((count * folds + torch.arange(folds)[:, None], other), 1)
+    first = torch.arange(n)[:, None] * (heads + 2 * groups)
+    rows = torch.arange(folds * n).view(folds, n).T[:, None] * groups + count[:, None]
+    return {
+        "fold": (picks[:, None] + first).view(1, folds * n, -1),
+        "unfold": rows.reshape(1, n, heads),
+    }
 
 
 def _is_chain(view: TreeView) -> bool:

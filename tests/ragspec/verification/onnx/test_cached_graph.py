@@ -17,7 +17,14 @@ from ragspec.models.quantized import onnx_runtime
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.storage import filesystem
 from ragspec.verification.onnx import cached_graph, form
-from ragspec.verification.onnx.cached_graph import BATCH, GRAPH, TENSORS, WEIGHTS, CachedTarget
+from ragspec.verification.onnx.cached_graph import (
+    BATCH,
+    GRAPH,
+    STEP,
+    TENSORS,
+    WEIGHTS,
+    CachedTarget,
+)
 from ragspec.verification.onnx.record import RECORD
 from tests.support import tiny
 
@@ -28,6 +35,7 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(cached_graph, "STEPS", 9)  # within a text
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return filesystem.cache_directory() / "models"
 
@@ -71,6 +79,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     assert isinstance(second.target, CachedTarget)
     assert result.tokens == expected.tokens and result.label == expected.label == "exact"
     assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
+    assert ("_step" in vars(second.target)) == (family != "gemma3_text")  # has windows
     assert isinstance(second.target.loaded, cached_graph.StandIn)
     ours, theirs = second.target.config, vars(first.target.config)
     assert ours.model_type == family and len(theirs) > 20
@@ -92,7 +101,7 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
 
 
-@pytest.mark.parametrize("name", [RECORD, GRAPH, WEIGHTS, TENSORS])
+@pytest.mark.parametrize("name", [RECORD, GRAPH, STEP, WEIGHTS, TENSORS])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, damage: str) -> None:
     expected = write(opened(folder)).tokens
@@ -130,8 +139,8 @@ def test_sessions_map_the_same_packed_weights(folder: Path, cache: Path) -> None
     engine = opened(folder)
     engine.generate([tiny.prompt(30), tiny.prompt(9)], max_new_tokens=4)  # opens a second one
     (path,) = cache.glob(f"*/{WEIGHTS}")
-    parts = {graph: packed_parts(path.with_name(graph)) for graph in (GRAPH, BATCH)}
-    assert parts[GRAPH] == parts[BATCH] and len(parts[GRAPH]) > 8
+    parts = {graph: packed_parts(path.with_name(graph)) for graph in (GRAPH, BATCH, STEP)}
+    assert parts[GRAPH] == parts[BATCH] == parts[STEP] and len(parts[GRAPH]) > 8
     assert Path("/proc/self/maps").read_text("utf-8").count(str(path)) >= 2 * len(parts[GRAPH])
 
 
