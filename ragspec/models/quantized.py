@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # weights of one scale
 CENTRE = 128  # stored for 0 in 8 bits
+GROUP = 128  # inputs that the runtime's products take at once; the rest costs far more
 INT8 = "int8"
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 OPSET, IR_VERSION = 20, 10
@@ -78,6 +79,12 @@ class BlockLinear(nn.Module):
         )
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         return cls(codes, scales, torch.cat(biases) if biases else None)
+
+    def padded(self) -> BlockLinear:
+        """Return the layer whose inputs zeros bring to a multiple of `GROUP`."""
+        more = -self.in_features % GROUP // BLOCK
+        codes = functional.pad(self.codes.detach(), (0, 0, 0, more), value=CENTRE)
+        return BlockLinear(codes, functional.pad(self.scales.detach(), (0, more)), self.bias)
 
     def rows(self, index: Tensor) -> BlockLinear:
         """Return the layer of some outputs."""

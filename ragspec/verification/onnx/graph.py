@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ragspec.models.quantized import (
     BLOCK,
+    GROUP,
     IN_MEMORY,
     MICROSOFT,
     BlockLinear,
@@ -84,6 +85,9 @@ class Graph:
         """Add a linear layer, [.., K] -> [.., N]; `out` names its output, if not `name`."""
         out = out or name
         if isinstance(module, BlockLinear):
+            more = -module.in_features % GROUP
+            if more and name != "logits":  # whose codes may be those of the embedding
+                x, module = self.pad(x, more), module.padded()
             self.nodes.append(module.node(x, self.operands(name, module), out))
         else:
             weight = self.weight(f"{name}.weight", module.weight)
@@ -91,6 +95,15 @@ class Graph:
         if module.bias is None:
             return out
         return self.add("Add", [out, self.weight(f"{name}.bias", module.bias)], f"{name}.biased")
+
+    def pad(self, x: str, more: int) -> str:
+        """Append zeros to the last axis, once for all layers that read them."""
+        name = f"{x}.padded"
+        if not any(name in node.output for node in self.nodes):
+            self.add(
+                "Pad", [x, self.weight(f"pads.{more}", torch.tensor([0, 0, 0, 0, 0, more]))], name
+            )
+        return name
 
     def operands(self, name: str, module: BlockLinear) -> list[str]:
         """Add codes and scales of a layer in blocks."""

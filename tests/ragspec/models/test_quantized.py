@@ -56,6 +56,7 @@ def test_products_are_those_of_the_stored_weights() -> None:
     out = block(x)
     for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
         assert torch.equal(block(x[:, place]), out[:, place])
+    torch.testing.assert_close(block.padded()(functional.pad(x, (0, 32))), out)
     for _ in range(2):
         expected = functional.linear(x, block.weight, block.bias)
         torch.testing.assert_close(block(x), expected, rtol=0, atol=0.03 * float(out.std()))
