@@ -137,14 +137,13 @@ class GraphRunner:
         """Return the inputs of the `FOLDED` operator, whose rows fill more slots than are used."""
         n, end = positions.shape[1], row.extent + positions.shape[1]
         row.reserve(n * self._folds)
-        places = self._places(row, positions.repeat(1, self._folds))
-        related = None if view is None else view.related
-        if related is None:
+        places = self._places(row, positions.expand(self._folds, n).reshape(1, -1))
+        related, slots = None if view is None else view.related, row.extent + n * self._folds
+        if related is None and n > 1:
             related = torch.ones(1, n, n, dtype=torch.bool).tril()
-        more = int(places["total"]) - end
         for name, bias in self._biases(view, n, end, related).items():
-            padded = torch.nn.functional.pad(bias, (0, more), value=HIDDEN)
-            places[name] = padded.repeat(1, 1, self._folds, 1)
+            places[name] = torch.full((1, 1, self._folds * n, slots), HIDDEN)
+            places[name].view(self._folds, n, slots)[..., :end] = bias[0]
         return places | folding(n, self._shape[1], self._folds)
 
     def _biases(
