@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 
 PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 CAPITAL = "A-Z0-9" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x590))))
+# Abbreviations, initials of names and numbers of items: a sentence goes on after them.
+ABBREVIATIONS = r"Mr Mrs Ms Dr Prof St Lt Col Gen Capt Rev Sr Sra Nr Fig vs cf e\.g i\.e [A-HJ-Z]"
+NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d"]
+GOES_ON = "".join(
+    rf"(?<!{each}\.)" for each in [rf"\b{w}" for w in ABBREVIATIONS.split()] + NUMBERS
+)
 SENTENCE_BREAK = re.compile(
-    rf"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
+    rf"(?<=[.!?]){GOES_ON}[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
+    r"|\n(?=[ \t]*(?:[-*•–]|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # the next item of a list
+    re.MULTILINE,
 )
 LINE_BREAK = re.compile(r"\n\s*")
 WORD = re.compile(r"[^\W_]+")

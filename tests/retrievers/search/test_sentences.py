@@ -146,9 +146,17 @@ def test_copies_take_one_place() -> None:
         ("La bomba pesa 38 kg.", "¿Quién la lleva?"),
         ("पंप भारी है।", " दो लोग उठाते हैं।"),
         ("泵很重。", "两个人搬。"),
+        ("Mr. J. R. Hill, vs. Dr. Wu of the U.S. Army, lost.", "So did I.", "See Fig. 3."),
     ],
 )
 def test_sentences_end_in_every_script(sentences: tuple[str, ...]) -> None:
     text = "".join(each if each[0] in " 两泵प" else f"{each} " for each in sentences).strip()
     spans = [text[slice(*span)] for span in sentence_spans(text, 0, len(text))]
     assert spans == [each.strip() for each in sentences]
+
+
+def test_items_of_lists_are_sentences_with_their_numbers() -> None:
+    items = "Steps:", "1. Open it.", "Wait.", "  12. Press (e.g. Twice).", "- Go on", "* It ran 5."
+    text = "\n".join((*items, "b. Then stop.", "Done."))
+    spans = [text[slice(*span)] for span in sentence_spans(text, 0, len(text))]
+    assert spans == [*map(str.strip, items), "b. Then stop.", "Done."]
