@@ -12,6 +12,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zipfile import ZipFile
@@ -48,6 +49,10 @@ ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # l
 INVISIBLE = {0x00A0: " ", 0x00AD: None, 0x200B: None, 0x2060: None, 0xFEFF: None}
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
+LABELS = {
+    "a": " ".join(ascii_lowercase),
+    "i": "i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx",
+}  # of lists whose numbers are letters
 SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎")
 
 
@@ -126,6 +131,7 @@ def read_tree(root: _Element, title: str = "") -> Extract:
             element.text = ILLEGAL.sub(" ", alt)
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)
+    number(root)
     flatten(root)
     writer = TextWriter()
     for event, element in etree.iterwalk(root, events=("start", "end")):
@@ -177,6 +183,28 @@ def align(root: _Element) -> None:
                 row.insert(index + is_first, row.makeelement("td"))
             left -= index + columns
             row, rows, is_first = row.getnext(), rows - 1, 0
+
+
+def number(root: _Element) -> None:
+    """Write the numbers of ordered lists before their items."""
+    for each in root.iter("ol"):
+        items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
+        kind = each.get("type", "1")
+        labels = LABELS.get(kind.lower(), "").split()
+        count = _whole(each.get("start"), len(items) if step < 0 else 1)
+        for item in items:
+            count = _whole(item.get("value"), count)
+            label = labels[count - 1] if 0 < count <= len(labels) else str(count)
+            place = item
+            while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
+                place = place[0]
+            label = label.upper() if kind.isupper() else label
+            place.text = f"{label}. {(place.text or '').lstrip()}"
+            count += step
+
+
+def _whole(value: str | None, default: int) -> int:
+    return int(value) if value and re.fullmatch(r"-?\d{1,6}", value) else default
 
 
 def flatten(root: _Element) -> None:

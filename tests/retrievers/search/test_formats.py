@@ -65,6 +65,9 @@ def test_visible_text_with_title_and_headings() -> None:
         ("<img alt='Three boxes, one above another'>", "Three boxes, one above another"),
         ("<div role=navigation>up</div><i aria-hidden=true>*</i>down", "down"),
         ("<body aria-hidden=true>behind a window", "behind a window"),
+        ("<ol start=3><li>a<li value=9><p>b</p><p>c</p><li>d</ol>", "3. a\n\n9. b\n\nc\n\n10. d"),
+        ("<ol type=a><li>x<ol reversed type=I><li>y<li>z</ol></ol>", "a. x\nII. y\nI. z"),
+        ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "99. q\nr"),
     ],
 )
 def test_markup_that_is_broken_or_changes_a_meaning_is_text(source: str, text: str) -> None:
