@@ -5,7 +5,6 @@ from .indexes.context_index import ContextIndex as ContextIndex
 from .knn.datastore import Datastore as Datastore
 from .methods.auto import AutoDrafter as AutoDrafter
 from .methods.context import ContextDrafter as ContextDrafter
-from .methods.hierarchy_drafting import Cascade as Cascade
 from .methods.hierarchy_drafting import HierarchyDrafter as HierarchyDrafter
 from .methods.ngrams import NGramDrafter as NGramDrafter
 from .methods.prompt_lookup import LookupDrafter as LookupDrafter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import perf_counter
@@ -30,7 +30,6 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
 
 if TYPE_CHECKING:
-    from ragspec.budget.base import BudgetSession
     from ragspec.sampling.transform import Transform
 
 FAULTS_ALLOWED = 3
@@ -40,6 +39,8 @@ WARM_UP = 20.0  # factor on the limit of the first draft, which may open files o
 
 class Combined(Drafter):
     """A drafter that contains others, from which its kind and its needs follow.
+
+    Its trees are deterministic if those of all drafters are, else coupled.
 
     Args:
         needs: Its own needs beside theirs.
@@ -55,14 +56,9 @@ class Combined(Drafter):
             expect_drafter(drafter)
         self.name = name
         self.drafters = tuple(drafters)
-        self.kind = kind_of(drafters)
+        plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
+        self.kind = DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
         self.needs = Needs.union([needs or Needs(), *(drafter.needs for drafter in drafters)])
-
-
-def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
-    """Return the kind of trees merged from these: deterministic if all are, else coupled."""
-    plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
-    return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
 
 
 def within(drafter: Drafter) -> Iterator[Drafter]:
@@ -107,6 +103,7 @@ class Fuse(Combined):
 
     Args:
         drafters: In order of trust. If two propose the same node, its source is the first one.
+            Deterministic ones draft first: their `accept_prob` decides whether a model drafts.
 
     Raises:
         InputError: There is no drafter, or an object that is none.
@@ -118,50 +115,40 @@ class Fuse(Combined):
         if not drafters:
             raise InputError("got no drafter to fuse; expected at least one.")
         super().__init__(name, drafters)
+        plain = DraftKind.DETERMINISTIC
+        self.drafters = tuple(sorted(drafters, key=lambda each: each.kind is not plain))
         if len(drafters) == 1:
             self.kind = drafters[0].kind
 
     def open(self, request: DraftRequest) -> FuseSession:
         """Return a session that holds one session of every drafter."""
-        return FuseSession(self.drafters, request)
+        return FuseSession(self, request)
 
 
 class Source:
     """One drafter inside another one or a fusion, whose faults never reach the text.
 
-    It checks the trees, counts faults, late drafts included, and switches the drafter off after the
-    third.
+    It checks the trees, counts faults, and switches the drafter off after the third. A look-up
+    slower than `PATIENCE` is a fault, but its tree is used. Models have no limit, and drafters that
+    contain others apply it to each.
 
     Args:
-        patience: Time limit in seconds for one draft of a look-up; None for no limit. A slower
-            draft counts as a fault, but its tree is used. Models have no limit, and drafters that
-            contain others apply their own.
         suffix: Distinguishes it, and the sources in its trees, from others of the same name.
 
     Attributes:
         session: None once the drafter is switched off.
         matched: That of the session after its last proposal, see `DraftSession`.
-
-    Raises:
-        InputError: The patience is not above 0 s.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        request: DraftRequest,
-        patience: float | None = PATIENCE,
-        suffix: str = "",
-    ) -> None:
+    def __init__(self, drafter: Drafter, request: DraftRequest, suffix: str = "") -> None:
         self.drafter, self.name = drafter, drafter.name + suffix
         self.session: DraftSession | None = None
         self.matched: int | None = None
         self.count = 0
         runs_model = drafter.needs.hidden_states or drafter.kind is not DraftKind.DETERMINISTIC
-        limited = checked_patience(patience) if drafter.looks_up and not runs_model else None
-        self._patience = inf if limited is None else limited
+        self._patience = PATIENCE if drafter.looks_up and not runs_model else inf
+        self._limit = WARM_UP * self._patience  # of the next draft
         self._suffix, self._vocab_size = suffix, request.vocab_size
-        self._warm = False
         try:
             session = drafter.open(request)
             if not isinstance(session, DraftSession):
@@ -179,27 +166,21 @@ class Source:
         counts = {self.name: self.count} if self.count else {}
         return counts if self.session is None else counts | self.session.faults
 
-    def propose(
-        self, context: DraftContext, budget: int, adviser: BudgetSession | None = None
-    ) -> DraftTree:
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the drafter's tree of at most `budget` nodes; the empty one if it failed.
 
-        Args:
-            adviser: Corrects the claims of the tree. The drafter gets it too, unless it contains
-                others, whose claims would be corrected twice.
+        An adviser in the context corrects its claims.
         """
-        self.matched = None
+        self.matched, adviser = None, context.adviser
         if self.session is None:
             return DraftTree.empty()
-        if context.adviser is not None and (
-            adviser is None or isinstance(self.session, SourcesSession)
-        ):
-            context = replace(context, adviser=None)
+        if adviser is not None and isinstance(self.session, SourcesSession):
+            context = replace(context, adviser=None)  # or claims would be corrected twice
         began = perf_counter()
         try:
             tree = self.session.propose(context, budget)
             self.matched = self.session.matched
-            late = self._late(perf_counter() - began)
+            seconds, most, self._limit = perf_counter() - began, self._limit, self._patience
             check(tree, self._vocab_size)
             if len(tree) and tree.kind is not self.drafter.kind:
                 raise InputError(
@@ -209,8 +190,9 @@ class Source:
         except Exception as error:
             self.fault(error)
             return DraftTree.empty()
-        if late is not None:
-            self.fault(late)
+        if seconds > most:
+            late = f"took {seconds:.3g} s for one draft; expected at most {most:.3g} s."
+            self.fault(InputError(f"{late} Leave it out, or make its look-ups faster."))
         if self._suffix and len(tree):
             tree = replace(tree, sources=tuple(name + self._suffix for name in tree.sources))
         if adviser is not None:
@@ -250,17 +232,6 @@ class Source:
         if self.count >= FAULTS_ALLOWED:
             self._switch_off(error)
 
-    def _late(self, seconds: float) -> InputError | None:
-        """Return the error for a draft that took longer than allowed, else None."""
-        most = self._patience * (1.0 if self._warm else WARM_UP)
-        self._warm = True
-        if seconds <= most:
-            return None
-        return InputError(
-            f"took {seconds:.3g} s for one draft; expected at most {most:.3g} s. Leave it out, or "
-            "make its look-ups faster."
-        )
-
     def _switch_off(self, error: Exception) -> None:
         self.session = None
         warnings.warn(
@@ -273,10 +244,17 @@ class Source:
 
 
 class SourcesSession(DraftSession):
-    """A session over several sources, which all learn from every step."""
+    """A session over the sources of one row, which all learn from every step."""
 
-    def __init__(self, sources: Iterable[Source]) -> None:
-        self._sources = list(sources)
+    def __init__(self, drafter: Combined, request: DraftRequest) -> None:
+        names = [each.name for each in drafter.drafters]
+        # Statistics are kept by name: two stores must not share them.
+        same = [names[:number].count(name) for number, name in enumerate(names)]
+        self._sources = [
+            Source(each, request, f" {count + 1}" if count else "")
+            for each, count in zip(drafter.drafters, same, strict=True)
+        ]
+        self._drafter = drafter
 
     @property
     def faults(self) -> dict[str, int]:
@@ -301,21 +279,7 @@ class SourcesSession(DraftSession):
 
 
 class FuseSession(SourcesSession):
-    """The sources of one row; see `Source` for the patience."""
-
-    def __init__(
-        self, drafters: Sequence[Drafter], request: DraftRequest, patience: float | None = PATIENCE
-    ) -> None:
-        # Retrieval drafts first: its `accept_prob` decides whether a model drafts at all.
-        drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
-        self._kind = kind_of(drafters)
-        names = [drafter.name for drafter in drafters]
-        # Statistics are kept by name: two stores must not share them.
-        same = [names[:number].count(name) for number, name in enumerate(names)]
-        super().__init__(
-            Source(drafter, request, patience, f" {count + 1}" if count else "")
-            for drafter, count in zip(drafters, same, strict=True)
-        )
+    """The drafters of one row; see `Fuse`."""
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` proposed nodes, those of largest `accept_prob`.
@@ -325,29 +289,29 @@ class FuseSession(SourcesSession):
         """
         adviser = context.adviser
         if adviser and not (budget := adviser.nodes(self.expected_acceptance(context), budget)):
-            return DraftTree.empty(self._kind)
+            return DraftTree.empty(self._drafter.kind)
         if len(self._sources) == 1:
-            return self._sources[0].propose(context, budget, adviser)
-        parts: list[tuple[DraftTree, int]] = []
+            return self._sources[0].propose(context, budget)
+        parts: dict[Source, DraftTree] = {}
         for number, source in enumerate(self._sources):
             request = budget
             if adviser and number > 0 and source.session is not None:
                 request = adviser.share(source.name, budget)
-            tree = source.propose(context, request, adviser) if request else DraftTree.empty()
+            tree = source.propose(context, request) if request else DraftTree.empty()
             if len(tree):
-                parts.append((tree, number))
+                parts[source] = tree
         fused = self._merged(parts)
         # The declared kind, even if only some of the sources proposed nodes.
-        return replace(keep_best(fused, budget), kind=self._kind)
+        return replace(keep_best(fused, budget), kind=self._drafter.kind)
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the largest estimate of the sources; None if none has one."""
         expectations = [source.expected_acceptance(context) for source in self._sources]
         return max((each for each in expectations if each is not None), default=None)
 
-    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
-        """Return one tree; `parts` are the trees, each with the number of its source."""
-        return merge(tree for tree, _ in parts)
+    def _merged(self, parts: dict[Source, DraftTree]) -> DraftTree:
+        """Return the trees of some sources as one."""
+        return merge(parts.values())
 
 
 def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
@@ -357,14 +321,3 @@ def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
     # Only a sampled tree may repeat siblings.
     plain = merge([tree]) if tree.kind is DraftKind.SAMPLED else tree
     return replace(plain, kind=kind, q=None)
-
-
-def checked_patience(patience: float | None) -> float | None:
-    """Return the time limit of a draft unchanged.
-
-    Raises:
-        InputError: The limit is not above 0 s.
-    """
-    if patience is not None and patience <= 0:
-        raise InputError(f"got a patience of {patience} s; expected more, or None for no limit.")
-    return patience

@@ -15,10 +15,10 @@ Lookahead's n-grams of the context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
+from ragspec.drafters.fuse import Combined, SourcesSession, as_kind
 from ragspec.drafters.method import GLOBAL, Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
@@ -35,74 +35,6 @@ SURE = 0.1
 ANSWERS, TEXT = "answers", "statistics"  # names of the sources in reports
 
 Store = CorpusIndex | Drafter
-
-
-class Cascade(Combined):
-    """Drafts with several drafters in order of trust.
-
-    Args:
-        reserve: Share of the budget that each later drafter keeps for its sure nodes.
-        sure: Acceptance probability from which a node counts as sure.
-        patience: See `Source`. A drafter that fails is switched off.
-
-    Attributes:
-        most_nodes: Limit of every tree besides the budget, None for no limit.
-
-    Raises:
-        InputError: There is no drafter, or the reserves leave the first one nothing.
-    """
-
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        *,
-        reserve: float = RESERVE,
-        sure: float = SURE,
-        patience: float | None = PATIENCE,
-        name: str = "cascade",
-    ) -> None:
-        if not drafters or not 0.0 <= reserve * (len(drafters) - 1) < 1.0:
-            raise InputError(
-                f"got {len(drafters)} drafters and a reserve of {reserve}; expected at least one "
-                "drafter, and less than the whole budget reserved for the later ones."
-            )
-        super().__init__(name, drafters)
-        self.reserve = reserve
-        self.sure = sure
-        self.patience = patience
-        self.most_nodes: int | None = None
-
-    def open(self, request: DraftRequest) -> CascadeSession:
-        """Return a session that holds one session of every drafter."""
-        return CascadeSession(self, request)
-
-
-class CascadeSession(SourcesSession):
-    """The sources of one row, in order; see `Cascade`."""
-
-    def __init__(self, cascade: Cascade, request: DraftRequest) -> None:
-        super().__init__(Source(drafter, request, cascade.patience) for drafter in cascade.drafters)
-        self._cascade = cascade
-        self._kind = cascade.kind
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a tree of at most `budget` nodes, filled source after source."""
-        if self._cascade.most_nodes is not None:
-            budget = min(budget, self._cascade.most_nodes)
-        if budget < 1:
-            return DraftTree.empty(self._kind)
-        trees = [source.propose(context, budget) for source in self._sources]
-        offered = [as_kind(tree, self._kind) for tree in trees if len(tree)]
-        if not offered:
-            return DraftTree.empty(self._kind)
-        if len(offered) == 1:
-            return keep_best(offered[0], budget)
-        merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
-        if len(merged) <= budget:
-            return share_out(merged)
-        reserve = int(self._cascade.reserve * budget)
-        chosen = fill(merged, offers, len(offered), budget, reserve, self._cascade.sure)
-        return share_out(select(merged, sorted(chosen)))
 
 
 def fill(
@@ -143,7 +75,7 @@ def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> Non
         chosen.update(path)
 
 
-class HierarchyDrafter(Cascade):
+class HierarchyDrafter(Combined):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     Args:
@@ -154,10 +86,15 @@ class HierarchyDrafter(Cascade):
         level, guess: In the n-gram form, tokens of an n-gram, and n-grams of the context after a
             token.
         lookahead: The context also learns from tokens that the target did not choose.
-        options: Those of `Cascade`.
+        reserve: Share of the budget that each later level keeps for its sure nodes.
+        sure: Acceptance probability from which a node counts as sure.
+
+    Attributes:
+        most_nodes: Limit of every tree besides the budget, None for no limit.
 
     Raises:
-        InputError: The form or a database is of another kind.
+        InputError: The form or a database is of another kind, or the reserves leave the first
+            level nothing.
     """
 
     method = Method(
@@ -177,7 +114,8 @@ class HierarchyDrafter(Cascade):
         level: int = LEVEL,
         guess: int = GUESS,
         lookahead: bool = True,
-        **options: Any,
+        reserve: float = RESERVE,
+        sure: float = SURE,
     ) -> None:
         if form not in ("trie", "ngram"):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
@@ -193,8 +131,43 @@ class HierarchyDrafter(Cascade):
             drafters.append(_drafter(corpus, TEXT, **text))
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
-        super().__init__(drafters, name="hierarchy", **options)
+        super().__init__("hierarchy", drafters)
+        if not 0.0 <= reserve * (len(drafters) - 1) < 1.0:
+            raise InputError(
+                f"got a reserve of {reserve} and {len(drafters)} levels; expected less than the "
+                "whole budget reserved for the later ones."
+            )
+        self.reserve = reserve
+        self.sure = sure
         self.most_nodes = guess * (level - 1) if form == "ngram" else None
+
+    def open(self, request: DraftRequest) -> HierarchySession:
+        """Return a session that holds one session of every level."""
+        return HierarchySession(self, request)
+
+
+class HierarchySession(SourcesSession):
+    """The levels of one row, in order; see `HierarchyDrafter`."""
+
+    _drafter: HierarchyDrafter
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a tree of at most `budget` nodes, filled level after level."""
+        drafter, kind = self._drafter, self._drafter.kind
+        if drafter.most_nodes is not None:
+            budget = min(budget, drafter.most_nodes)
+        trees = [source.propose(context, budget) for source in self._sources if budget > 0]
+        offered = [as_kind(tree, kind) for tree in trees if len(tree)]
+        if not offered:
+            return DraftTree.empty(kind)
+        if len(offered) == 1:
+            return keep_best(offered[0], budget)
+        merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
+        if len(merged) <= budget:
+            return share_out(merged)
+        reserve = int(drafter.reserve * budget)
+        chosen = fill(merged, offers, len(offered), budget, reserve, drafter.sure)
+        return share_out(select(merged, sorted(chosen)))
 
 
 def _drafter(store: Store, name: str, **options: int) -> Drafter:

@@ -36,6 +36,7 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs
 from ragspec.rules.base import Step
+from ragspec.rules.descent import path_to
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
@@ -132,7 +133,9 @@ class RapidSession(DraftSession):
         self._copied = len(context.tokens)
         if self._session is None:
             self._session = self._drafter.open(replace(self._request, prompt=tuple(self._tokens)))
-        translated = DraftContext(self._tokens, self._length, context.remaining, context.adviser)
+        # The claims of drafters within another one are corrected once, by the outermost fusion.
+        adviser = None if isinstance(self._drafter, Combined) else context.adviser
+        translated = DraftContext(self._tokens, self._length, context.remaining, adviser)
         return self._session.propose(translated, budget)
 
     def distributions(self) -> Iterable[KnownDistribution] | None:
@@ -235,7 +238,7 @@ class SteeredText(RowTransform):
         if other is None or not self._scale:
             self._drifts.append(0.0)
             return logits
-        path = self._path(node)
+        path = self._tree.tokens[[*path_to(self._tree, node)]].tolist()
         p = self._probabilities(self._compared, logits, path)
         q = self._probabilities(self._compared, other.to(logits.device), path)
         steered = logits.double() + shift(p, q, self._scale)
@@ -278,13 +281,6 @@ class SteeredText(RowTransform):
                 [self._slots[int(parents[node])] for node in taken],
             )
             self._logits.update((node, rows[i : i + 1]) for i, node in enumerate(taken))
-
-    def _path(self, node: int) -> list[int]:
-        path: list[int] = []
-        while node != ROOT:
-            path.append(int(self._tree.tokens[node]))
-            node = int(self._tree.parents[node])
-        return path[::-1]
 
 
 def _at_temperature_one(taken: TokenDistribution) -> TokenDistribution:

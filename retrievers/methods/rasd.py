@@ -21,14 +21,14 @@ from dataclasses import replace
 import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
-from ragspec.drafters.method import Method, Sources, one
+from ragspec.drafters.fuse import Fuse, FuseSession, Source
+from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import select
 
 _PRIOR, _DECAY = 4.0, 0.97
@@ -48,7 +48,6 @@ class Rasd(Fuse):
         prune_probability: It also survives with this probability; 0 for both prunes nothing.
         grace: Initial share of its acceptance that a pruned branch keeps; later the share follows
             what the target accepts. None drops pruned branches, as the paper does.
-        patience: Seconds that a look-up may take for a draft, None for no limit.
 
     Raises:
         InputError: There is no retriever, or a setting is out of range.
@@ -71,7 +70,6 @@ class Rasd(Fuse):
         prune_rank: int = 10,
         prune_probability: float = 0.01,
         grace: float | None = 0.25,
-        patience: float | None = PATIENCE,
         name: str = "rasd",
     ) -> None:
         drafter = NeighbourDrafter() if drafter is None else drafter
@@ -86,7 +84,7 @@ class Rasd(Fuse):
                 f"{grace}; expected a rank of 0 or more, a probability, and a share or None."
             )
         super().__init__([*retrievers, drafter], name)
-        self.patience = checked_patience(patience)
+        self.drafter = drafter
         self.prune_rank = prune_rank
         self.prune_probability = prune_probability
         self.grace = grace
@@ -99,13 +97,12 @@ class Rasd(Fuse):
 class RasdSession(FuseSession):
     """The drafters of one row, and the number of pruned nodes; see `Rasd`."""
 
+    _drafter: Rasd
+
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
-        super().__init__(drafter.drafters, request, drafter.patience)
-        self._drafter = drafter
-        # The fusion opens look-ups first, else in order: the drafter is the last one of its kind.
-        looks = [each.drafter.kind is DraftKind.DETERMINISTIC for each in self._sources]
-        place = looks[::-1].index(drafter.drafters[-1].kind is DraftKind.DETERMINISTIC)
-        self._model: int | None = len(looks) - 1 - place
+        super().__init__(drafter, request)
+        same = [source for source in self._sources if source.drafter is drafter.drafter]
+        self._model: Source | None = same[-1]  # None after a fault in its distributions
         self._ratio = Ratio()  # how often the target takes pruned tokens
         # Claims of this step's pruned tokens, by (node of the draft tree, token).
         self._watched: dict[tuple[int, int], float] = {}
@@ -136,26 +133,25 @@ class RasdSession(FuseSession):
         self._watched, self._place = {}, {}
         super().observe(step)
 
-    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
+    def _merged(self, parts: dict[Source, DraftTree]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned at nodes with a distribution."""
-        drafted = next((tree for tree, source in parts if source == self._model), None)
-        distributions = self._distributions() if drafted is not None and len(parts) > 1 else {}
-        if drafted is None or not distributions:
+        model = self._model
+        if model is None or model not in parts or len(parts) == 1:
             return super()._merged(parts)
-        place = {pair: i for i, pair in enumerate(_pairs(drafted))}
-        pruned = [
-            (tree if source == self._model else self._prune(tree, place, distributions), source)
-            for tree, source in parts
-        ]
-        return super()._merged(pruned)
+        if distributions := self._distributions(model):
+            place = {pair: i for i, pair in enumerate(_pairs(parts[model]))}
+            parts = {
+                source: tree if source is model else self._prune(tree, place, distributions)
+                for source, tree in parts.items()
+            }
+        return super()._merged(parts)
 
-    def _distributions(self) -> dict[int, Distribution]:
+    def _distributions(self, source: Source) -> dict[int, Distribution]:
         """Return the surviving tokens by node: the first choices, and those likely enough."""
         rank, least = self._drafter.prune_rank, self._drafter.prune_probability
-        source = None if self._model is None else self._sources[self._model]
-        if source is None or source.session is None or not (rank or least):
-            return {}
         distributions: dict[int, Distribution] = {}
+        if source.session is None or not (rank or least):
+            return distributions
         try:
             for node, tokens, chances in source.session.distributions() or ():
                 distributions[node] = set(tokens[:rank])
@@ -205,8 +201,8 @@ def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _over(sources: Sources) -> Fuse:
-    learned = [one("recycling", sources)] if sources.top_k_feedback else []
-    retrievers = [one("context", sources), *sources.past()]
+    learned = [NeighbourDrafter()] if sources.top_k_feedback else []
+    retrievers = [ContextDrafter(), *sources.past()]
     drafters = [*sources.models(), *learned]
     if not drafters:
         return Fuse(retrievers, "rasd")  # there is no distribution to prune by

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
-from ragspec.drafters.fuse import PATIENCE, Combined, Source, SourcesSession, as_kind
-from ragspec.drafters.method import Method, one
+from ragspec.drafters.fuse import Combined, SourcesSession, as_kind
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.trees.draft_tree import DraftTree
 
 MOST, FACTOR = 40, 4  # a match of m tokens is continued by 1 + 4 m tokens, at most 40
@@ -88,7 +89,7 @@ class Select(Combined):
         "SAM-Decoding",
         make=lambda sources: Select(
             [MatchDrafter(), *sources.past()],
-            one("recycling", sources) if sources.top_k_feedback else None,
+            NeighbourDrafter() if sources.top_k_feedback else None,
         ),
         uses=frozenset({"store"}),
     )
@@ -104,8 +105,6 @@ class Select(Combined):
         if not sources:
             raise InputError("got no sources; expected at least one.")
         super().__init__("select", [*sources, *([] if fallback is None else [fallback])])
-        self.sources = tuple(sources)
-        self.fallback = fallback
         self.threshold = threshold
         self.discounts = [0.0, *[discount] * (len(sources) - 1)]
 
@@ -117,20 +116,14 @@ class Select(Combined):
 class SelectSession(SourcesSession):
     """The drafters of one row; see `Select`."""
 
-    def __init__(self, drafter: Select, request: DraftRequest) -> None:
-        ranked = [Source(each, request, PATIENCE) for each in drafter.sources]
-        fallback = drafter.fallback
-        self._fallback = None if fallback is None else Source(fallback, request, None)
-        super().__init__([*ranked, *([self._fallback] if self._fallback else [])])
-        self._ranked = ranked
-        self._drafter = drafter
-        self._kind = drafter.kind
-        self.matched = 0
+    _drafter: Select
+    matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the tree of one drafter, at most `budget` nodes."""
-        best, most, self.matched = DraftTree.empty(self._kind), float("-inf"), 0
-        for source, discount in zip(self._ranked, self._drafter.discounts, strict=True):
+        discounts, kind = self._drafter.discounts, self._drafter.kind
+        best, most, self.matched = DraftTree.empty(kind), float("-inf"), 0
+        for source, discount in zip(self._sources, discounts, strict=False):  # not the fallback
             tree = source.propose(context, budget)
             if not len(tree):
                 continue
@@ -142,8 +135,8 @@ class SelectSession(SourcesSession):
             score = source.matched - discount
             if score > most:
                 best, most, self.matched = tree, score, source.matched
-        if self._fallback is not None and most < self._drafter.threshold:
-            tree = self._fallback.propose(context, budget)
-            if len(tree):
-                best, self.matched = tree, self._fallback.matched or 0
-        return as_kind(best, self._kind)
+        sure = most >= self._drafter.threshold
+        for fallback in () if sure else self._sources[len(discounts) :]:  # one at most
+            if len(tree := fallback.propose(context, budget)):
+                best, self.matched = tree, fallback.matched or 0
+        return as_kind(best, kind)

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.fuse import PATIENCE, Combined, Fuse, Source, SourcesSession, as_kind
+from ragspec.drafters.fuse import Combined, Fuse, SourcesSession, as_kind
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
@@ -69,7 +69,6 @@ class SuffixDrafter(Combined):
                 "depth >= 1 and a probability."
             )
         super().__init__(self.name, [] if past is None else [past], Needs(texts=True))
-        self.past = past
         self.factor = factor
         self.offset = offset
         self.depth = depth
@@ -91,28 +90,25 @@ class SuffixSession(SourcesSession):
         matched: Length of the match behind the last proposal.
     """
 
+    _drafter: SuffixDrafter
+    matched = 0
+
     def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:
-        past = drafter.past
-        self._past = None if past is None else Source(past, request, PATIENCE)
-        super().__init__([] if self._past is None else [self._past])
-        self._drafter = drafter
+        super().__init__(drafter, request)
         self._index = ContextIndex(request)
-        self._kind = drafter.kind
-        self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the better tree of the text and the past outputs, at most `budget` nodes."""
         self._index.follow(context.tokens)
         self.matched, nodes = self._local(budget, context.remaining - 1)
         tree = self._tree(self.matched, nodes)
-        if self._past is not None:
-            past = self._past.propose(context, budget)
-            past_matched = self._past.matched
-            if past_matched is not None:
-                past = keep_best(past, self._drafter.cap(past_matched, budget))
+        for source in self._sources:  # the past outputs, if any
+            past = source.propose(context, budget)
+            if source.matched is not None:
+                past = keep_best(past, self._drafter.cap(source.matched, budget))
             if float(past.accept_prob.sum()) > float(tree.accept_prob.sum()):
-                tree, self.matched = past, past_matched or 0
-        return as_kind(tree, self._kind)
+                tree, self.matched = past, source.matched or 0
+        return as_kind(tree, self._drafter.kind)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""

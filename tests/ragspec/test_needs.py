@@ -15,7 +15,7 @@ from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import LAST, Capabilities, Needs, match
 from ragspec.registry import names
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
@@ -73,7 +73,7 @@ HOLDERS: dict[str, Callable[[Drafter], Drafter]] = {
     "alone": lambda drafter: drafter,
     "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
     "fuse of fuses": lambda drafter: Fuse([Fuse([Fuse([drafter], "a")], "b"), FixedDrafter([1])]),
-    "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
+    "hierarchy": lambda drafter: HierarchyDrafter(drafter, lookahead=False),
     "select": lambda drafter: Select([ContextDrafter()], drafter),
     "suffix": lambda drafter: SuffixDrafter(drafter),
     "rasd": lambda drafter: Rasd(drafter, [ContextDrafter()]),

@@ -17,7 +17,7 @@ from ragspec.retrievers.fingerprints import (
 )
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
@@ -111,7 +111,6 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "select": lambda drafter: Select([MatchDrafter()], drafter),
     "suffix": SuffixDrafter,
     "suffix of several": lambda drafter: SuffixDrafter(Fuse([drafter, ContextDrafter()])),
-    "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
     "hierarchy": lambda drafter: HierarchyDrafter(corpus=drafter, lookahead=False),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.fuse import Combined, Fuse, Source, kind_of
+from ragspec.drafters.fuse import Combined, Fuse, Source
 from ragspec.errors import (
     InputError,
     ModelNotFoundError,
@@ -21,7 +21,7 @@ from ragspec.errors import (
 )
 from ragspec.needs import Needs
 from ragspec.registry import NAMES
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.rules.base import Step
@@ -150,8 +150,8 @@ def test_every_store_is_requested_whether_it_fits() -> None:
 
 def test_one_coupled_drafter_makes_all_coupled() -> None:
     plain, coupled = FixedDrafter([]), FixedDrafter([], kind=DraftKind.COUPLED)
-    assert kind_of([plain, plain]) is DraftKind.DETERMINISTIC
-    assert kind_of([plain, coupled]) is DraftKind.COUPLED
+    assert Pair(plain, plain).kind is DraftKind.DETERMINISTIC
+    assert Pair(plain, coupled).kind is DraftKind.COUPLED
 
 
 DELEGATE_REQUEST = DraftRequest((1, 2), 20)
@@ -173,7 +173,6 @@ def test_a_source_that_stalls_is_used_until_it_is_switched_off(
 
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "select": lambda one, other: Select([one, other]),
-    "cascade": lambda one, other: Cascade([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
 }
 
@@ -227,8 +226,3 @@ def test_the_faults_within_a_source_are_reported() -> None:
     source = Source(Fuse([BrokenDrafter(), FixedDrafter([4])]), DELEGATE_REQUEST)
     assert source.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
     assert source.faults == {"broken": 1}
-
-
-def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
-    with pytest.raises(InputError, match=r"a patience of 0 s; expected more"):
-        Source(FixedDrafter([4]), DELEGATE_REQUEST, 0)

@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import LAST, Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
@@ -97,7 +97,7 @@ class Silent(DraftSession):
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "fuse": lambda one, two: Fuse([one, two]),
     "fuse of fuses": lambda one, two: Fuse([Fuse([one], "a"), Fuse([two], "b")]),
-    "cascade": lambda one, two: Cascade([one, two]),
+    "hierarchy": lambda one, two: HierarchyDrafter(one, two, lookahead=False),
     "select": lambda one, two: Select([one], two, threshold=9.0),
     "rasd": lambda one, two: Rasd(one, [two]),
     "suffix": lambda one, two: SuffixDrafter(Fuse([one, two])),

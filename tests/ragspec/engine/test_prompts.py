@@ -14,7 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import ANCHOR, check_length, encode_prompts, read_prediction
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade, HierarchyDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
@@ -273,7 +273,7 @@ def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_bo
     context, recycling = ContextDrafter(), NeighbourDrafter()
     joined = with_prediction(Fuse([recycling]), walk)
     assert [each.name for each in within(joined)] == ["fuse", "context", "recycling"]
-    for reads in (Fuse([context]), Fuse([recycling, Cascade([context])]), HierarchyDrafter()):
+    for reads in (Fuse([context]), Fuse([recycling, Fuse([context])]), HierarchyDrafter()):
         assert with_prediction(reads, walk) is reads
     sample = Fuse([FixedDrafter([1], kind=DraftKind.SAMPLED)])
     assert with_prediction(sample, chain) is sample

@@ -12,8 +12,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade, Form, HierarchyDrafter, fill
+from ragspec.retrievers.methods.hierarchy_drafting import Form, HierarchyDrafter, fill
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -31,6 +30,11 @@ def names(tree: DraftTree) -> dict[int, str]:
     return {int(t): tree.sources[s] for t, s in zip(tree.tokens, tree.source, strict=True)}
 
 
+def levels(*databases: Drafter, **options: float) -> HierarchyDrafter:
+    """A hierarchy whose context has nothing to draft at `PLACE`."""
+    return HierarchyDrafter(*databases, lookahead=False, **options)  # type: ignore[arg-type]
+
+
 def wide(tokens: range, name: str, accept_prob: float) -> FixedDrafter:
     """Many siblings of one reach."""
     return FixedDrafter(list(tokens), name, accept_prob=[accept_prob] * len(tokens), siblings=True)
@@ -39,55 +43,56 @@ def wide(tokens: range, name: str, accept_prob: float) -> FixedDrafter:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_the_text_stays_as_it_is(settings: str, batch: int) -> None:
-    cascade = Cascade([ContextDrafter(), BrokenDrafter(), NeighbourDrafter()])
     with pytest.warns(RuntimeWarning, match="broken"):
-        check_identity(cascade, settings, batch)
+        check_identity(HierarchyDrafter(BrokenDrafter()), settings, batch)
 
 
 def test_the_first_source_fills_first() -> None:
-    cascade = Cascade([wide(range(10, 16), "a", 0.3), wide(range(20, 26), "b", 0.9)], reserve=0.0)
-    tree = cascade.open(REQUEST).propose(PLACE, 8)
+    drafter = levels(wide(range(10, 16), "a", 0.3), wide(range(20, 26), "b", 0.9), reserve=0.0)
+    tree = drafter.open(REQUEST).propose(PLACE, 8)
     assert sorted(names(tree)) == [10, 11, 12, 13, 14, 15, 20, 21]
 
 
 def test_a_full_source_starves_no_other() -> None:
     sources = [wide(range(10, 40), "a", 0.9), wide(range(40, 60), "b", 0.2)]
     sources.append(wide(range(60, 80), "c", 0.2))
-    result = list(names(Cascade(sources).open(REQUEST).propose(PLACE, 10)).values())
-    assert [result.count(name) for name in "abc"] == [6, 2, 2]
+    trees = [source.open(REQUEST).propose(PLACE, 10) for source in sources]
+    merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(trees)])
+    chosen = fill(merged, offers, 3, 10, 2, 0.1)
+    assert [sum(offers[node] == 1 << i for node in chosen) for i in range(3)] == [6, 2, 2]
 
 
 def test_what_nobody_is_sure_of_is_taken_by_accept_prob() -> None:
     unsure, little = wide(range(10, 30), "a", 0.01), wide(range(30, 40), "b", 0.05)
-    result = list(names(Cascade([unsure, little]).open(REQUEST).propose(PLACE, 12)).values())
+    result = list(names(levels(unsure, little).open(REQUEST).propose(PLACE, 12)).values())
     assert [result.count(name) for name in "ab"] == [2, 10]
 
 
 def test_places_that_a_source_leaves_free_are_filled_by_the_others() -> None:
-    cascade = Cascade([wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", accept_prob=[0.9])])
-    result = list(names(cascade.open(REQUEST).propose(PLACE, 10)).values())
+    drafter = levels(wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", accept_prob=[0.9]))
+    result = list(names(drafter.open(REQUEST).propose(PLACE, 10)).values())
     assert [result.count(name) for name in "ab"] == [9, 1]
 
 
 def test_shared_beginnings_are_counted_once() -> None:
     one = FixedDrafter([5, 6, 7], "a", accept_prob=[0.9, 0.8, 0.7])
     two = FixedDrafter([5, 6, 8], "b", accept_prob=[0.9, 0.8, 0.7])
-    tree = Cascade([one, two]).open(REQUEST).propose(PLACE, 4)
+    tree = levels(one, two).open(REQUEST).propose(PLACE, 4)
     assert names(tree) == {5: "a", 6: "a", 7: "a", 8: "b"}
 
 
 def test_nothing_is_drafted_where_there_is_nothing() -> None:
-    assert len(Cascade([FixedDrafter([], "a")]).open(REQUEST).propose(PLACE, 4)) == 0
-    assert len(Cascade([FixedDrafter([5])]).open(REQUEST).propose(PLACE, 0)) == 0
+    assert len(levels(FixedDrafter([], "a")).open(REQUEST).propose(PLACE, 4)) == 0
+    assert len(levels(FixedDrafter([5])).open(REQUEST).propose(PLACE, 0)) == 0
 
 
 def test_it_is_a_drafter_of_the_kind_of_its_parts() -> None:
     plain, coupled = FixedDrafter([1]), FixedDrafter([2], kind=DraftKind.COUPLED)
-    assert Cascade([plain]).kind is DraftKind.DETERMINISTIC
-    both = Cascade([plain, coupled, NeighbourDrafter(k=5)])
+    assert levels(plain).kind is DraftKind.DETERMINISTIC
+    both = HierarchyDrafter(plain, coupled)
     assert isinstance(both, Drafter)
     assert both.kind is DraftKind.COUPLED
-    assert both.needs.top_tokens == 5
+    assert both.needs.top_tokens == NeighbourDrafter().needs.top_tokens
     assert both.open(REQUEST).propose(PLACE, 4).kind is DraftKind.COUPLED
 
 

@@ -9,7 +9,7 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import Cascade
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.rasd import Rasd
@@ -56,14 +56,14 @@ RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [(NGramDrafter, {"level": 1}), (NGramDrafter, {"guess": 0}), (Cascade, {"drafters": []})]
-    + [(Cascade, {"drafters": [LOOKUP] * 3, "reserve": 0.5})]
+    [(NGramDrafter, {"level": 1}), (NGramDrafter, {"guess": 0})]
+    + [(HierarchyDrafter, {"corpus": LOOKUP, "reserve": 0.5})]
     + [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
     + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
     + [(Select, {"sources": []})]
     + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]
     + [(Rasd, RASD | each) for each in ({"prune_rank": -1}, {"prune_probability": 2})]
-    + [(Rasd, RASD | each) for each in ({"grace": 2.0}, {"patience": 0})],
+    + [(Rasd, RASD | {"grace": 2.0})],
 )
 def test_wrong_settings_are_reported(method: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):

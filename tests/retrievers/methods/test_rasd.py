@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
+from ragspec.drafters.fuse import PATIENCE
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import RuleError
@@ -134,9 +135,9 @@ def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
 
 
 def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = result([9], [0.5], seconds=0.02, clock=fake_clock(monkeypatch))
-    session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
-    with pytest.warns(RuntimeWarning, match=r"'result' is switched off.*took 0.02 s"):
+    late = result([9], [0.5], seconds=2 * PATIENCE, clock=fake_clock(monkeypatch))
+    session = opened(Rasd(model([7], [0.7]), [late]))
+    with pytest.warns(RuntimeWarning, match=r"'result' is switched off.*took 1 s"):
         for _ in range(4):  # the first may take longer
             assert sorted(session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist()) == [7, 9]
     assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
