@@ -122,6 +122,7 @@ class HeadCache(DraftCache):
     """The KV cache of one row in a draft head; see `DraftCache`."""
 
     model: HeadModel
+    step_type = HeadStep
 
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
@@ -193,9 +194,6 @@ class HeadCache(DraftCache):
             self.model.guessed = outputs[1][:, :n]
         return outputs
 
-    def _make_step(self, runner: StepRunner, arena: Arena, shape: ForwardShape) -> ForwardStep:
-        return HeadStep(self.model, runner, arena, shape)
-
     def _read_pairs(self, tokens: Sequence[int], more: Sequence[int] = ()) -> Tensor:
         """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""
         end = self._pairs(len(tokens))
@@ -203,7 +201,7 @@ class HeadCache(DraftCache):
         start = len(self)
         self.model.states = self._states[:, start:end]
         fresh = tokens[self._first + start + 1 : self._first + end + 1]
-        return self._read([*fresh, *more], range(start, end + len(more)), len(more))
+        return self._read([*fresh, *more], len(more))
 
     def _pairs(self, length: int) -> int:
         """Return the number of pairs in the first `length` tokens of the text."""

@@ -28,7 +28,6 @@ from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
-from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_attention import lease, model_configs
 
 Visible = NDArray[np.bool_] | None  # slots that each new one attends to, [n, m]
@@ -44,9 +43,11 @@ class DraftCache:
 
     Attributes:
         tokens: Ids of the tokens that have logits, i64 [v]; None for all V.
+        step_type: The class of its forwards of fixed shape.
     """
 
     tokens: Tensor | None = None
+    step_type: type[ForwardStep] = ForwardStep
 
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int) -> None:
         self.model = model
@@ -80,10 +81,8 @@ class DraftCache:
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the text fits the model's context length and vocabulary."""
-        limit = self.model.max_length
-        if limit is not None and len(tokens) > limit:
-            return False
-        return max(tokens[min(len(self), len(tokens) - 1) :]) < self.model.input_size
+        fits = self.room(tokens) > 0
+        return fits and max(tokens[min(len(self), len(tokens) - 1) :]) < self.model.input_size
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return the depth of draft that the model's context length allows below this text."""
@@ -96,13 +95,13 @@ class DraftCache:
         An unfinished draft is dropped. The root is always read again, for its logits.
         """
         self._keep(len(tokens) - 1)
-        return self._read(tokens[len(self) :], range(len(self), len(tokens)))
+        return self._read(tokens[len(self) :])
 
-    def _read(self, fresh: Sequence[int], positions: Sequence[int], more: int = 0) -> Tensor:
+    def _read(self, fresh: Sequence[int], more: int = 0) -> Tensor:
         """Read n tokens, commit all but the last `more`; return the last logits [1 + more, v]."""
-        n = len(fresh)
-        visible = None if len(self) == 0 or n == 1 else np.tri(n, dtype=np.bool_)
-        logits = self._forward(fresh, positions, visible, 1 + more)
+        n, start = len(fresh), len(self)
+        visible = None if start == 0 or n == 1 else np.tri(n, dtype=np.bool_)
+        logits = self._forward(fresh, range(start, start + n), visible, 1 + more)
         self._cache.commit(range(n - more))
         return logits
 
@@ -240,14 +239,11 @@ class DraftCache:
         if visible is None:
             visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
         inputs = shape.packet(tokens, positions, visible, len(self))
-        make = partial(self._make_step, runner, arena, shape)
+        make = partial(self.step_type, self.model, runner, arena, shape)
         _, outputs = runner.take(arena, shape, make, inputs, self._configs)
         self.forwards += 1
         self._cache.pending += n
         return [torch.clone(each) for each in outputs]  # the next step overwrites them
-
-    def _make_step(self, runner: StepRunner, arena: Arena, shape: ForwardShape) -> ForwardStep:
-        return ForwardStep(self.model, runner, arena, shape)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits [n, v] as [n, V], with minus infinity for tokens that have none."""

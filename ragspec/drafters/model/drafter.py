@@ -12,7 +12,9 @@ The session has its own KV cache of the text (see `cache`), so accepted tokens a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -24,7 +26,7 @@ from ragspec.drafters.base import (
     DraftSession,
     KnownDistribution,
 )
-from ragspec.drafters.method import Method, one
+from ragspec.drafters.method import Method
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.growth import DraftState, Growth
 from ragspec.drafters.model.settings import GrowthSettings
@@ -32,6 +34,7 @@ from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
+from ragspec.registry import resolve
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, Model
@@ -41,6 +44,7 @@ from ragspec.verification.path_rows import PathTarget
 MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02
 _FIRST = 3  # drafts before their times count: the first ones may also read parts of the text
+_RECENT = 9  # drafts whose median time counts
 
 
 class ModelDrafter(Drafter):
@@ -127,13 +131,12 @@ class DraftCostEstimate:
         fixed: That number, regardless of time; None derives it from the time.
 
     Attributes:
-        milliseconds: Moving average of the time of a forward.
+        milliseconds: The time of a forward in each of the last drafts.
     """
 
     def __init__(self, fixed: float | None) -> None:
         self.fixed = fixed
-        self.milliseconds = 0.0
-        self._drafts = 0
+        self.milliseconds = deque[float](maxlen=_RECENT)
 
     def min_expected_gain(self, rate: float) -> float:
         """Return the nodes that pay for one more forward, at `rate` tokens per millisecond.
@@ -142,17 +145,9 @@ class DraftCostEstimate:
         """
         if self.fixed is not None:
             return self.fixed
-        if rate <= 0.0 or self._drafts < _FIRST:
+        if rate <= 0.0 or len(self.milliseconds) < _FIRST:
             return MIN_EXPECTED_GAIN
-        return min(max(rate * self.milliseconds, _CHEAPEST), 1.0)
-
-    def learn(self, milliseconds: float, forwards: int) -> None:
-        """Update the average with the time of a draft per forward, clipped at twice the average."""
-        each = milliseconds / forwards
-        self._drafts += 1
-        if self._drafts > 1:
-            each = min(each, 2.0 * self.milliseconds)
-        self.milliseconds += max(0.1, 1.0 / self._drafts) * (each - self.milliseconds)
+        return min(max(rate * median(self.milliseconds), _CHEAPEST), 1.0)
 
 
 class ModelSession(DraftSession):
@@ -183,7 +178,8 @@ class ModelSession(DraftSession):
         min_expected_gain = self.draft_cost.min_expected_gain(rate)
         began, before = perf_counter(), cache.forwards
         tree = self._growth.grow(DraftState(cache, context, budget, depth, min_expected_gain))
-        self.draft_cost.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
+        milliseconds = 1000.0 * (perf_counter() - began)
+        self.draft_cost.milliseconds.append(milliseconds / (cache.forwards - before))
         return tree
 
     def distributions(self) -> list[KnownDistribution]:
@@ -232,7 +228,7 @@ def draft_target(model: Model) -> CausalTarget:
 FUSED = Method(
     "context and draft model",
     "ours",
-    make=lambda sources: [one("context", sources), ModelDrafter(sources.draft_model)],
+    make=lambda sources: [resolve("drafter", "context")(), *sources.models()],
     needs=frozenset({"draft model"}),
     uses=frozenset({"draft model"}),
 )
