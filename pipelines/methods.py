@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter
-from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
+from ragspec.drafters.method import GLOBAL, Sources, build, listed
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, check_stored
 from ragspec.registry import unknown
 from ragspec.types import PreTrainedModel, Tokenizer
 
 
-def build_method(name: str, sources: Sources) -> Drafters | None:
+def build_method(name: str, sources: Sources) -> list[Drafter] | None:
     """Return new drafters for a name, None for "plain"; raise InputError for a missing source."""
     if name == "plain":
         return None
@@ -65,8 +65,8 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
         return None
     built: list[Drafter] = []
     for name in names:
-        instance = build_method(name, sources) if name in methods else HeadDrafter(name, model)
-        built.extend(instance if isinstance(instance, list) else [instance])  # type: ignore[list-item]
+        instances = build_method(name, sources) if name in methods else [HeadDrafter(name, model)]
+        built += instances or []
     return built[0] if len(built) == 1 else built
 
 

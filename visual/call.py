@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragspec.drafters.base import Drafter
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.method import Drafters
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
@@ -191,7 +191,7 @@ class DraftSource:
     """
 
     name: str | None
-    make: Callable[[CausalTarget, Any], Drafters | None]
+    make: Callable[[CausalTarget, Any], Drafter | list[Drafter] | None]
     model: Any = None
     head: DraftHead | None = None
 

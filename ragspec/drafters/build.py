@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Sources, build, one
+from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_vocabulary
 from ragspec.rules.base import Rule
@@ -69,7 +69,7 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     """
     if drafter.needs.texts:
         return drafter
-    joined = Fuse([one("context", Sources()), *_flat(drafter)])
+    joined = Fuse([*_create("context"), *_flat(drafter)])
     return joined if joined.kind in rule.accepts else drafter
 
 
@@ -86,11 +86,7 @@ def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Draf
 
 
 def _create(item: str | Drafter) -> Sequence[Drafter]:
-    if isinstance(item, str):
-        built = build(item, Sources())
-        return built if isinstance(built, list) else [built]
-    expect_drafter(item)
-    return [item]
+    return build(item, Sources()) if isinstance(item, str) else [expect_drafter(item)]
 
 
 def model_drafter(

@@ -17,8 +17,6 @@ from ragspec.registry import names, resolve
 
 GLOBAL = "global"  # the scope of text that all tenants may draft from
 
-Drafters = Drafter | list[Drafter]
-
 # The needs of methods, and how to pass each one to an engine.
 NEEDS = {
     "store": "pass ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name",
@@ -52,7 +50,7 @@ class Sources:
 
     def models(self) -> list[Drafter]:
         """Return the drafter over the draft model; empty without one."""
-        return [] if self.draft_model is None else [one("model", self)]
+        return [] if self.draft_model is None else [resolve("drafter", "model")(self.draft_model)]
 
     def available(self) -> set[str]:
         """Return the names of the sources, as in `Method.needs`."""
@@ -75,7 +73,7 @@ class Method:
 
     drafts_from: str
     paper: str
-    make: Callable[[Sources], Drafters] | None = None
+    make: Callable[[Sources], Drafter | list[Drafter]] | None = None
     needs: frozenset[str] = frozenset()
     uses: frozenset[str] = frozenset()
     colour: int | None = None
@@ -93,8 +91,8 @@ def describe(name: str) -> Method:
     return method
 
 
-def build(name: str, sources: Sources) -> Drafters:
-    """Return fresh drafters of a method.
+def build(name: str, sources: Sources) -> list[Drafter]:
+    """Return fresh drafters of a method, which an engine fuses.
 
     Raises:
         UnknownNameError: No method has this name.
@@ -103,15 +101,8 @@ def build(name: str, sources: Sources) -> Drafters:
     method = describe(name)
     for missing in sorted(method.needs - sources.available()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
-    drafters: Drafters = method.make(sources) if method.make else resolve("drafter", name)()
-    return drafters
-
-
-def one(name: str, sources: Sources) -> Drafter:
-    """Return the fresh drafter of a method with a single one, see `build`."""
-    drafter = build(name, sources)
-    assert not isinstance(drafter, list), f"{name} is several drafters"
-    return drafter
+    built = method.make(sources) if method.make else resolve("drafter", name)()
+    return built if isinstance(built, list) else [built]
 
 
 def listed() -> dict[str, Method]:

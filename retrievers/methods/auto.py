@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Drafters, Method, Sources
+from ragspec.drafters.method import Method
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
@@ -25,15 +25,13 @@ class AutoDrafter(Fuse):
     method = Method(
         "all available sources in one tree",
         "ours",
-        make=lambda sources: _over(sources),
+        make=lambda sources: [
+            AutoDrafter(*sources.past(), top_k_feedback=sources.top_k_feedback),
+            *sources.models(),
+        ],
         uses=frozenset({"store"}),
     )
 
     def __init__(self, *stores: Drafter, top_k_feedback: bool = True) -> None:
         learned = [NeighbourDrafter(reads_prompt=False)] if top_k_feedback else []
         super().__init__([ContextDrafter(), *stores, *learned], name="auto")
-
-
-def _over(sources: Sources) -> Drafters:
-    drafter = AutoDrafter(*sources.past(), top_k_feedback=sources.top_k_feedback)
-    return [drafter, *sources.models()] if sources.draft_model is not None else drafter

@@ -34,9 +34,8 @@ store = CorpusIndex.build([text], None, sys.argv[1], vocab_size=10)
 drafted = {{}}
 for name, place in names("drafter").items():
     if describe(name).needs <= {{"store"}} and place.startswith("ragspec.retrievers"):
-        made = build(name, Sources(corpus=store))
         drafted[name] = []
-        for each in made if isinstance(made, list) else [made]:
+        for each in build(name, Sources(corpus=store)):
             session = each.open(DraftRequest(tuple(text), 10))
             tree = session.propose(DraftContext(list(text), 10, 9), 6)
             drafted[name].append(tree.tokens.tolist())
