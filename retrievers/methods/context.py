@@ -144,8 +144,7 @@ class ContextSession(DraftSession):
         if state <= ROOT_STATE:
             return 0.0
         length = index.length[state]
-        label = self._starts is not None and length > 1 and index.cited[state] < 0
-        if label and (starts := self._quoted(self._in_prompt(state))):
+        if index.cited[state] < 0 and (starts := self._quotations(state, length)):
             return starts[0][1] * self._acceptance.expect(_QUOTE_KEY, QUOTES)
         key = min(length, _LONGEST)
         share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
@@ -214,8 +213,16 @@ class ContextSession(DraftSession):
     ) -> None:
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
-        if self._starts is not None and length > 1 and index.cited[state] < 0:
-            accept_prob = self._quotations(heap, parent, level, self._in_prompt(state), accept_prob)
+        if index.cited[state] < 0 and (starts := self._quotations(state, length)):
+            p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
+            for place, share in starts:
+                heappush(
+                    heap,
+                    (-accept_prob * p * share, parent, level, index.tokens[place],
+                     _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
+                )  # fmt: skip
+            # Half of the mass stays with the matches, which may continue with the same token.
+            accept_prob *= 1.0 - p / 2
         offered: list[int] = []
         while state > ROOT_STATE and accept_prob > _FLOOR:
             if offers := self._offers(state, offered):
@@ -237,38 +244,16 @@ class ContextSession(DraftSession):
             state = index.link[state]
             length = index.length[state]
 
-    def _in_prompt(self, state: int) -> int:
-        """Return the latest end of the longest suffix of `state` that occurs in the prompt.
-
-        The label of a document may also occur in a further text, which comes before the prompt.
-        Suffixes of one token do not count.
-        """
+    def _quotations(self, state: int, length: int) -> Sequence[tuple[int, float]]:
+        """Return (start, share) of likely sentences of the document whose label is matched."""
         index, base = self._index, self._texts.base
+        if self._starts is None or length <= 1:
+            return ()
+        # The label may also occur in a further text, which comes before the prompt.
         while index.latest[state] < base and index.length[index.link[state]] > 1:
             state = index.link[state]
-        return index.latest[state]
-
-    def _quoted(self, position: int) -> Sequence[tuple[int, float]]:
-        """Return (start, share) of likely quotations after a label that ends at `position`."""
-        prompt = position >= self._texts.base
-        return self._starts.after(position) if self._starts is not None and prompt else ()
-
-    def _quotations(
-        self, heap: list[_Offer], parent: int, level: int, position: int, accept_prob: float
-    ) -> float:
-        """Offer sentence starts of a document whose label ends at `position`; return the rest."""
-        starts = self._quoted(position)
-        if not starts:
-            return accept_prob
-        p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
-        for place, share in starts:
-            heappush(
-                heap,
-                (-accept_prob * p * share, parent, level, self._index.tokens[place],
-                 _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
-            )  # fmt: skip
-        # Half of the mass stays with the matches, which may continue with the same token.
-        return accept_prob * (1.0 - p / 2)
+        end = index.latest[state]
+        return self._starts.after(end) if end >= base else ()
 
     def _offers(self, state: int, offered: list[int]) -> list[tuple[float, int, int, int]]:
         """Return (share, place, token, state) of the likeliest continuations not offered yet."""

@@ -86,22 +86,17 @@ class LookupSession(DraftSession):
     def _find(self) -> int:
         """Return the position behind the match, to copy from, -1 without a match."""
         drafter, held = self._drafter, np.frombuffer(self._tokens, np.intc)
-        ends = np.flatnonzero(held[:-1] == held[-1])
-        levels: list[NDArray[np.int64]] = []
+        starts = np.flatnonzero(held[:-1] == held[-1]) + 1
+        starts, first = starts[held[starts] != _BORDER], -1
         for n in range(1, min(drafter.longest, len(held) - self._base) + 1):
             if n > 1:
-                ends = ends[ends >= n - 1]
-                ends = ends[held[ends - (n - 1)] == held[-n]]
-            if not len(ends):
+                starts = starts[starts >= n]
+                starts = starts[held[starts - n] == held[-n]]
+            if not len(starts):
                 break
-            levels.append(ends)
-        for n in range(len(levels), drafter.shortest - 1, -1):
-            starts = levels[n - 1] + 1
-            starts = starts[held[starts] != _BORDER]
-            if len(starts):
-                self.matched = n
-                return int(starts[0])
-        return -1
+            if n >= drafter.shortest:
+                self.matched, first = n, int(starts[0])
+        return first
 
 
 def chain_accept_prob(matched: int, n: int) -> NDArray[np.float32]:

@@ -68,19 +68,15 @@ class Searcher(Protocol[Query, ItemT, Text]):
 
 @dataclass(slots=True)
 class Guess(Generic[Query, ItemT]):
-    """A stride's query and the guessed answer.
+    """The query after a stride and the guessed answer.
 
     Attributes:
-        end: Strides of the text before the query.
         best: Best known answer by the scores of the search.
-        before: Answer of the last stride.
     """
 
-    end: int
     query: Query | None
     answer: ItemT
     best: ItemT
-    before: ItemT
 
 
 @dataclass(slots=True)
@@ -152,20 +148,21 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
             return answer, None, True
         overlapped = plan.overlapped and not ended
         searched, ahead = self._check(plan, guesses, worker if overlapped else None)
-        right = 0
-        for guess, answers in zip(guesses, searched, strict=True):
+        left = iter(searched)
+        for right, guess in enumerate(guesses):
+            end, answers = start + right + 1, [] if guess.query is None else next(left)
             truth = answers[0] if answers else answer
             self._known.update(dict.fromkeys(answers))
             if plan.guesses and guess.query is not None:
-                self.schedule.learn_rivals(guess.best == truth, guess.before == truth)
+                self.schedule.learn_rivals(guess.best == truth, self.answers[end - 1] == truth)
             if truth != guess.answer:
                 self._count(plan, right, wrong=True)
-                self._take_back(guess.end, ahead)
+                self._take_back(end, ahead)
                 return truth, None, False
-            if guess.end < len(self.answers):
-                self.answers[guess.end] = truth  # equal, with the score of this search
-            answer, right = truth, right + 1
-        self._count(plan, right, wrong=False)
+            if end < len(self.answers):
+                self.answers[end] = truth  # equal, with the score of this search
+            answer = truth
+        self._count(plan, len(guesses), wrong=False)
         return answer, ahead, ended
 
     def _write(
@@ -185,12 +182,12 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
                 return guesses, True
             began = time.perf_counter()
             query = self.searcher.query(self.strides)
-            before = best = answer
+            best = answer
             if plan.guesses and query is not None:
                 guess = self.searcher.guess(query, tuple(self._known))
-                best = before if guess is None else guess
-                answer = before if self.schedule.stays else best
-            guesses.append(Guess(len(self.strides), query, answer, best, before))
+                best = answer if guess is None else guess
+                answer = answer if self.schedule.stays else best
+            guesses.append(Guess(query, answer, best))
             self._note("guess", began)
         return guesses, False
 
@@ -205,13 +202,17 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
     def _check(
         self, plan: StridePlan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None
     ) -> tuple[list[list[ItemT]], tuple[StrideT, bool] | None]:
-        """Search for all queries of a round; with a worker, write the next stride meanwhile."""
+        """Search for all queries of a round; with a worker, write the next stride meanwhile.
+
+        Returns:
+            The answers to each query, and the next stride if it was written.
+        """
         queries = [guess.query for guess in guesses if guess.query is not None]
         k = self.prefetch if plan.guesses else 1
         if not queries:
-            return [[] for _ in guesses], None
+            return [], None
         if worker is None:
-            return _spread(guesses, self._search(queries, k)), None
+            return self._search(queries, k), None
         began = time.perf_counter()
         searching: Future[list[list[ItemT]]] = worker.submit(self._search, queries, k, alone=False)
         before = time.perf_counter()
@@ -222,7 +223,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
             answers = searching.result()
         both, schedule = 1000.0 * (time.perf_counter() - began), self.schedule
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
-        return _spread(guesses, answers), ahead
+        return answers, ahead
 
     def _search(self, queries: Sequence[Query], k: int, *, alone: bool = True) -> list[list[ItemT]]:
         """Search and record the time, which the schedule learns unless a stride is written."""
@@ -264,11 +265,3 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
         start, milliseconds = 1000.0 * (began - self._began), 1000.0 * (time.perf_counter() - began)
         self.report.events.append(Event(what, start, milliseconds, queries))
         return milliseconds
-
-
-def _spread(
-    guesses: Sequence[Guess[Query, ItemT]], answers: list[list[ItemT]]
-) -> list[list[ItemT]]:
-    """Return the answers to every guess's query, an empty list without a query."""
-    left = iter(answers)
-    return [[] if guess.query is None else next(left) for guess in guesses]
