@@ -50,18 +50,14 @@ def fill(
     best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
     certain = [node for node in best if accept_prob[node] >= sure]
     waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]
+    rounds = [(certain, 1 << i, budget - sum(waiting[i + 1 :])) for i in range(sources)]
     chosen: set[int] = set()
-    for i in range(sources):
-        room = budget - sum(waiting[i + 1 :])
-        for node in certain:
+    for nodes, bits, room in [*rounds, (best, ~0, budget)]:
+        for node in nodes:
             if len(chosen) >= room:
                 break
-            if offers[node] >> i & 1:
+            if offers[node] & bits:
                 _take(node, parents, chosen, room)
-    for node in best:
-        if len(chosen) >= budget:
-            break
-        _take(node, parents, chosen, budget)
     return chosen
 
 

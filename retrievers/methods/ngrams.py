@@ -49,9 +49,8 @@ class NGramPool:
         """Add an n-gram of `level` tokens, or make it the freshest of its list."""
         held = self._lists.setdefault(ngram[0], {})
         rest = tuple(ngram[1:])
-        if rest in held:
-            del held[rest]
-        elif len(held) >= self.guess:
+        held.pop(rest, None)
+        if len(held) >= self.guess:
             del held[next(iter(held))]
         held[rest] = None
 

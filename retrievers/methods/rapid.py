@@ -200,12 +200,10 @@ class SteeredText(RowTransform):
         sampling = start.distribution.sampling
         self._scale = steering.eta * (1.0 if sampling.greedy else sampling.temperature)
         self._cache = cache
-        self._prompt_length = len(start.prompt)
         self._text = list(prompt)
-        self._generated = 0
         self._tree = DraftTree.empty()
         self._context: Sequence[int] = ()
-        self._length = 0
+        self._length = len(start.prompt)  # of the target's text, whose list grows
         self._depths: list[int] = []
         self._slots: dict[int, int] = {}
         self._logits: dict[int, Tensor] = {}
@@ -218,10 +216,9 @@ class SteeredText(RowTransform):
 
     def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Read the new tokens of the text, and the likeliest nodes of the tree."""
-        fresh = list(tokens[self._prompt_length + self._generated :])
+        fresh = list(tokens[self._length :])
         self._cache.commit(fresh)
         self._text += fresh
-        self._generated += len(fresh)
         self._tree, self._context, self._length = tree, tokens, len(tokens)
         self._depths = depths(tree.parents).tolist()
         self._slots.clear()

@@ -64,7 +64,7 @@ class ModelDrafter(Drafter):
         tree: A static shape, or the sizes of its levels (`TreeShape.by_rank`); None: best first.
         static: Steps of fixed shape, as in `Engine`: each forward, or all levels of a static shape
             of most probable tokens, is one call. "auto" follows the engine's target if the draft
-            model is on CUDA. Sessions report their mode as `static`.
+            model is on CUDA.
 
     Raises:
         InputError: There is no model, or a setting is out of range.
@@ -159,19 +159,13 @@ class ModelSession(DraftSession):
         self._growth = growth
         self._depth = settings.depth
         self._drafted = False
-        self._open = False  # whether a draft waits for its outcome
-
-    @property
-    def static(self) -> str:
-        """The mode of the draft model's steps of fixed shape: "off", with a reason, or another."""
-        return self.cache.model.static
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes; none if the text exceeds the draft model's limits."""
         cache, tokens = self.cache, context.tokens
         depth = min(budget, context.remaining - 1, cache.room(tokens))
         depth = depth if self._depth is None else min(depth, self._depth)
-        self._drafted = self._open = depth >= 1 and cache.readable(tokens)
+        self._drafted = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
         rate = 0.0 if context.adviser is None else context.adviser.rate
@@ -191,10 +185,9 @@ class ModelSession(DraftSession):
 
     def observe(self, step: Step) -> None:
         """Keep the accepted tokens of the last proposal in the cache and learn from them."""
-        if self._open:
-            self._open = False
-            self.cache.commit(step.tokens)
-            self._growth.learn(step.tokens)
+        # Without a draft since the last step, both have none: the text grows in steps alone.
+        self.cache.commit(step.tokens)
+        self._growth.learn(step.tokens)
 
 
 def pick_static(mode: str, followed: str, device: torch.device) -> str:

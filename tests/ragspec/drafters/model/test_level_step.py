@@ -96,7 +96,7 @@ def walked(
 def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
     model = model_of(name)
     one, other = session_of(model, "off"), session_of(model, "eager")
-    assert (one.static, other.static) == ("off", "eager")
+    assert (one.cache.model.static, other.cache.model.static) == ("off", "eager")
     size = min(int(model.config.vocab_size), 90)
     steps = 20 if name == "gemma3_text" else STEPS
     assert walked(one, other, size, steps) > 6 * steps
@@ -150,7 +150,7 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     instance = other.cache._arena.steps
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == len(instance) <= 6
-    assert other.static == "compile"
+    assert other.cache.model.static == "compile"
 
 
 def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +184,13 @@ def test_a_text_that_ran_ahead_is_caught_up_with(shape: TreeShape | None) -> Non
         expected, result = one.propose(context, 11), other.propose(context, 11)
         assert result.tokens.tolist() == expected.tokens.tolist()
         np.testing.assert_allclose(result.accept_prob, expected.accept_prob, rtol=1e-9)
-    assert other.static == "eager"
+    assert other.cache.model.static == "eager"
 
 
 def test_the_end_of_the_context_is_drafted_as_before() -> None:
     model = tiny.model(dtype=torch.float64, max_position_embeddings=20)
     one, other = session_of(model, "off"), session_of(model, "eager")
-    assert other.static == "eager"
+    assert other.cache.model.static == "eager"
     tokens = [1, 2, 3, 4, 5]
     for _ in range(18):
         tokens.append(len(tokens) + 1)
@@ -260,14 +260,15 @@ def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> Non
     noise = TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT))
     noisy = DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=noise)
     drafter = ModelDrafter(model(), tree=LEVELS, static="eager")
-    assert drafter.open(request).static == drafter.open(noisy).static == "eager"
-    assert ModelDrafter(model(), tree=LEVELS).open(request).static == "off"
+    sessions = [drafter.open(request), drafter.open(noisy)]
+    assert [each.cache.model.static for each in sessions] == ["eager", "eager"]
     following = DraftRequest(tuple(PROMPT), tiny.VOCAB, static="graph")
-    assert ModelDrafter(model(), tree=LEVELS).open(following).static == "off"  # on a CPU
+    sessions = [ModelDrafter(model(), tree=LEVELS).open(each) for each in (request, following)]
+    assert [each.cache.model.static for each in sessions] == ["off", "off"]  # on a CPU
     wide = ModelDrafter(model(), tree=(70,), static="eager").open(request)
     assert len(wide.propose(DraftContext([*PROMPT, 1], 8, 9), 80)) == 64
     session = ModelDrafter(LocalVariant(model()), tree=LEVELS, static="eager").open(request)
-    assert session.static == "off: LocalVariant makes its forwards in a way of its own"
+    assert session.cache.model.static == "off: LocalVariant makes its forwards in a way of its own"
     assert len(session.propose(DraftContext([*PROMPT, 1], 8, 9), 9)) == 9
 
 
