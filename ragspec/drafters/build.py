@@ -43,7 +43,9 @@ def build_drafter(
         requests = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
         requests = list(drafter)
-    sources = [instance for item in requests for instance in _create(item)]
+    sources: list[Drafter] = []
+    for item in requests:
+        sources += build(item, Sources()) if isinstance(item, str) else [expect_drafter(item)]
     if draft_model is not None:
         sources.append(model_drafter(draft_model, tokenizer, target))
     for source in sources:
@@ -69,7 +71,7 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     """
     if drafter.needs.texts:
         return drafter
-    joined = Fuse([*_create("context"), *_flat(drafter)])
+    joined = Fuse([*build("context", Sources()), *_flat(drafter)])
     return joined if joined.kind in rule.accepts else drafter
 
 
@@ -83,10 +85,6 @@ def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Draf
     joined = Fuse([*_flat(drafter), HeadDrafter(folder, target)], name=drafter.name)
     lacking = target.capabilities.lacking(joined.needs)
     return drafter if lacking or joined.kind not in rule.accepts else joined
-
-
-def _create(item: str | Drafter) -> Sequence[Drafter]:
-    return build(item, Sources()) if isinstance(item, str) else [expect_drafter(item)]
 
 
 def model_drafter(

@@ -60,7 +60,7 @@ class ModelDrafter(Drafter):
         min_expected_gain: A draft that grows best first ends when the next forward is expected to
             add less than this many accepted nodes; 0 uses up the budget. None derives it from the
             time of a forward, if the budget policy knows the tokens per millisecond; see
-            `DraftCostEstimate`.
+            `required_gain`.
         tree: A static shape, or the sizes of its levels (`TreeShape.by_rank`); None: best first.
         static: Steps of fixed shape, as in `Engine`: each forward, or all levels of a static shape
             of most probable tokens, is one call. "auto" follows the engine's target if the draft
@@ -124,30 +124,19 @@ class ModelDrafter(Drafter):
         return self._opened[mode]
 
 
-class DraftCostEstimate:
-    """The time of a draft model's forward, and the number of accepted nodes that pay for it.
+def required_gain(fixed: float | None, milliseconds: Sequence[float], rate: float) -> float:
+    """Return the accepted nodes that pay for one more forward of a draft.
 
     Args:
         fixed: That number, regardless of time; None derives it from the time.
-
-    Attributes:
         milliseconds: The time of a forward in each of the last drafts.
+        rate: Tokens per millisecond; 0 if unknown.
     """
-
-    def __init__(self, fixed: float | None) -> None:
-        self.fixed = fixed
-        self.milliseconds = deque[float](maxlen=_RECENT)
-
-    def min_expected_gain(self, rate: float) -> float:
-        """Return the nodes that pay for one more forward, at `rate` tokens per millisecond.
-
-        A rate of 0 means unknown.
-        """
-        if self.fixed is not None:
-            return self.fixed
-        if rate <= 0.0 or len(self.milliseconds) < _FIRST:
-            return MIN_EXPECTED_GAIN
-        return min(max(rate * median(self.milliseconds), _CHEAPEST), 1.0)
+    if fixed is not None:
+        return fixed
+    if rate <= 0.0 or len(milliseconds) < _FIRST:
+        return MIN_EXPECTED_GAIN
+    return min(max(rate * median(milliseconds), _CHEAPEST), 1.0)
 
 
 class ModelSession(DraftSession):
@@ -155,25 +144,24 @@ class ModelSession(DraftSession):
 
     def __init__(self, cache: DraftCache, growth: Growth, settings: GrowthSettings) -> None:
         self.cache = cache
-        self.draft_cost = DraftCostEstimate(settings.min_expected_gain)
-        self._growth = growth
-        self._depth = settings.depth
+        self._growth, self._settings = growth, settings
+        self._milliseconds = deque[float](maxlen=_RECENT)  # of a forward in the last drafts
         self._drafted = False
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes; none if the text exceeds the draft model's limits."""
         cache, tokens = self.cache, context.tokens
         depth = min(budget, context.remaining - 1, cache.room(tokens))
-        depth = depth if self._depth is None else min(depth, self._depth)
+        depth = depth if self._settings.depth is None else min(depth, self._settings.depth)
         self._drafted = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
         rate = 0.0 if context.adviser is None else context.adviser.rate
-        min_expected_gain = self.draft_cost.min_expected_gain(rate)
+        gain = required_gain(self._settings.min_expected_gain, self._milliseconds, rate)
         began, before = perf_counter(), cache.forwards
-        tree = self._growth.grow(DraftState(cache, context, budget, depth, min_expected_gain))
+        tree = self._growth.grow(DraftState(cache, context, budget, depth, gain))
         milliseconds = 1000.0 * (perf_counter() - began)
-        self.draft_cost.milliseconds.append(milliseconds / (cache.forwards - before))
+        self._milliseconds.append(milliseconds / (cache.forwards - before))
         return tree
 
     def distributions(self) -> list[KnownDistribution]:

@@ -13,9 +13,9 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.drafter import (
     MIN_EXPECTED_GAIN,
-    DraftCostEstimate,
     ModelDrafter,
     ModelSession,
+    required_gain,
 )
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.rules.base import Rule, Step
@@ -246,15 +246,14 @@ def test_the_models_are_left_as_they_were() -> None:
 
 
 def test_a_forward_is_gain_what_its_time_is() -> None:
-    assert DraftCostEstimate(0.25).min_expected_gain(100.0) == 0.25
-    draft_cost = DraftCostEstimate(None)
-    assert draft_cost.min_expected_gain(0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
-    draft_cost.milliseconds.extend([1.0] * 4)
-    assert draft_cost.min_expected_gain(0.0) == MIN_EXPECTED_GAIN, "nothing is known of the rate"
-    assert draft_cost.min_expected_gain(0.2) == pytest.approx(0.2)
-    assert draft_cost.min_expected_gain(0.001) == 0.02 and draft_cost.min_expected_gain(5.0) == 1.0
-    draft_cost.milliseconds.append(1000.0)
-    assert draft_cost.min_expected_gain(0.2) == pytest.approx(0.2), "one slow forward counts little"
+    assert required_gain(0.25, [], 100.0) == 0.25
+    assert required_gain(None, [], 0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
+    times = [1.0] * 4
+    assert required_gain(None, times, 0.0) == MIN_EXPECTED_GAIN, "nothing is known of the rate"
+    assert required_gain(None, times, 0.2) == pytest.approx(0.2)
+    assert required_gain(None, times, 0.001) == 0.02 and required_gain(None, times, 5.0) == 1.0
+    slow = [*times, 1000.0]
+    assert required_gain(None, slow, 0.2) == pytest.approx(0.2), "one slow forward counts little"
 
 
 def test_a_higher_rate_makes_smaller_drafts() -> None:
