@@ -174,6 +174,9 @@ def test_a_source_that_stalls_is_used_until_it_is_switched_off(
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "select": lambda one, other: Select([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
+    "fuse": lambda one, other: Fuse([one, other]),
+    "rasd": lambda one, other: Rasd(other, [one]),
+    "rasd, drafter": lambda one, other: Rasd(one, [other]),
 }
 
 
@@ -192,17 +195,10 @@ def test_one_source_that_stalls_does_not_take_its_holder_along(
     assert list(session.faults.values()) == [3]
 
 
-EVERY_HOLDER = HOLDERS | {
-    "fuse": lambda one, other: Fuse([one, other]),
-    "rasd": lambda one, other: Rasd(other, [one]),
-    "rasd, drafter": lambda one, other: Rasd(one, [other]),
-}
-
-
-@pytest.mark.parametrize("holder", EVERY_HOLDER)
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None:
     good = FixedDrafter([7, 8], accept_prob=[0.7, 0.6], matched=1)
-    session = EVERY_HOLDER[holder](BrokenDrafter(), good).open(DELEGATE_REQUEST)
+    session = HOLDERS[holder](BrokenDrafter(), good).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
         for _ in range(4):
             tree = session.propose(DELEGATE_PLACE, 5)
@@ -211,11 +207,11 @@ def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None
     assert session.faults == {"broken": 3}
 
 
-@pytest.mark.parametrize("holder", EVERY_HOLDER)
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_every_source_hears_of_the_step(holder: str) -> None:
     one = FixedDrafter([5], "one", [0.9], matched=2)
     other = FixedDrafter([6], "other", [0.7], matched=1)
-    session = EVERY_HOLDER[holder](one, other).open(DELEGATE_REQUEST)
+    session = HOLDERS[holder](one, other).open(DELEGATE_REQUEST)
     step = Step(session.propose(DELEGATE_PLACE, 5), (), (9,))
     session.observe(step)
     assert one.heard == other.heard == [step]

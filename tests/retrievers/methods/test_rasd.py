@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
-from ragspec.drafters.fuse import PATIENCE
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import RuleError
@@ -17,7 +16,7 @@ from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support import tiny
-from tests.support.fixed import FixedDrafter, fake_clock
+from tests.support.fixed import FixedDrafter
 from tests.support.identities import target
 from tests.support.spelling import spelled
 
@@ -132,16 +131,6 @@ def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
     session = opened(Rasd(draft, [result([7], [0.6])]))
     assert set(spelled(session.propose(DraftContext([1, 2], 2, 50), 8))) == {(5,), (7,)}
-
-
-def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = result([9], [0.5], seconds=2 * PATIENCE, clock=fake_clock(monkeypatch))
-    session = opened(Rasd(model([7], [0.7]), [late]))
-    with pytest.warns(RuntimeWarning, match=r"'result' is switched off.*took 1 s"):
-        for _ in range(4):  # the first may take longer
-            assert sorted(session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist()) == [7, 9]
-    assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
-    assert session.faults == {"result": 3}
 
 
 @given(
