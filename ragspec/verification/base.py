@@ -36,6 +36,8 @@ class TargetModel:
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
         selects_logits: Whether `forward` returns what the output head does, so that the head may
             compute some of its inputs alone.
+        divisible: Whether prompts may be read in chunks and their prefixes reused. Not for rotary
+            tables that depend on the length of the whole prompt.
         border: See `table_border`.
         rereads: Whether a text is read again beyond the border.
     """
@@ -45,6 +47,7 @@ class TargetModel:
     chains: bool = False
     packs: bool = True
     selects_logits: bool = True
+    divisible: bool = True
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.config = model, model.config
@@ -58,11 +61,12 @@ class TargetModel:
         self.keeps_logits = "logits_to_keep" in accepted
         self.takes_positions = "position_ids" in accepted
         self.border = table_border(model)
-        self.rereads = self.border is not None and rereads(model)
+        self.divisible = self.border is None
+        self.rereads = not self.divisible and rereads(model)
         custom_attention = any(custom for _, custom in model_configs(model))
-        self.packs = self.border is None and not custom_attention
+        self.packs = self.divisible and not custom_attention
         self._embedding = model.get_input_embeddings()
-        self.piece = piece_of(self.device) if self.border is None else None
+        self.piece = piece_of(self.device) if self.divisible else None
         self._training: bool = self._unwrapped.training
 
     @property
@@ -117,14 +121,6 @@ class TargetModel:
                 "opened; expected evaluation mode, as it was probed. Call model.eval() before "
                 "generating and model.train() when you go on training."
             )
-
-    @property
-    def divisible(self) -> bool:
-        """Whether prompts may be read in chunks and their prefixes reused.
-
-        Not for rotary tables that depend on the length of the whole prompt.
-        """
-        return self.border is None
 
     @property
     def output_head(self) -> torch.nn.Module:

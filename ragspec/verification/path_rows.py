@@ -17,7 +17,6 @@ from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.prefix_cache import PrefixCache
 
 LAG = 16  # more replayed tokens than this take a forward of their own
 
@@ -29,20 +28,10 @@ class PathTarget(CausalTarget):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
+        self.divisible = False  # recurrent layers do not keep their states within a prompt
         self._timed: tuple[int, PathSession] | None = None
 
-    @property
-    def divisible(self) -> bool:
-        """False: recurrent layers do not keep their states within a prompt."""
-        return False
-
-    def open(  # type: ignore[override]
-        self,
-        rows: int = 0,
-        capacity: int = 0,
-        prefix_cache: PrefixCache | None = None,
-        most: int = 1,
-    ) -> PathSession:
+    def open(self, rows: int = 0, *_: object, **__: object) -> PathSession:  # type: ignore[override]
         """Return a session of R empty rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
 

@@ -25,6 +25,7 @@ from ragspec.verification.tree_attention import Configs, lease, model_configs
 
 MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
 MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
+Input = tuple[SequenceCache, Sequence[int], DraftTree]  # of one row; its pending tokens
 
 
 class TreeSession(TargetSession):
@@ -69,11 +70,6 @@ class TreeSession(TargetSession):
             self.leave(row)
 
     @property
-    def active_rows(self) -> list[Row]:
-        """The selected rows."""
-        return [self._rows[row] for row in self._line]
-
-    @property
     def caches(self) -> dict[int | None, SequenceCache]:
         """The keys and values of the rows, by number."""
         return {number: row.cache for number, row in self._rows.items()}
@@ -84,10 +80,10 @@ class TreeSession(TargetSession):
         Args:
             taps: Their numbers, see `Needs.hidden_states`.
         """
-        before = self._taps.modules if self._taps is not None else {}
-        if missing := set(taps) - set(before):
-            head = self.target.output_head
-            self._taps = Taps.of(self.target.loaded, head, sorted({*before, *missing}))
+        before = set[int]() if self._taps is None else set(self._taps.modules)
+        if not before.issuperset(taps):
+            target = self.target
+            self._taps = Taps.of(target.loaded, target.output_head, sorted(before.union(taps)))
 
     def new_row(self) -> Row:
         """Return an empty row."""
@@ -161,9 +157,7 @@ class TreeSession(TargetSession):
             pending = self._read_again(pending)
         self._inputs = list(zip(pending, trees, strict=True))
         queries = [range(len(head) - 1, len(head) + len(tree)) for head, tree in self._inputs]
-        logits, states = self._forward(queries, None)
-        self.hidden = states
-        return logits
+        return self._forward(queries)
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
@@ -176,12 +170,9 @@ class TreeSession(TargetSession):
         self._inputs = [(tokens, DraftTree.empty()) for tokens in pending]
         counts = [len(tokens) for tokens in pending]
         if not k:
-            ends = [range(count) for count in counts]
-            logits, self.hidden = self._forward(ends, [count - 1 for count in counts])
-            return logits, []
+            return self._forward([range(count) for count in counts], ends=True), []
         most = MOST_LOGITS // (len(counts) * self.target.vocab_size)
-        queries = [range(max(0, count - max(most, 1)), count) for count in counts]
-        logits, self.hidden = self._forward(queries, None)
+        logits = self._forward([range(max(0, count - max(most, 1)), count) for count in counts])
         best = [
             TopTokens.of(best_tokens(each[max(0, len(each) - most) :], k)[1]) for each in logits
         ]
@@ -221,42 +212,30 @@ class TreeSession(TargetSession):
         self._rereads = {}
         return texts
 
-    def _forward(
-        self, queries: Sequence[range], last: Sequence[int] | None
-    ) -> tuple[list[Tensor], list[HiddenStates]]:
+    def _forward(self, queries: Sequence[range], ends: bool = False) -> list[Tensor]:
         """Run a forward over the inputs, or one for each row if the model cannot pack them.
 
         Args:
-            queries: The queries of each row whose hidden states are returned, and their logits.
-            last: The only query of each row whose logits are returned; None for all of them.
+            queries: Those of each row whose hidden states are kept.
+            ends: Whether only the logits of the last of all tokens are returned.
 
         Returns:
-            Logits [k, V] and any hidden states of each row.
+            Logits [k, V] of each row.
         """
-        rows = self.active_rows
         self._expect_one_table()
+        self.chosen, self.hidden = None, []
         inputs = [
-            (row.cache.length, head, tree)
-            for row, (head, tree) in zip(rows, self._inputs, strict=True)
+            (row.cache, head, tree)
+            for row, (head, tree) in zip(self.active_rows, self._inputs, strict=True)
         ]
-        if len(rows) > 1 and not (self.target.packs or self._runs_alone):
-            logits, states = list[Tensor](), list[HiddenStates]()
-            for i, row in enumerate(rows):
-                one = slice(i, i + 1)
-                ends = None if last is None else last[one]
-                part, hidden = self._run([row.cache], inputs[one], queries[one], ends)
-                logits += part
-                states += hidden
-            return logits, states
-        return self._run([row.cache for row in rows], inputs, queries, last)
+        logits = list[Tensor]()
+        size = len(inputs) if self.target.packs or self._runs_alone else 1
+        for start in range(0, len(inputs), size):
+            some = slice(start, start + size)
+            logits += self._run(inputs[some], queries[some], ends)
+        return logits
 
-    def _run(
-        self,
-        rows: Sequence[SequenceCache],
-        inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
-        queries: Sequence[range],
-        last: Sequence[int] | None,
-    ) -> tuple[list[Tensor], list[HiddenStates]]:
+    def _run(self, inputs: Sequence[Input], queries: Sequence[range], ends: bool) -> list[Tensor]:
         """Run one forward over packed rows; see `_forward` and `_layout`.
 
         The model is leased for this forward only. Between forwards it is in its original state.
@@ -264,38 +243,31 @@ class TreeSession(TargetSession):
         self.target.check_mode()
         packs = nullcontext() if self._runs_alone else self._through_modules()
         tokens, views = _layout(inputs, self.target.device, self.target.divisible)
-        batch = Batch(rows, views)
+        batch = Batch([cache for cache, _, _ in inputs], views)
         taps, device = self._taps, self.target.device
         starts = np.cumsum([0, *batch.counts[:-1]]).tolist()
-        ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]
+        last = [each[-1:] for each in queries]
         heard = taps is not None and LAST in taps.modules
-        narrows = last is not None and heard and self.target.selects_logits
-        read = queries
-        if last is not None and not heard:
-            queries = [range(i, i + 1) for i in last]
-        keep = _places(starts, queries, device)
-        with packs:
-            if taps is None:
-                logits = self.target.forward(tokens, batch, keep)
-                return list(torch.split(logits[0], [len(each) for each in queries])), []
-            taps.selected = torch.tensor(ends, device=device) if narrows else None
-            with taps:
-                logits = self.target.forward(tokens, batch, keep)
-        states = taps.taken()
-        among = keep if read is queries else _places(starts, read, device)
+        computed = last if ends and not heard else queries
+        keep = _places(starts, computed, device)
+        narrows = ends and heard and self.target.selects_logits
+        if taps is not None:
+            taps.selected = torch.tensor(_flat(starts, last), device=device) if narrows else None
+        with packs, taps or nullcontext():
+            logits = self.target.forward(tokens, batch, keep)
+        states = {} if taps is None else taps.taken()
+        among = _places(starts, queries, device) if states else 0
         index = slice(-among, None) if isinstance(among, int) else among
         for tap, each in states.items():
             if tap != LAST or not self.target.keeps_logits:
                 states[tap] = each[:, index]
-        sizes = [len(each) for each in read]
-        parts = [torch.split(each, sizes, 1) for each in states.values()]
-        split = [
+        parts = [torch.split(each, list(map(len, queries)), 1) for each in states.values()]
+        self.hidden += [
             HiddenStates(dict(zip(states, row, strict=True))) for row in zip(*parts, strict=True)
         ]
-        if narrows and LAST in states:
-            return list(torch.split(logits[0], 1)), split
-        every = list(torch.split(logits[0], [len(each) for each in queries]))
-        return every if last is None else [each[-1:] for each in every], split
+        returned = last if narrows and LAST in states else computed
+        rows = torch.split(logits[0], list(map(len, returned)))
+        return [each[-1:] if ends else each for each in rows]
 
     @property
     def _runs_alone(self) -> bool:
@@ -325,21 +297,23 @@ class TreeSession(TargetSession):
                 )
 
 
+def _flat(starts: Sequence[int], queries: Sequence[range]) -> list[int]:
+    """Return the queries of rows that begin at these places."""
+    return [start + i for start, each in zip(starts, queries, strict=True) for i in each]
+
+
 def _places(starts: Sequence[int], queries: Sequence[range], device: torch.device) -> int | Tensor:
-    """Return the queries of rows that begin at these places: of one row how many last ones."""
-    if len(queries) == 1:
-        return len(queries[0])
-    every = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
-    return torch.tensor(every, device=device)
+    """Return the places of queries: of one row how many last ones."""
+    one = len(queries) == 1
+    return len(queries[0]) if one else torch.tensor(_flat(starts, queries), device=device)
 
 
 def _layout(
-    rows: Sequence[tuple[int, Sequence[int], DraftTree]], device: torch.device, divisible: bool
+    rows: Sequence[Input], device: torch.device, divisible: bool
 ) -> tuple[Tensor, list[TreeView]]:
     """Lay out the pending tokens and the nodes of packed rows, with two copies to the device.
 
     Args:
-        rows: Committed slots, pending tokens and draft tree of each row.
         divisible: Long chains need no table of ancestors.
 
     Returns:
@@ -347,29 +321,26 @@ def _layout(
     """
     numbers: list[int] = []  # tokens of all rows
     positions: list[int] = []
-    tables: list[Bools | None] = []
+    tables: list[Bools] = []  # empty for a chain that needs none
     counts = [len(head) + len(tree) for _, head, tree in rows]
-    for (length, head, tree), n in zip(rows, counts, strict=True):
+    for (cache, head, tree), n in zip(rows, counts, strict=True):
         numbers += [*head, *tree.tokens.tolist()]
         chain = n == 1 or np.array_equal(tree.parents, np.arange(-1, len(tree) - 1))
-        plain = chain and (n == 1 or not length or (divisible and n > LONG))
-        table = None if plain else _related(len(head), tree)
-        places = range(1, n + 1) if table is None else table.sum(-1).tolist()
-        positions += [length - 1 + place for place in places]
+        plain = chain and (n == 1 or not cache.length or (divisible and n > LONG))
+        table = np.zeros((0, 0), dtype=np.bool_) if plain else _related(len(head), tree)
+        places = range(1, n + 1) if plain else table.sum(-1).tolist()
+        positions += [cache.length - 1 + place for place in places]
         tables.append(table)
     moved = torch.tensor([numbers, positions], device=device)
-    flat = [table.reshape(-1) for table in tables if table is not None]
-    visible = torch.from_numpy(np.concatenate(flat)).to(device) if flat else None
-    first, views = 0, []
-    parts = zip(rows, torch.split(moved[1:], counts, 1), tables, strict=True)
-    for (length, _, _), at, table in parts:
-        n = at.shape[1]
-        related = None
-        if table is not None and visible is not None:
-            related = visible[first : first + n * n].view(1, n, n)
-            first += n * n
-        # The positions of a chain are its slots.
-        views.append(TreeView(length, at, at, related))
+    flat = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
+    visible = torch.split(flat.to(device), [table.size for table in tables])
+    # The positions of a chain are its slots.
+    views = [
+        TreeView(cache.length, at, at, part.view(1, n, n) if len(part) else None)
+        for (cache, _, _), n, at, part in zip(
+            rows, counts, torch.split(moved[1:], counts, 1), visible, strict=True
+        )
+    ]
     return moved[:1], views
 
 

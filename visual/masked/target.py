@@ -20,7 +20,6 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView
 from ragspec.visual.masked.model import MaskedModel
@@ -45,7 +44,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
 
     capabilities = Capabilities(False, False, True, False, "a masked model of latents")
     generation_config = None
-    border = None
 
     def __init__(
         self,
@@ -89,13 +87,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         if len(tokens) != 1 or not 0 <= picture_of(tokens) < len(self.noises):
             raise InputError(f"got the prompt {list(tokens)}; expected one of target.prompt(m).")
 
-    def open(  # type: ignore[override]
-        self,
-        rows: int = 0,
-        capacity: int = 0,
-        prefix_cache: PrefixCache | None = None,
-        most: int = 1,
-    ) -> MaskedSession:
+    def open(self, rows: int = 0, *_: object, **__: object) -> MaskedSession:  # type: ignore[override]
         """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
 

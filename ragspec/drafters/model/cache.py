@@ -154,7 +154,7 @@ class DraftCache:
         if limit is not None and start + pending > limit:
             return None
         needed = start + pending + len(places.places)
-        self._reserve(needed)
+        arena.reserve(needed)
         slots = slots_of(needed, arena.slots)
         shape = LevelShape(tree, levels, pending, slots, self.vocab_size, k)
         inputs = np.zeros((1, pending + 2), dtype=np.int64)
@@ -208,7 +208,6 @@ class DraftCache:
         small = n <= MOST_QUERIES and before + queries_of(n) <= MOST_DRAFTED
         if small and (outputs := self._stepped(tokens, positions, visible)):
             return self._fitted(outputs[0][n - keep : n])
-        self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens]])).to(device)
         m = len(positions)
@@ -234,7 +233,7 @@ class DraftCache:
             return []
         self.model.check_mode()
         size = queries_of(n)
-        self._reserve(self._cache.extent + size)
+        arena.reserve(self._cache.extent + size)
         shape = ForwardShape(size, slots_of(self._cache.extent + size, arena.slots))
         if visible is None:
             visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
@@ -252,8 +251,3 @@ class DraftCache:
         whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         whole[:, self.tokens] = logits
         return whole
-
-    def _reserve(self, slots: int) -> None:
-        """Let buffers at fixed addresses have so many slots; others grow as they are written."""
-        if self._arena is not None:
-            self._arena.reserve(slots)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Arena:
         self.states: Tensor | None = None
         self.addresses = 0
         self.distributions: dict[int, RequestDistributions] = {}
-        self.caches = [StackedRow(row) for row in range(rows)]
+        self.caches = [StackedRow(proxy(self), row) for row in range(rows)]
         self._bind()
 
     @property
@@ -118,22 +119,27 @@ class Arena:
 
 
 class StackedRow(SequenceCache):
-    """A cache of one sequence in one row of an arena, at fixed addresses."""
+    """A cache of one sequence in one row of an arena, at fixed addresses.
 
-    def __init__(self, row: int) -> None:
+    Args:
+        arena: A proxy, so that memory is free as soon as nothing else uses it.
+    """
+
+    def __init__(self, arena: Arena, row: int) -> None:
         super().__init__(0)
-        self.row = row
+        self.row, self._arena = row, arena
         self._stacks: list[Tensor] = []
 
     def bind(self, buffers: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Point the layers at the row of the buffers; again after these have grown.
-
-        The arena is not kept, so that its memory is free as soon as nothing else uses it.
-        """
+        """Point the layers at the row of the buffers; again after these have grown."""
         self.buffers, at = Buffers(buffers[0].shape[3]), slice(self.row, self.row + 1)
         self._stacks = [buffer[:, self.row] for buffer in buffers]
         self.buffers.keys = {i: keys[at] for i, (keys, _) in enumerate(pairs)}
         self.buffers.values = {i: values[at] for i, (_, values) in enumerate(pairs)}
+
+    def reserve(self, n: int) -> None:
+        """Make room for n new slots, in all rows of the arena."""
+        self._arena.reserve(self.extent + n)
 
     def fill(self, source: SequenceCache) -> None:
         """Replace the contents by the committed slots of another cache."""

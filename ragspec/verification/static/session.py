@@ -118,7 +118,7 @@ class StaticSession(TreeSession):
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Start a forward; see `TargetSession`."""
         distributions, self._distributions = self._distributions, None
-        self.chosen, self._selection = None, []
+        self.chosen = None
         fits = max(map(len, trees)) < MOST_QUERIES and all(len(row) == 1 for row in pending)
         if fits and all(row.cache.length for row in self.active_rows):
             with self._watch:
@@ -135,7 +135,7 @@ class StaticSession(TreeSession):
             read = packet.tolist()
             if any(_ends_unknown(read[at]) for at in self._at):
                 read = again().tolist()
-            self.chosen = []
+            self.chosen, self._selection = [], []
             for at, (_, tree) in zip(self._at, self._inputs, strict=True):
                 n = len(read[at]) // 3
                 flags, tokens, bits = (read[at][i * n :][:n] for i in range(3))
@@ -149,17 +149,16 @@ class StaticSession(TreeSession):
     @property
     def seconds(self) -> float:
         """The device time of the last step; see `TargetSession`."""
-        return self._watch.seconds if self._selection else 0.0
+        return self._watch.seconds if self.chosen is not None else 0.0
 
     def discard_uncommitted(self) -> list[int]:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
         self._distributions = self._launched = self.chosen = None
-        self._selection = []
         return super().discard_uncommitted()
 
     def _slots(self, row: int, path: Sequence[int]) -> list[int]:
         (_, tree), slots = self._inputs[row], super()._slots(row, path)
-        if not self._selection:
+        if self.chosen is None:
             return slots
         order, accepted = self._selection[row]
         if accepted[: len(path)] == [int(tree.tokens[node]) for node in path]:
@@ -178,7 +177,6 @@ class StaticSession(TreeSession):
 
     def _adopt(self, cache: SequenceCache) -> SequenceCache:
         row = self._empty_cache(0)
-        self._arena.reserve(cache.length)
         row.fill(cache)
         return row
 
@@ -266,17 +264,6 @@ class StaticSession(TreeSession):
             if (place := self._place(row)) < len(lengths):
                 lengths[place] = self._rows[row].cache.length
         return lengths
-
-    def _run(
-        self,
-        rows: Sequence[SequenceCache],
-        inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
-        queries: Sequence[range],
-        last: Sequence[int] | None,
-    ) -> tuple[list[Tensor], list[HiddenStates]]:
-        self._selection = []
-        self._arena.reserve(max(length + len(head) + len(tree) for length, head, tree in inputs))
-        return super()._run(rows, inputs, queries, last)
 
     def _cover(self) -> None:
         """Move rows to free places if the step would otherwise need twice as many."""
