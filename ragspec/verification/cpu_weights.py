@@ -8,7 +8,6 @@ block (one forward of the model or one draft), and it only acts inside a `tree_v
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import weakref
@@ -61,7 +60,8 @@ def pack(model: nn.Module) -> list[nn.Linear]:
         return []
     modules = [module for module in model.modules() if _packable(module)]
     with _lock:
-        stale = [module for module in modules if not _is_fresh(module)]
+        packs = [(module, _packs.get(id(module))) for module in modules]
+        stale = [m for m, p in packs if p is None or p.borrowed != weight_state(m.weight)]
         for module in stale:
             _packs.pop(id(module), None)
         if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * free_memory():
@@ -83,17 +83,15 @@ class Packed:
         with _lending:
             _borrowers.append(self)
             for attributes, lent in self._forwards:
-                if "forward" not in attributes:
-                    attributes["forward"] = lent
+                attributes.setdefault("forward", lent)
 
     def __exit__(self, *raised: object) -> None:
         with _lending:
             _borrowers.remove(self)
             used = {id(local) for other in _borrowers for local, _ in other._forwards}
             for attributes, lent in self._forwards:
-                if used and id(attributes) in used:
-                    continue
-                if (override := attributes.get("forward")) is lent or _is_lent(override):
+                override = attributes.get("forward")
+                if id(attributes) not in used and (override is lent or _is_lent(override)):
                     del attributes["forward"]
 
 
@@ -102,7 +100,10 @@ def forward(module: nn.Linear, states: Tensor) -> Tensor:
     pack = _packs.get(id(module))
     if pack is None or not in_view() or not _fits(pack, states):
         return functional.linear(states, module.weight, module.bias)
-    return product(states, pack.weight, module.bias)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(
+        states, pack.weight, module.bias, "none", [], ""
+    )
+    return out
 
 
 def _is_lent(function: object) -> bool:
@@ -146,17 +147,12 @@ def _remember(module: nn.Linear) -> None:
     key, weight = id(module), module.weight.detach()
     weakref.finalize(module, _packs.pop, key, None).atexit = False
     _packs[key] = Pack(
-        packed(weight, PACKED_FOR),
+        torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR),
         weight.numel(),
         LEAST_WORK if weight.dtype == torch.float32 else 0,  # torch uses oneDNN for bfloat16 anyway
         weight.dtype,
         weight_state(module.weight),
     )
-
-
-def _is_fresh(module: nn.Linear) -> bool:
-    pack = _packs.get(id(module))
-    return pack is not None and pack.borrowed == weight_state(module.weight)
 
 
 def available() -> bool:
@@ -174,24 +170,8 @@ def halves() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def packed(matrix: Tensor, rows: int) -> Tensor:
-    """Return a matrix [M, N] in the layout that is fastest for products with `rows` rows."""
-    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
-    return reordered
-
-
-def product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows [..., N] times a packed [M, N], transposed, plus a bias [M] -> [..., M]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
-    return out
-
-
 def free_memory() -> int:
     """Return the bytes of memory that are available without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            record = dict(line.split(":", 1) for line in lines)
-        return int(record["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return pages * os.sysconf("SC_PAGE_SIZE") // 2 if pages > 0 else 0
+    import psutil
+
+    return int(psutil.virtual_memory().available)

@@ -226,18 +226,13 @@ def _stride(rows: int, columns: int) -> int:
 
 def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row | None, int]:
     """Return the latest text with the longest common prefix, and its length."""
-    key, best, length = _key(tokens, tenant), None, 0
+    best, length = None, 0
     for row in rows:
-        if _key(row.tokens, row.tenant) == key:
+        if row.tenant == tenant and row.tokens[:BLOCK] == tokens[:BLOCK]:
             common = _common(row.tokens, tokens)
             if common >= max(length, BLOCK):
                 best, length = row, common
     return best, length
-
-
-def _key(tokens: list[int], tenant: str) -> tuple[str, list[int]]:
-    """Return what texts that share a prefix have in common: tenant and first block of tokens."""
-    return tenant, tokens[:BLOCK]
 
 
 def _common(first: list[int], second: list[int]) -> int:

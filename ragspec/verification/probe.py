@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import foreign_layers, scales_by_slot, state_layers, unwrapped
-from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import paths
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import ancestors
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
@@ -186,25 +186,21 @@ class Trial:
 
         Later tokens do not change the logits of a position, so shorter paths are padded.
         """
-        sequences: list[list[int]] = []
-        where: list[tuple[int, int]] = []
-        context = case.prompt
+        texts, context = list[list[int]](), case.prompt  # up to each root and node
         for root, tree, accepted in case.stages:
             context = [*context, root]
-            tokens = tree.tokens.tolist()
-            place = {ROOT: (len(sequences), len(context) - 1)}
-            for path in paths(tree.parents) or [()]:
-                for depth, node in enumerate(path):
-                    place.setdefault(node, (len(sequences), len(context) + depth))
-                sequences.append([*context, *(tokens[node] for node in path)])
-            where += [place[node] for node in range(ROOT, len(tree))]
-            context = [*context, *(tokens[node] for node in accepted)]
-        sequences, renamed = _without_beginnings(sequences)
-        longest = max(len(sequence) for sequence in sequences)
-        filled = [[*s, *([s[-1]] * (longest - len(s)))] for s in sequences]
-        start = len(case.prompt)
+            paths = [tree.tokens[path].tolist() for path in ancestors(tree.parents)]
+            texts += [context, *([*context, *path] for path in paths)]
+            context = [*context, *tree.tokens[list(accepted)].tolist()]
+        whole: list[list[int]] = []  # those that no other continues
+        for text in sorted(texts, key=len, reverse=True):
+            if not any(other[: len(text)] == text for other in whole):
+                whole.append(text)
+        longest, start = len(whole[0]), len(case.prompt)
+        filled = [[*text, *text[-1:] * (longest - len(text))] for text in whole]
+        rows = [[other[: len(text)] for other in whole].index(text) for text in texts]
         logits = self._alone(filled, longest - start)
-        return logits[[renamed[row] for row, _ in where], [place - start for _, place in where]]
+        return logits[rows, [len(text) - 1 - start for text in texts]]
 
     def _verified(
         self, opened: Callable[[int, int], TargetSession], cases: Sequence[Case]
@@ -227,16 +223,6 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
     """Return the largest absolute difference at each position: two [K, V] -> [K]."""
     exact = torch.promote_types(a.dtype, torch.float32)
     return (a.to(exact) - b.to(exact)).abs().amax(-1)
-
-
-def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """Drop prefixes of other sequences; return the rest and the new index of each sequence."""
-    rest: list[list[int]] = []
-    for sequence in sorted(sequences, key=len, reverse=True):
-        if not any(other[: len(sequence)] == sequence for other in rest):
-            rest.append(sequence)
-    first = [[other[: len(each)] for other in rest].index(each) for each in sequences]
-    return rest, first
 
 
 def shortest_window(target: CausalTarget) -> int | None:

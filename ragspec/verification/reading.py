@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -105,12 +106,7 @@ class Taps:
     def __enter__(self) -> Self:
         self._states, self._thread = {}, threading.get_ident()
         for tap, module in self.modules.items():
-
-            def take(
-                _: nn.Module, args: tuple[object, ...], named: dict[str, object], tap: int = tap
-            ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-                return self._take(tap, args, named)
-
+            take = partial(self._take, tap)
             self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
         return self
 
@@ -124,7 +120,7 @@ class Taps:
         return states
 
     def _take(
-        self, tap: int, arguments: tuple[object, ...], named: dict[str, object]
+        self, tap: int, _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         # A compiler cannot trace the identity of a thread.
         if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:

@@ -170,12 +170,16 @@ def _attend_row(
     """Return the attention of one sequence: [C, heads, n, width], see `tree_attention`."""
     mask = form.mask
     form = form._replace(causal=form.causal and mask is None and query.shape[2] > 1)
-    view = _covers(view, key) if form.causal else None
+    if (
+        form.causal
+        and view is not None
+        and view.slots == key.shape[2]
+        and (view.related is None or view.slots > view.positions.shape[1])
+    ):
+        return _unmasked(query, key, value, view, form)
     if mask is not None and mask.shape[-1] < key.shape[2]:
         last = slice(key.shape[2] - mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
-    if view is not None:
-        return _unmasked(query, key, value, view, form)
     plain = form.softcap is None and form.sinks is None
     return (attend if plain else by_weights)(query, key, value, form)
 
@@ -206,7 +210,6 @@ class _Lent:
         custom_attention: Whether a part of the model has attention code outside the registry.
     """
 
-    config: Any
     implementation: Any
     custom_attention: bool
     leases: int = 0
@@ -237,7 +240,7 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
     configs = model_configs(model) if configs is None else configs
     with _lock:
         for config, custom in configs:
-            new = _Lent(config, config._attn_implementation_internal, custom)
+            new = _Lent(config._attn_implementation_internal, custom)
             lent = _lent.setdefault(id(config), new)
             lent.custom_attention |= custom
             lent.leases += 1
@@ -316,13 +319,6 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     slots = torch.arange(first, device=device)[None, None, None]
     allowed = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
     return 0 if bool(allowed.any()) else first
-
-
-def _covers(view: TreeView | None, key: Tensor) -> TreeView | None:
-    """Return the view if it needs no mask and `key` has its slots."""
-    if view is None or key.shape[2] != view.slots:
-        return None
-    return view if view.related is None or key.shape[2] > view.positions.shape[1] else None
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

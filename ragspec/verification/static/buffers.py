@@ -14,10 +14,7 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
-from ragspec.verification.static.distributions import RequestDistributions
-from ragspec.verification.static.layout import MOST_QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Arena:
     Attributes:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
-        distributions: Those of the first rows, by their number.
+        distributions: The `RequestDistributions` of the first rows, by their number.
         states: Hidden states [1, n, H] that steps of draft heads read; None if there are none.
         addresses: A hash of the addresses of the weights that the steps read.
     """
@@ -70,7 +67,7 @@ class Arena:
         self.steps: dict[Hashable, Any] = {}
         self.states: Tensor | None = None
         self.addresses = 0
-        self.distributions: dict[int, RequestDistributions] = {}
+        self.distributions: dict[int, Any] = {}
         self.caches = [StackedRow(proxy(self), row) for row in range(rows)]
         self._bind()
 
@@ -103,14 +100,6 @@ class Arena:
         """Discard the steps, because addresses that they read or write have changed."""
         self.steps.clear()
         self.distributions.clear()
-
-    def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:
-        """Return the distributions of the first rows."""
-        if rows not in self.distributions:
-            longest = self.slots + MOST_QUERIES
-            distributions = BatchDistribution(rows, vocab_size, self.device, longest)
-            self.distributions[rows] = RequestDistributions(distributions, rows)
-        return self.distributions[rows]
 
     def _bind(self) -> None:
         pairs = self.pairs()

@@ -7,18 +7,18 @@ the step would otherwise need twice as many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
 from ragspec.needs import HiddenStates
-from ragspec.sampling.batch_distribution import BatchDistribution
+from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetModel
@@ -27,6 +27,7 @@ from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import StackedRow
 from ragspec.verification.static.layout import (
+    FRESH,
     MOST_QUERIES,
     ancestor_bits,
     queries_of,
@@ -39,22 +40,48 @@ from ragspec.verification.tree_session import TreeSession
 
 # The distribution and the text of each row.
 RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
+# Logits [n, V] of each selected row; see `StaticStep.read`, None if the host chooses tokens.
+Launched = tuple[list[Tensor], Callable[[], list[tuple[list[int], list[int]]]] | None]
 
 
-class Launched(NamedTuple):
-    """A forward under way.
+class RequestDistributions(BatchDistribution):
+    """The distributions of a batch, updated with new tokens; call `notify` before every step.
 
     Attributes:
-        logits: [n, V] of each selected row.
-        packet: The packet of a step that chooses tokens; see `step`.
-        again: Returns the packet with uncertain tokens resolved.
-        infinity: The bits of scores that are not finite, whose tokens are left to the host.
+        fresh: New tokens of each text, an input of the step, i64 [B, FRESH]. The vocabulary size,
+            which is no token, pads the rows.
     """
 
-    logits: list[Tensor]
-    packet: Tensor | None = None
-    again: Callable[[], Tensor] | None = None
-    infinity: int = 0
+    def __init__(
+        self, rows: int, vocab_size: int, device: torch.device | str, longest: int
+    ) -> None:
+        super().__init__(rows, vocab_size, device, longest)
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), vocab_size)
+        self._held: list[object] = [None] * rows
+        self._known = [0] * rows  # tokens of each text that its distribution has
+
+    def notify(
+        self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
+    ) -> DistributionShape:
+        """Set the distributions and texts of the next step. All other rows are padding.
+
+        If a row keeps its distribution, only the new tokens of its text are passed on.
+        """
+        self.fresh[:] = self.size
+        for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
+            distribution, text = rows.get(row, (None, ()))
+            new = text[known:]
+            if distribution is not held or len(new) > FRESH:
+                self.set(row, distribution, text)
+                self._held[row] = distribution
+            else:
+                self.fresh[row, : len(new)] = new
+            self._known[row] = len(text)
+        return self.shape
+
+    def forget(self) -> None:
+        """Pass all tokens again before the next step, because the last one may not have run."""
+        self._held = [self] * len(self._held)  # which is no distribution
 
 
 class StaticSession(TreeSession):
@@ -125,23 +152,17 @@ class StaticSession(TreeSession):
                 self._inputs = list(zip(pending, trees, strict=True))
                 self._launched = self._step(distributions)
         else:
-            self._launched = Launched(super().verify(pending, trees))
+            self._launched = super().verify(pending, trees), None
 
     def settle(self) -> list[Tensor]:
         """Wait for the packet of the launched step; see `TargetSession`."""
         assert self._launched is not None
-        (logits, packet, again, inf), self._launched = self._launched, None
-        if packet is not None and again is not None:
-            read = packet.tolist()
-            if any(_ends_unknown(read[at]) for at in self._at):
-                read = again().tolist()
+        (logits, read), self._launched = self._launched, None
+        if read is not None:
             self.chosen, self._selection = [], []
-            for at, (_, tree) in zip(self._at, self._inputs, strict=True):
-                n = len(read[at]) // 3
-                flags, tokens, bits = (read[at][i * n :][:n] for i in range(3))
-                pairs = zip(tokens[: 1 + len(tree)], bits, strict=False)
-                self.chosen.append([-1 if b & inf == inf else token for token, b in pairs])
-                order = sorted(range(n), key=flags.__getitem__, reverse=True)
+            for (flags, tokens), (_, tree) in zip(read(), self._inputs, strict=True):
+                self.chosen.append(tokens[: 1 + len(tree)])
+                order = sorted(range(len(flags)), key=flags.__getitem__, reverse=True)
                 accepted = [int(tree.tokens[query - 1]) for query in order[1 : sum(flags)]]
                 self._selection.append((order, accepted))
         return logits
@@ -199,7 +220,11 @@ class StaticSession(TreeSession):
         slots = slots_of(max(lengths) + n, self._arena.slots)
         message = distribution = None
         if distributions is not None:
-            message = self._arena.distributions_of(rows, self.target.vocab_size)
+            if rows not in self._arena.distributions:
+                place = self._arena.device, self._arena.slots + MOST_QUERIES
+                new = RequestDistributions(rows, self.target.vocab_size, *place)
+                self._arena.distributions[rows] = new
+            message = self._arena.distributions[rows]
             distribution = message.notify(dict(zip(self._at, distributions, strict=True)))
         shape = StepShape(rows, n, slots, distribution)
         inputs = self._packet(shape, lengths, distributions)
@@ -207,13 +232,7 @@ class StaticSession(TreeSession):
             inputs[:, 3 * n + 2 :] = message.fresh
         taps = None if self._taps is None else Taps(self._taps.modules)
         make = partial(
-            StaticStep,
-            self.target.model,
-            self._arena,
-            shape,
-            self._runner.masks,
-            None if message is None else message.distributions,
-            taps,
+            StaticStep, self.target.model, self._arena, shape, self._runner.masks, message, taps
         )
         try:
             step, outputs = self._runner.take(
@@ -233,10 +252,9 @@ class StaticSession(TreeSession):
         ]
         parts = [logits[at] for at in self._at]
         if message is None:
-            return Launched(parts)
+            return parts, None
         assert isinstance(step, StaticStep)
-        infinity = shape.infinity(logits.dtype)
-        return Launched(parts, packet, partial(step.again, packet, logits), infinity)
+        return parts, partial(step.read, packet, logits, self._at)
 
     def _packet(
         self, shape: StepShape, lengths: Sequence[int], distributions: RequestDistribution | None
@@ -275,9 +293,3 @@ class StaticSession(TreeSession):
             self._free = sorted([*self._free, last])
             last = max(map(self._place, self._line))
         self._at = [self._place(row) for row in self._line]
-
-
-def _ends_unknown(packet: Sequence[int]) -> bool:
-    """Return whether the token after a row's accepted path is uncertain. Parents come first."""
-    n = len(packet) // 3
-    return packet[n + max(query for query in range(n) if packet[query])] < 0

@@ -13,7 +13,7 @@ The same function runs eagerly, compiled, or captured in a CUDA graph and replay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Generic, TypeVar
@@ -29,8 +29,8 @@ from ragspec.sampling.batch_distribution import BatchDistribution, DistributionS
 from ragspec.types import PreTrainedModel
 from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
-from ragspec.verification.static.distributions import FRESH
 from ragspec.verification.static.layout import (
+    FRESH,
     Counters,
     accepted_first,
     lay_out,
@@ -242,6 +242,26 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         accepted = walk(layout, tokens, parents, chosen)
         compact(self._buffers, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
         return torch.cat([accepted, chosen, bits], -1), logits
+
+    def read(
+        self, packet: Tensor, logits: Tensor, rows: Sequence[int]
+    ) -> list[tuple[list[int], list[int]]]:
+        """Wait for the packet of the last call and resolve uncertain tokens after accepted paths.
+
+        Returns:
+            For each of these rows, whether each query was accepted, and the target's own token
+            after it, below 0 if the host must compute it.
+        """
+        n, infinity = self.shape.queries, self.shape.infinity(logits.dtype)
+        read, values = [], packet.tolist()
+        # The token after the last accepted query; parents come first.
+        if any(values[at][n + max(i for i in range(n) if values[at][i])] < 0 for at in rows):
+            values = self.again(packet, logits).tolist()
+        for at in rows:
+            flags, tokens, bits = (values[at][i * n :][:n] for i in range(3))
+            pairs = zip(tokens, bits, strict=True)
+            read.append((flags, [-1 if b & infinity == infinity else token for token, b in pairs]))
+        return read
 
     @torch.no_grad()
     def again(self, packet: Tensor, logits: Tensor) -> Tensor:

@@ -271,11 +271,3 @@ def test_an_engine_uses_packs_and_writes_the_same_text(
 
 def test_free_memory_is_reported() -> None:
     assert packing.free_memory() > 1 << 20
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8, 17])
-def test_a_product_is_that_of_the_matrix(rows: int) -> None:
-    torch.manual_seed(rows)
-    matrix, states, bias = torch.randn(50, 24), torch.randn(rows, 24), torch.randn(50)
-    result = packing.product(states, packing.packed(matrix, 8), bias)
-    torch.testing.assert_close(result, states @ matrix.T + bias)

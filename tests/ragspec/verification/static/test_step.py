@@ -16,7 +16,6 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static
-from ragspec.verification.static.distributions import RequestDistributions
 from ragspec.verification.static.layout import (
     LEAST_SLOTS,
     Counters,
@@ -28,6 +27,7 @@ from ragspec.verification.static.layout import (
     walk,
     windowed,
 )
+from ragspec.verification.static.session import RequestDistributions
 from tests.ragspec.verification.static.test_session import check_logits
 from tests.support import architectures
 from tests.support.model_state import state_of
@@ -119,7 +119,7 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
 
 def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
     """Return laws, and a note of every row that is set."""
-    distributions, noted = BatchDistribution(ROWS, VOCAB, "cpu", 100), []
+    distributions, noted = RequestDistributions(ROWS, VOCAB, "cpu", 100), []
     current = distributions.set
 
     def noting(row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()) -> None:
@@ -127,7 +127,7 @@ def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDis
         current(row, distribution, text)
 
     distributions.set = noting  # type: ignore[method-assign]
-    return RequestDistributions(distributions, ROWS), noted
+    return distributions, noted
 
 
 def chosen(
@@ -152,17 +152,17 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
     for new in [first, *grown]:
         texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
         shape = message.notify(dict(enumerate(zip(distributions, texts, strict=True))))
-        message.distributions.grow(torch.from_numpy(message.fresh))  # as the step does
-        assert shape == message.distributions.shape and shape.penalties.reads_texts
+        message.grow(torch.from_numpy(message.fresh))  # as the step does
+        assert shape == message.shape and shape.penalties.reads_texts
         logits = torch.randn(ROWS, 1, VOCAB, generator=generator, dtype=torch.float64)
         logits[:, :, :12] += 1.5  # what the texts hold would be taken, but for the penalties
         again = BatchDistribution(ROWS, VOCAB, "cpu", 100)
         for row in range(ROWS):
             again.set(row, distributions[row], texts[row])
-        result = chosen(message.distributions, logits, texts)
+        result = chosen(message, logits, texts)
         assert result == chosen(again, logits, texts)
         differ += result != logits[:, 0].argmax(-1).tolist()
-        held, known = (each._penalties._held for each in (message.distributions, again))  # type: ignore[union-attr]
+        held, known = (each._penalties._held for each in (message, again))  # type: ignore[union-attr]
         assert torch.equal(held[..., :VOCAB], known[..., :VOCAB])
     assert [row for row, _ in noted[:ROWS]] == [0, 1, 2] and len(noted) == ROWS, "set once"
     assert differ

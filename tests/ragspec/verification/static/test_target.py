@@ -128,7 +128,7 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
             prefill(session, text[-1:])
         keys: list[Any] = list(session._arena.steps)
         (key,) = (key for key in keys if key[0][0].distribution is not None)
-        penalties = session._arena.distributions[1].distributions._penalties
+        penalties = session._arena.distributions[1]._penalties
         assert penalties is not None
         held = penalties._held[1, 0, 0, :10].clone()
         assert held.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0]
