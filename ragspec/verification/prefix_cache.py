@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +35,7 @@ class Row:
         self.tenant = tenant
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pin:
-    """The first tokens of texts of a tenant, one of which stays; see `PrefixCache.pin`."""
-
-    tokens: list[int]
-    tenant: str
+Pin = tuple[str, list[int]]  # a tenant, and the first tokens of texts, one of which stays
 
 
 class PrefixCache:
@@ -121,8 +115,7 @@ class PrefixCache:
         with self._lock:
             if self.max_bytes <= 0 and not self._pinned(row):
                 return
-            known, common = _longest(row.tokens, tenant, self._rows)
-            if known is not None and common == len(row.tokens):
+            if (known := self._holder(row.tokens, tenant)) is not None:
                 self._rows.remove(known)
                 self._rows.append(known)
                 return
@@ -137,7 +130,7 @@ class PrefixCache:
 
     def pin(self, tokens: Sequence[int], tenant: str = "") -> Pin:
         """Keep a text beyond the limit until `unpin` gets the returned pin."""
-        pin = Pin(list(tokens), tenant)
+        pin = tenant, list(tokens)
         with self._lock:
             self._pins.append(pin)
         return pin
@@ -151,10 +144,8 @@ class PrefixCache:
     def export(self, tokens: Sequence[int], tenant: str = "") -> Layers | None:
         """Return views of the keys and values of these tokens; None if they are not kept."""
         with self._lock:
-            row, common = _longest(list(tokens), tenant, self._rows)
-            if row is None or common < len(tokens):
-                return None
-            return row.cache.layers(common)
+            row = self._holder(list(tokens), tenant)
+            return None if row is None else row.cache.layers(len(tokens))
 
     def insert(self, tokens: Sequence[int], layers: Layers, tenant: str = "") -> None:
         """Keep keys and values from elsewhere, such as a file; they are not copied."""
@@ -181,20 +172,19 @@ class PrefixCache:
 
     def _pinned(self, row: Row) -> int:
         """Return how many first tokens of a text are pinned."""
-        lengths = [
-            len(pin.tokens)
-            for pin in self._pins
-            if pin.tenant == row.tenant and pin.tokens == row.tokens[: len(pin.tokens)]
-        ]
-        return max(lengths, default=0)
+        starts = [start for tenant, start in self._pins if tenant == row.tenant]
+        fits = (len(start) for start in starts if start == row.tokens[: len(start)])
+        return max(fits, default=0)
+
+    def _holder(self, tokens: list[int], tenant: str) -> Row | None:
+        """Return the latest text that begins with all of these tokens."""
+        row, common = _longest(tokens, tenant, self._rows)
+        return row if common == len(tokens) else None
 
     def _evict(self) -> None:
         """Drop the least recently used texts beyond the limit; of pinned texts one stays."""
-        held = list[Row]()
-        for pin in self._pins:
-            row, common = _longest(pin.tokens, pin.tenant, self._rows)
-            if row is not None and common == len(pin.tokens):
-                held.append(row)
+        holders = [self._holder(tokens, tenant) for tenant, tokens in self._pins]
+        held = [row for row in holders if row is not None]
         limit = self.max_bytes + total_bytes(row.cache for row in held)
         for row in [row for row in self._rows if row not in held]:
             if self.bytes <= limit:
@@ -228,7 +218,7 @@ def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row |
     """Return the latest text with the longest common prefix, and its length."""
     best, length = None, 0
     for row in rows:
-        if row.tenant == tenant and row.tokens[:BLOCK] == tokens[:BLOCK]:
+        if row.tenant == tenant:
             common = _common(row.tokens, tokens)
             if common >= max(length, BLOCK):
                 best, length = row, common

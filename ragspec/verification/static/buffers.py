@@ -6,6 +6,7 @@ session over the same target reuses them and the steps that were captured for th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,19 +52,12 @@ class Arena:
     def __init__(
         self, layers: Sequence[tuple[LayerShape, LayerShape]], rows: int, slots: int
     ) -> None:
-        flat = [shape for pair in layers for shape in pair]
-        places: dict[LayerShape, list[int]] = {}
-        for number, shape in enumerate(flat):
-            places.setdefault(shape, []).append(number)
+        self._shapes = [shape for pair in layers for shape in pair]
         self.rows, self.slots = rows, slots
         self.buffers = [
-            torch.zeros(len(numbers), rows, s.heads, slots, s.width, dtype=s.dtype, device=s.device)
-            for s, numbers in places.items()
+            torch.zeros(count, rows, s.heads, slots, s.width, dtype=s.dtype, device=s.device)
+            for s, count in Counter(self._shapes).items()
         ]
-        self._where = [(-1, -1)] * len(flat)
-        for stack, numbers in enumerate(places.values()):
-            for place, number in enumerate(numbers):
-                self._where[number] = (stack, place)
         self.steps: dict[Hashable, Any] = {}
         self.states: Tensor | None = None
         self.addresses = 0
@@ -83,7 +77,9 @@ class Arena:
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
-        views = [self.buffers[stack][place] for stack, place in self._where]
+        stacks = map(iter, self.buffers)
+        rest = dict(zip(dict.fromkeys(self._shapes), stacks, strict=True))
+        views = [next(rest[shape]) for shape in self._shapes]
         return list(zip(views[::2], views[1::2], strict=True))
 
     def reserve(self, slots: int) -> None:

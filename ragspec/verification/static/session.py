@@ -124,7 +124,7 @@ class StaticSession(TreeSession):
         """Drop a row; its place is free again. See `TargetSession.leave`."""
         place = self._place(row)
         super().leave(row, keep)
-        self._free = sorted([*self._free, place])
+        self._clear(place)
 
     def select_rows(self, rows: Sequence[int]) -> list[int]:
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
@@ -192,9 +192,7 @@ class StaticSession(TreeSession):
                 f"got a sequence and no free row of {self._arena.rows}; expected one. Open a "
                 "session of more rows."
             )
-        cache = self._arena.caches[self._free.pop(0)]
-        cache.truncate(0)
-        return cache
+        return self._arena.caches[self._free.pop(0)]
 
     def _adopt(self, cache: SequenceCache) -> SequenceCache:
         row = self._empty_cache(0)
@@ -203,6 +201,11 @@ class StaticSession(TreeSession):
 
     def _detach(self, cache: SequenceCache) -> SequenceCache:
         return cache.prefix(cache.length, 0)
+
+    def _clear(self, place: int) -> None:
+        """Let another sequence have a place."""
+        self._arena.caches[place].truncate(0)
+        self._free = sorted([*self._free, place])
 
     def _place(self, row: int) -> int:
         """Return the row's place in the arena."""
@@ -214,7 +217,8 @@ class StaticSession(TreeSession):
         """Start a step of the selected rows."""
         self.target.check_mode()
         self._cover()
-        n, lengths = queries_of(1 + max(len(tree) for _, tree in self._inputs)), self._lengths()
+        n = queries_of(1 + max(len(tree) for _, tree in self._inputs))
+        lengths = [cache.length for cache in self._arena.caches[: 1 + max(self._at)]]
         rows = rows_of(len(lengths), self._arena.rows)
         self._arena.reserve(max(lengths) + n)
         slots = slots_of(max(lengths) + n, self._arena.slots)
@@ -275,14 +279,6 @@ class StaticSession(TreeSession):
         inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
         return inputs
 
-    def _lengths(self) -> list[int]:
-        """Return the committed slots of all places up to that of the last selected row."""
-        lengths = [0] * (1 + max(self._at))
-        for row in self._rows:
-            if (place := self._place(row)) < len(lengths):
-                lengths[place] = self._rows[row].cache.length
-        return lengths
-
     def _cover(self) -> None:
         """Move rows to free places if the step would otherwise need twice as many."""
         most, line = self._arena.rows, self.active_rows
@@ -290,6 +286,6 @@ class StaticSession(TreeSession):
         while rows_of(1 + last, most) > rows_of(len(line), most) and self._free[0] < last:
             row = next(row for row in line if row.cache is self._arena.caches[last])
             row.cache = self._adopt(row.cache)
-            self._free = sorted([*self._free, last])
+            self._clear(last)
             last = max(map(self._place, self._line))
         self._at = [self._place(row) for row in self._line]

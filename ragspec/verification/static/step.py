@@ -286,11 +286,9 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
     def _again(self, packet: Tensor, logits: Tensor) -> Tensor:
         assert self._distributions is not None
         n = self.shape.queries
-        layout = lay_out(
-            self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
-        )
-        tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
-        before, chosen, bits = (packet[:, i * n :][:, :n] for i in range(3))
+        tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
+        layout = lay_out(above, self.packet[:, 3 * n], self._counters, self._columns)
+        before, chosen, bits = (packet[:, i * n : (i + 1) * n] for i in range(3))
         indices = self.packet[:, 3 * n + 1, None] + layout.level
         resolved, _ = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
         chosen = torch.where(chosen < 0, resolved, chosen)
