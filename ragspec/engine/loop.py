@@ -159,7 +159,7 @@ class Loop:
             parts = portions(jobs, chunk, self.session)
             ordered, logits = read(self.session, parts)
         except Exception as error:
-            self._discard()
+            self.session.discard_uncommitted()
             if out_of_memory(error) and len(self.sequences) > 1:
                 return self._make_room()
             jobs = [job for job, _ in parts] or jobs
@@ -278,7 +278,7 @@ class Loop:
 
     def _recover(self, error: Exception, step: InFlightStep) -> list[Emission]:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
-        self._discard()
+        self.session.discard_uncommitted()
         rows = [row for row in step.rows if row in self._live]
         if not rows:
             return []
@@ -310,7 +310,7 @@ class Loop:
 
     def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:
         """Read rows again whose cache a failed commit left in an unknown state."""
-        self._discard()
+        self.session.discard_uncommitted()
         for row in rows:
             row.failures += 1
             if row.failures > MOST_FAILURES:
@@ -319,13 +319,6 @@ class Loop:
             self.leave(row, keep=False)
             self._jobs.append(PrefillJob.restart(row))
         return []
-
-    def _discard(self) -> None:
-        """Drop what a failed forward left; rows that lost their cache are read again."""
-        lost = self.session.discard_uncommitted()
-        for row in [row for row in self._live if row.slot in lost]:
-            self._live.remove(row)
-            self._jobs.append(PrefillJob.restart(row))
 
     def _make_room(self) -> list[Emission]:
         """Put the sequence with most left to do back, and free its memory."""

@@ -14,6 +14,7 @@ from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.reading import piece_of, rereads, table_border
@@ -48,6 +49,7 @@ class TargetModel:
     packs: bool = True
     selects_logits: bool = True
     divisible: bool = True
+    border: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.config = model, model.config
@@ -171,7 +173,8 @@ class TargetSession:
     by their index among these; `join`, `fork`, `leave` and `select_rows` by their numbers.
 
     Subclasses define `new_row`, `copy_row`, `verify` and `commit`. By default rows share nothing
-    and hold only committed tokens, and forwards run in `settle`.
+    and hold only committed tokens, and forwards run in `settle`. Rows of a target with a `border`
+    have a `length`, that of their cache, and `clear` it.
 
     Args:
         rows: Empty rows to begin with, numbered from 0; `join` adds others.
@@ -185,7 +188,8 @@ class TargetSession:
     ahead = False
     chosen: list[list[int]] | None = None
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, target: TargetModel, rows: int) -> None:
+        self.target = target
         self._rows: dict[int, Any] = {row: self.new_row() for row in range(rows)}
         self._line = list(self._rows)
         self._waiting: tuple[Sequence[Sequence[int]], Sequence[DraftTree]] = (), ()
@@ -251,12 +255,8 @@ class TargetSession:
         self._line = list(rows)
         return list(rows)
 
-    def discard_uncommitted(self) -> list[int]:
-        """Discard uncommitted tokens, also of an interrupted forward; return the emptied rows.
-
-        A row is emptied completely if its cache cannot drop single tokens.
-        """
-        return []
+    def discard_uncommitted(self) -> None:
+        """Discard uncommitted tokens, also of an interrupted forward."""
 
     def shrink(self) -> None:
         """Free the memory of sequences that have left."""
@@ -264,11 +264,20 @@ class TargetSession:
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Trim a row's next draft to the part that this session can verify.
 
+        It ends at the rotary border of the row, and may be cut to its most likely path, of sampled
+        paths the first. Beyond the border the next forward may read the whole text again.
+
         Args:
             row: The index of the row among the selected ones.
             text: All committed tokens of the row, the root last.
         """
-        return tree
+        border, selected = self.target.border, self.active_rows[row]
+        if border is not None and len(text) <= border:
+            tree = limit_depth(tree, border - len(text))
+        elif border is not None and self.target.rereads and border >= selected.length:
+            selected.clear()
+            return DraftTree.empty(tree.kind)
+        return keep_paths(tree, 1) if self.target.chains else tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward over the pending tokens and the draft trees below them.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ragspec.needs import Capabilities
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
@@ -25,6 +24,7 @@ class PathTarget(CausalTarget):
     """A causal model that verifies chains, not trees."""
 
     capabilities = Capabilities(hidden_states=False, owner="a model that verifies chains alone")
+    chains = True
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -59,23 +59,22 @@ class _Row:
     """One sequence with the model's own cache.
 
     Attributes:
+        tokens: The committed tokens. Those that the cache lacks are in the next forward.
         cache, before: The cache, and its copy before the last forward.
         length: Tokens in the cache.
-        replay: Committed tokens that the cache lacks.
         head, draft: The tokens of the last forward.
     """
 
+    tokens: list[int] = field(default_factory=list)
     cache: Any = None
     length: int = 0
     before: Any = None
-    replay: list[int] = field(default_factory=list)
     head: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
 
-    @property
-    def committed(self) -> int:
-        """The number of committed tokens."""
-        return self.length + len(self.replay)
+    def clear(self) -> None:
+        """Drop the cache."""
+        self.cache, self.length = None, 0
 
 
 class PathSession(TargetSession):
@@ -83,36 +82,18 @@ class PathSession(TargetSession):
 
     _rows: dict[int, _Row]
 
-    def __init__(self, target: PathTarget, rows: int) -> None:
-        super().__init__(rows)
-        self.target = target
-
     def new_row(self) -> _Row:
         """Return an empty row."""
         return _Row()
 
     def copy_row(self, row: _Row) -> _Row:
         """Return an independent copy of a row, as of the last commit."""
-        return _Row(snapshot(row.cache), row.length, replay=list(row.replay))
+        return _Row(list(row.tokens), snapshot(row.cache), row.length)
 
-    def discard_uncommitted(self) -> list[int]:
-        """Empty the selected rows, whose states cannot be rolled back; see `TargetSession`."""
-        for row in self._line:
-            self._rows[row] = _Row()
-        return list(self._line)
-
-    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the most likely path of a draft, of sampled paths the first.
-
-        The path ends at the rotary border of the row; see `reading`.
-        """
-        border, held = self.target.border, self.active_rows[row]
-        if border is not None and len(text) <= border:
-            tree = limit_depth(tree, border - len(text))
-        elif border is not None and self.target.rereads and border >= held.committed:
-            self._rows[self._line[row]] = _Row(replay=list(text[:-1]))
-            return DraftTree.empty(tree.kind)
-        return keep_paths(tree, 1)
+    def discard_uncommitted(self) -> None:
+        """Drop the caches, whose states cannot be rolled back; see `TargetSession`."""
+        for row in self.active_rows:
+            row.clear()
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward per row; see `TargetSession.verify`."""
@@ -129,11 +110,12 @@ class PathSession(TargetSession):
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
         border = self.target.border
-        crosses = border is not None and 0 <= border - row.committed < len(pending)
-        if row.replay and row.length and (len(row.replay) > LAG or crosses):
-            self._forward(row, row.replay, 1)
-            row.replay = []
-        row.head, row.draft = [*row.replay, *pending], tree.tokens.tolist()
+        crosses = border is not None and 0 <= border - len(row.tokens) < len(pending)
+        replay = row.tokens[row.length :]
+        if replay and row.length and (len(replay) > LAG or crosses):
+            self._forward(row, replay, 1)
+            replay = []
+        row.head, row.draft = [*replay, *pending], tree.tokens.tolist()
         row.before = snapshot(row.cache) if row.draft else None
         return self._forward(row, [*row.head, *row.draft], len(row.draft) + 1)
 
@@ -185,15 +167,13 @@ def _cloned(value: object) -> object:
 def _commit(row: _Row, path: tuple[int, ...]) -> None:
     """Move the row's cache to the end of the accepted path, or note the tokens to replay."""
     beyond = len(row.draft) - len(path)
-    row.length -= beyond
+    start = row.length - len(row.head) - len(row.draft)
+    row.tokens[start:] = [*row.head, *row.draft[: len(path)]]
     if beyond and not _croppable(row.cache):
-        row.cache = row.before
-        row.length -= len(row.head) + len(path)
-        row.replay = [*row.head, *row.draft[: len(path)]]
-    else:
-        if beyond:
-            row.cache.crop(-beyond)
-        row.replay = []
+        row.cache, row.length = row.before, start
+    elif beyond:
+        row.cache.crop(-beyond)
+        row.length -= beyond
     row.before, row.draft = None, []
 
 

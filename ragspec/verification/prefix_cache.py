@@ -34,6 +34,15 @@ class Row:
         self.cached = len(self.tokens)
         self.tenant = tenant
 
+    @property
+    def length(self) -> int:
+        """The tokens with committed keys and values; the others are read in the next forward."""
+        return self.cache.length
+
+    def clear(self) -> None:
+        """Drop all keys and values."""
+        self.cache.truncate(0)
+
 
 Pin = tuple[str, list[int]]  # a tenant, and the first tokens of texts, one of which stays
 

@@ -14,7 +14,7 @@ from ragspec.errors import InputError
 from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import Bools, ancestors, depths, keep_paths, limit_depth
+from ragspec.trees.operations import Bools, ancestors, depths
 from ragspec.verification.base import TargetModel, TargetSession
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
@@ -47,13 +47,11 @@ class TreeSession(TargetSession):
     def __init__(
         self, target: TargetModel, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
     ) -> None:
-        self.target = target
         self.hidden: list[HiddenStates] = []
         self._capacity = capacity
-        super().__init__(rows)
+        super().__init__(target, rows)
         self._prefix_cache = prefix_cache if target.divisible else None
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
-        self._rereads: dict[int, list[int]] = {}
         self._configs: Configs = []
         self._packs: Packed | None = None  # of the weights, from the first forward that needs them
         self._taps: Taps | None = None
@@ -122,40 +120,20 @@ class TreeSession(TargetSession):
             row.cache.pending = 0
         return super().select_rows(rows)
 
-    def discard_uncommitted(self) -> list[int]:
+    def discard_uncommitted(self) -> None:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
-        self._rereads = {}
         for row in self.active_rows:
             row.cache.pending = 0
-        return []
 
     def shrink(self) -> None:
         """Free the memory of texts that have ended; see `TargetSession.shrink`."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
-    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the draft as the target takes it: up to the rotary border of the row, as a chain.
-
-        See `TargetSession.trim_draft`.
-        """
-        border = self.target.border
-        if self.target.chains:
-            tree = keep_paths(tree, 1)
-        if border is None:
-            return tree
-        if len(text) <= border:
-            return limit_depth(tree, border - len(text))
-        if self.target.rereads and border >= self.active_rows[row].cache.length:
-            self._rereads[row] = list(text)
-            return DraftTree.empty(tree.kind)
-        return tree
-
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward; see `TargetSession.verify`."""
-        if self._rereads:
-            pending = self._read_again(pending)
-        self._inputs = list(zip(pending, trees, strict=True))
+        rows = zip(self.active_rows, pending, trees, strict=True)
+        self._inputs = [([*row.tokens[row.length :], *head], tree) for row, head, tree in rows]
         queries = [range(len(head) - 1, len(head) + len(tree)) for head, tree in self._inputs]
         return self._forward(queries)
 
@@ -184,7 +162,8 @@ class TreeSession(TargetSession):
         slots = [self._slots(row, path) for row, path in enumerate(paths)]
         commit_slots([row.cache for row in rows], slots)
         for row, (head, tree), path in zip(rows, self._inputs, paths, strict=True):
-            row.tokens += [*head, *(int(tree.tokens[node]) for node in path)]
+            start = row.length - len(head) - len(path)
+            row.tokens[start:] = [*head, *(int(tree.tokens[node]) for node in path)]
 
     def _slots(self, row: int, path: Sequence[int]) -> list[int]:
         """Return the uncommitted slots of a selected row's pending tokens and of a path's nodes."""
@@ -201,16 +180,6 @@ class TreeSession(TargetSession):
     def _detach(self, cache: SequenceCache) -> SequenceCache:
         """Return a cache that outlives this session, of a row that has left."""
         return cache
-
-    def _read_again(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """Empty the rows beyond the border; return the tokens to read in each row."""
-        rows = self.active_rows
-        for row in self._rereads:
-            rows[row].cache.truncate(0)
-            rows[row].tokens = []
-        texts = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
-        self._rereads = {}
-        return texts
 
     def _forward(self, queries: Sequence[range], ends: bool = False) -> list[Tensor]:
         """Run a forward over the inputs, or one for each row if the model cannot pack them.

@@ -173,11 +173,11 @@ class MaskedTarget(LatentDraws, CausalTarget):
 class MaskedSession(TargetSession):
     """The texts of one generation, which every forward reads anew; drafts are chains."""
 
+    target: MaskedTarget
     _rows: dict[int, list[int]]
 
     def __init__(self, target: MaskedTarget, rows: int) -> None:
-        super().__init__(rows)
-        self.target = target
+        super().__init__(target, rows)
         self._read: list[tuple[list[int], DraftTree]] = []
 
     def new_row(self) -> list[int]:

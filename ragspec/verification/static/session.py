@@ -172,10 +172,10 @@ class StaticSession(TreeSession):
         """The device time of the last step; see `TargetSession`."""
         return self._watch.seconds if self.chosen is not None else 0.0
 
-    def discard_uncommitted(self) -> list[int]:
+    def discard_uncommitted(self) -> None:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
         self._distributions = self._launched = self.chosen = None
-        return super().discard_uncommitted()
+        super().discard_uncommitted()
 
     def _slots(self, row: int, path: Sequence[int]) -> list[int]:
         (_, tree), slots = self._inputs[row], super()._slots(row, path)

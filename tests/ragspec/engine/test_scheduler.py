@@ -223,7 +223,12 @@ def test_a_prefix_of_another_tenant_is_noticed(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = tiny.prompt(30, seed=3)
-    monkeypatch.setattr(prefix_cache, "_key", lambda tokens, tenant: ("", tuple(tokens[:16])))
+    longest = prefix_cache._longest
+
+    def of_any(tokens: list[int], tenant: str, rows: Any) -> tuple[Any, int]:
+        return max((longest(tokens, name, rows) for name in "ab"), key=lambda pair: pair[1])
+
+    monkeypatch.setattr(prefix_cache, "_longest", of_any)
     with serving(plain, max_batch_size=3) as pool:
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
