@@ -79,10 +79,7 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """The device of token ids, also if the model was moved after it was opened."""
-        if hasattr(self._embedding, "_hf_hook"):
-            return input_device(self._embedding)
-        device: torch.device = next(self._embedding.parameters()).device
-        return device
+        return input_device(self._embedding)
 
     @property
     def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:

@@ -10,6 +10,7 @@ from copy import copy
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.checks import check_runtime, check_static
@@ -27,7 +28,6 @@ from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import TREES, Trial, probe, probe_target
 from ragspec.verification.reading import asks_for_length
-from ragspec.verification.static.buffers import LayerShape
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import Masks
 
@@ -50,7 +50,7 @@ def open_target(
     check_scope(model)
     target, reason = CausalTarget(model), ""
     check_runtime(runtime, target.device, "auto", static)
-    if runtime != "torch" and _expect_mode(static, target.device) == "off":
+    if runtime != "torch" and static in ("auto", "off") and not is_cuda(target.device):
         reason = hindrance(target)
         if not reason:
             with as_loaded(target.device):
@@ -156,7 +156,9 @@ def open_static(
     Raises:
         InputError: The mode is unknown, or it is "graph" without CUDA.
     """
-    mode = _expect_mode(mode, target.device)
+    check_static(mode, target.device)
+    if mode == "auto":
+        mode = "graph" if is_cuda(target.device) else "off"
     if mode == "off" or target.fixed_steps is not None:
         return target
     target.refusal = _hindrance(target)
@@ -165,7 +167,7 @@ def open_static(
 
 def _tried(target: CausalTarget, mode: str, backend: str) -> CausalTarget:
     """Return the target with steps that passed a trial, or without them if none did."""
-    layers = _layer_shapes(target)
+    layers = _states(target)
     if layers is None:
         target.refusal = "its layers keep more than keys and values"
         return target
@@ -186,14 +188,6 @@ def _tried(target: CausalTarget, mode: str, backend: str) -> CausalTarget:
     return target
 
 
-def _expect_mode(mode: str, device: torch.device) -> str:
-    """Return the mode to use on a device."""
-    check_static(mode, device)
-    if mode == "auto":
-        return "graph" if is_cuda(device) else "off"
-    return mode
-
-
 def _hindrance(target: CausalTarget) -> str:
     """Return why a target cannot take steps of fixed shape, "" for no known reason."""
     if asks_for_length(target.model):
@@ -210,14 +204,11 @@ def _hindrance(target: CausalTarget) -> str:
     return ""
 
 
-def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] | None:
-    """Return the shapes of keys and values of each layer, measured by one forward."""
+def _states(target: CausalTarget) -> list[tuple[Tensor, Tensor]] | None:
+    """Return the keys and values of a token in each layer; None if one has other states."""
     with target.open(1, 1) as session:
         session.verify([[0]], [DraftTree.empty()])
         session.commit([()])
         layers = session.active_rows[0].cache.layers(1)
-    if sorted(layers) != list(range(len(layers))):
-        return None  # a layer without keys and values
-    return [
-        (LayerShape.of(keys), LayerShape.of(values)) for _, (keys, values) in sorted(layers.items())
-    ]
+    numbers = sorted(layers)
+    return [layers[i] for i in numbers] if numbers == list(range(len(layers))) else None

@@ -105,7 +105,15 @@ class PathSession(TargetSession):
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
         for row, path in zip(self.active_rows, paths, strict=True):
-            _commit(row, tuple(path))
+            beyond = len(row.draft) - len(path)
+            start = row.length - len(row.head) - len(row.draft)
+            row.tokens[start:] = [*row.head, *row.draft[: len(path)]]
+            if beyond and not _croppable(row.cache):
+                row.cache, row.length = row.before, start
+            elif beyond:
+                row.cache.crop(-beyond)
+                row.length -= beyond
+            row.before, row.draft = None, []
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
@@ -162,19 +170,6 @@ def _copied(thing: Cache) -> Cache:
 
 def _cloned(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _commit(row: _Row, path: tuple[int, ...]) -> None:
-    """Move the row's cache to the end of the accepted path, or note the tokens to replay."""
-    beyond = len(row.draft) - len(path)
-    start = row.length - len(row.head) - len(row.draft)
-    row.tokens[start:] = [*row.head, *row.draft[: len(path)]]
-    if beyond and not _croppable(row.cache):
-        row.cache, row.length = row.before, start
-    elif beyond:
-        row.cache.crop(-beyond)
-        row.length -= beyond
-    row.before, row.draft = None, []
 
 
 def _croppable(cache: Cache) -> bool:

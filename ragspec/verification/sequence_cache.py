@@ -96,11 +96,6 @@ class SequenceCache:
         return self.buffers.capacity
 
     @property
-    def device(self) -> torch.device:
-        """The device of the buffers."""
-        return next(iter(self.buffers.keys.values())).device
-
-    @property
     def bytes(self) -> int:
         """Bytes of the buffers."""
         return self.buffers.bytes
@@ -170,7 +165,7 @@ def commit_slots(rows: Sequence[SequenceCache], accepted: Sequence[Sequence[int]
             start = row.length
             moves.append((row, [start + slot for slot in slots[first:]], start + first))
     if moves:  # with one copy to the device
-        device = moves[0][0].device
+        device = next(iter(moves[0][0].buffers.keys.values())).device
         index = torch.tensor([slot for _, source, _ in moves for slot in source], device=device)
         parts = torch.split(index, [len(source) for _, source, _ in moves])
         for (row, _, start), source in zip(moves, parts, strict=True):

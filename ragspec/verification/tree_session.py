@@ -32,9 +32,7 @@ class TreeSession(TargetSession):
     """Verifies draft trees. Hidden states can be read, and prompts along with their best tokens.
 
     Args:
-        rows: Empty rows to begin with, numbered from 0; `join` adds others.
-        capacity: The first slots of each of them.
-        prefix_cache: Keys and values of earlier texts; None for none.
+        rows, capacity, prefix_cache: See `CausalTarget.open`.
 
     Attributes:
         hidden: Hidden states of the last forward, of each row. After `verify` they are those of the

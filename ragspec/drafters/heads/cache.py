@@ -24,7 +24,7 @@ from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.models.supported import layer_windows
 from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.static.buffers import Arena, LayerShape
+from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import Mask, Masks
@@ -280,9 +280,9 @@ def open_steps(model: HeadModel, mode: str) -> StepRunner | None:
             return cache.extend([5, 6], [-1, -1]), cache
 
     expected, cache = read()
-    layers = [(LayerShape.of(k), LayerShape.of(v)) for k, v in cache.layers]
     windows = layer_windows(head.layers.config)
-    runner = StepRunner(Weights(head, target), "eager", Masks(windows, len(windows) > 1), layers)
+    masks = Masks(windows, len(windows) > 1)
+    runner = StepRunner(Weights(head, target), "eager", masks, cache.layers)
     model.fixed_steps = runner
     try:
         result, _ = read()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import proxy
 
@@ -18,28 +17,13 @@ from torch import Tensor
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """Shape, dtype and device of the keys, or of the values, of one layer."""
-
-    heads: int
-    width: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, states: Tensor) -> LayerShape:
-        """Return the shape of keys or values [B, heads, n, width]."""
-        return cls(states.shape[1], states.shape[3], states.dtype, states.device)
-
-
 class Arena:
     """The keys and values of one session at a time, and the steps that run over them.
 
     The buffers are [m, rows, heads, slots, width], one for all keys and values of one shape.
 
     Args:
-        layers: The shapes of keys and values of each layer.
+        layers: Any keys and values [B, heads, n, width] of each layer, for their shapes.
 
     Attributes:
         caches: The cache of each row.
@@ -49,14 +33,13 @@ class Arena:
         addresses: A hash of the addresses of the weights that the steps read.
     """
 
-    def __init__(
-        self, layers: Sequence[tuple[LayerShape, LayerShape]], rows: int, slots: int
-    ) -> None:
-        self._shapes = [shape for pair in layers for shape in pair]
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows: int, slots: int) -> None:
+        states = [each for pair in layers for each in pair]
+        self._shapes = [(x.shape[1], x.shape[3], x.dtype, x.device) for x in states]
         self.rows, self.slots = rows, slots
         self.buffers = [
-            torch.zeros(count, rows, s.heads, slots, s.width, dtype=s.dtype, device=s.device)
-            for s, count in Counter(self._shapes).items()
+            torch.zeros(count, rows, heads, slots, width, dtype=dtype, device=device)
+            for (heads, width, dtype, device), count in Counter(self._shapes).items()
         ]
         self.steps: dict[Hashable, Any] = {}
         self.states: Tensor | None = None

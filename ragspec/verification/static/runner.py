@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.types import PreTrainedModel
 from ragspec.verification.sequence_cache import slot_bytes
-from ragspec.verification.static.buffers import Arena, LayerShape
+from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
 from ragspec.verification.static.step import FixedStep, Masks, Outputs
 from ragspec.verification.tree_attention import Configs, lease
@@ -37,7 +38,7 @@ class StepRunner:
 
     Args:
         mode: "eager", "graph" or "compile".
-        layers: The shapes of the keys and values of each layer.
+        layers: See `Arena`.
         backend: The backend of torch.compile.
     """
 
@@ -46,7 +47,7 @@ class StepRunner:
         model: PreTrainedModel,
         mode: str,
         masks: Masks,
-        layers: Sequence[tuple[LayerShape, LayerShape]],
+        layers: Sequence[tuple[Tensor, Tensor]],
         backend: str = "inductor",
     ) -> None:
         self.model, self.mode, self.masks = model, mode, masks

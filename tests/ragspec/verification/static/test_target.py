@@ -17,7 +17,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import StepLayer, step_cache
 from ragspec.verification.open import open_static
-from ragspec.verification.static.buffers import Arena, LayerShape, compact
+from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
@@ -300,9 +300,8 @@ def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> Non
     assert state_of(model) == before
 
 
-CPU = torch.device("cpu")
-WIDE = LayerShape(2, 8, torch.float64, CPU)
-NARROW = LayerShape(1, 4, torch.float32, CPU)
+WIDE = torch.empty(1, 2, 1, 8, dtype=torch.float64)
+NARROW = torch.empty(1, 1, 1, 4)
 LAYERS = [(WIDE, WIDE), (NARROW, WIDE), (WIDE, NARROW)]
 ROWS, SLOTS = 4, 10
 
