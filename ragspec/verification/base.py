@@ -15,7 +15,7 @@ from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
-from ragspec.types import PreTrainedModel
+from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.reading import piece_of, rereads, table_border
 from ragspec.verification.sequence_cache import SequenceCache
@@ -149,17 +149,33 @@ class TargetModel:
         """
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
-        arguments: dict[str, Any] = {"past_key_values": ModelCache(batch), "use_cache": True}
-        if self.takes_positions:
-            arguments["position_ids"] = batch.positions
-        if self.keeps_logits:
-            arguments["logits_to_keep"] = keep
-        with tree_view(batch), torch.no_grad():
-            logits: Tensor = self.model(input_ids=tokens, **arguments).logits
+        with tree_view(batch):
+            output = self.call(tokens, batch.positions, keep, past_key_values=ModelCache(batch))
         batch.advance()
+        return torch.as_tensor(output.logits)
+
+    def call(
+        self, tokens: Tensor, positions: Tensor, keep: int | Tensor, **options: object
+    ) -> ModelOutput:
+        """Run the model over tokens i64 [B, n] at their positions; return its output.
+
+        Positions are passed as in transformers' `generate`: some models would count differently.
+
+        Args:
+            keep: See `forward`.
+            options: Those of the model.
+        """
+        if self.takes_positions:
+            options["position_ids"] = positions
         if self.keeps_logits:
-            return logits
-        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+            options["logits_to_keep"] = keep
+        with torch.no_grad():
+            output = self.model(input_ids=tokens, **{"use_cache": True, **options})
+        if isinstance(keep, int):
+            output.logits = output.logits[:, -keep:]
+        elif not self.keeps_logits:
+            output.logits = output.logits[:, keep]
+        return output
 
 
 class TargetSession:

@@ -129,19 +129,12 @@ class PathSession(TargetSession):
 
     def _forward(self, row: _Row, tokens: list[int], keep: int) -> Tensor:
         """Feed tokens to the row's cache; return the last logits [keep, V]."""
-        target = self.target
+        target, end = self.target, row.length + len(tokens)
         target.check_mode()
-        options: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
-        ids = torch.tensor([tokens], device=target.device)
-        positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
-        if target.takes_positions:  # as in `generate`: some models would count differently
-            options["position_ids"] = positions[None]
-        with torch.no_grad():
-            out = target.model(input_ids=ids, past_key_values=row.cache, use_cache=True, **options)
-        row.cache = out.past_key_values
-        row.length += ids.shape[1]
-        logits: Tensor = out.logits[0, -keep:]
-        return logits
+        moved = torch.tensor([tokens, range(row.length, end)], device=target.device)
+        output = target.call(moved[:1], moved[1:], keep, past_key_values=row.cache)
+        row.cache, row.length = output.past_key_values, end
+        return torch.as_tensor(output.logits[0])
 
 
 def snapshot(cache: Cache | None) -> Cache | None:

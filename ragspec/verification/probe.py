@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,19 +166,10 @@ class Trial:
         return Case(self._tokens(length), stages)
 
     def _alone(self, sequences: list[list[int]], keep: int) -> Tensor:
-        """Return the last `keep` logits of equally long sequences, by the unmodified model.
-
-        Positions are passed as in transformers' `generate`: some models would count differently.
-        """
-        target = self.target
-        arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
-        ids = torch.tensor(sequences, device=target.device)
-        if target.takes_positions:
-            places = torch.arange(ids.shape[1], device=target.device)
-            arguments["position_ids"] = places.expand(ids.shape)
-        with torch.no_grad():
-            logits: Tensor = target.model(input_ids=ids, use_cache=False, **arguments).logits
-        return logits[:, -keep:]
+        """Return the last `keep` logits of equally long sequences, by the unmodified model."""
+        ids = torch.tensor(sequences, device=self.target.device)
+        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        return torch.as_tensor(self.target.call(ids, places, keep, use_cache=False).logits)
 
     def _expected(self, case: Case) -> Tensor:
         """Return the logits of all roots and nodes of a case, each path run as plain text.

@@ -52,7 +52,6 @@ def tree_mask(
     q_length: int,
     kv_length: int,
     mask_function: MaskFunction | None = None,
-    attention_mask: Tensor | None = None,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     **kwargs: object,
@@ -78,15 +77,9 @@ def tree_mask(
         every = (mask_function, local_size, dtype, bidirectional, kwargs)
         masks = [_row_mask(view, *every) for view in batch.views]
         return batch.note(masks) if len(masks) > 1 else masks[0]
+    kwargs |= {"mask_function": mask_function, "local_size": local_size, "dtype": dtype}
     full: Tensor = eager_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        dtype=dtype,
-        **kwargs,
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, **kwargs
     )
     return full
 
