@@ -14,7 +14,7 @@ from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import keep_paths, limit_depth
+from ragspec.trees.operations import keep_best, keep_paths, limit_depth
 from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.reading import piece_of, rereads, table_border
@@ -40,6 +40,7 @@ class TargetModel:
         divisible: Whether prompts may be read in chunks and their prefixes reused. Not for rotary
             tables that depend on the length of the whole prompt.
         border: See `table_border`.
+        max_slots: Slots that the model's own causal mask has; None for any number.
         rereads: Whether a text is read again beyond the border.
     """
 
@@ -50,6 +51,7 @@ class TargetModel:
     selects_logits: bool = True
     divisible: bool = True
     border: int | None = None
+    max_slots: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.config = model, model.config
@@ -187,7 +189,7 @@ class TargetSession:
 
     Subclasses define `new_row`, `copy_row`, `verify` and `commit`. By default rows share nothing
     and hold only committed tokens, and forwards run in `settle`. Rows of a target with a `border`
-    have a `length`, that of their cache, and `clear` it.
+    or `max_slots` have a `length`, that of their cache, and `clear` it.
 
     Args:
         rows: Empty rows to begin with, numbered from 0; `join` adds others.
@@ -277,8 +279,9 @@ class TargetSession:
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Trim a row's next draft to the part that this session can verify.
 
-        It ends at the rotary border of the row, and may be cut to its most likely path, of sampled
-        paths the first. Beyond the border the next forward may read the whole text again.
+        It ends at the rotary border of the row and with the model's slots, and may be cut to its
+        most likely path, of sampled paths the first. Beyond the border the next forward may read
+        the whole text again.
 
         Args:
             row: The index of the row among the selected ones.
@@ -290,6 +293,8 @@ class TargetSession:
         elif border is not None and self.target.rereads and border >= selected.length:
             selected.clear()
             return DraftTree.empty(tree.kind)
+        if self.target.max_slots is not None:
+            tree = keep_best(tree, max(self.target.max_slots - selected.length - 1, 0))
         return keep_paths(tree, 1) if self.target.chains else tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:

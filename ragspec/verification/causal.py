@@ -118,8 +118,9 @@ class CausalTarget(TargetModel):
 
     def time_forward(self, n: int, length: int) -> float:
         """Return the minimum seconds of a forward over n positions after `length` cached ones."""
-        if self.max_length is not None:
-            n = max(1, min(n, self.max_length - length))
+        if (most := self.max_slots or self.max_length) is not None:
+            length = min(length, most - 1)
+            n = min(n, most - length)
         tree = DraftTree.chain([0] * (n - 1), "timing")
         distribution, best = TokenDistribution(Sampling(), NoiseStream(0)), math.inf
         with self.open(1, length + n) as session:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import keep_best
 from ragspec.types import PreTrainedModel
-from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.tree_session import TreeSession
 from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.families.base import Family
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget
@@ -35,36 +29,12 @@ class ImageGPTTarget(MultimodalTarget):
         size = int(model.config.n_positions)
         super().__init__(model, [[model.config.vocab_size - 1]], raster=square(size))
         self.max_length = size + 1  # the last code is never an input
+        self.max_slots = size
 
     @staticmethod
     def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the transformer, and the codes."""
         return model.transformer, range(model.config.vocab_size - 1)
-
-    def time_forward(self, n: int, length: int) -> float:
-        """Return the minimum seconds of a forward, see `CausalTarget`; at most to the last code."""
-        most = int(self.model.config.n_positions)
-        length = min(length, most - 1)
-        return super().time_forward(min(n, most - length), length)
-
-    def open(
-        self,
-        rows: int = 0,
-        capacity: int = 0,
-        prefix_cache: PrefixCache | None = None,
-        most: int = 1,
-    ) -> TreeSession:
-        """Return a session whose drafts fit the model's own causal mask."""
-        return _Bounded(self, rows, capacity, prefix_cache)
-
-
-class _Bounded(TreeSession):
-    """A session in which committed tokens and draft together never exceed the positions."""
-
-    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the nodes for which there is room behind the root; see `keep_best`."""
-        room = self.target.model.config.n_positions - self.active_rows[row].cache.extent - 1
-        return keep_best(tree, max(room, 0))
 
 
 class ColourClusters:
