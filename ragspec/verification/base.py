@@ -152,9 +152,10 @@ class TargetModel:
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
         with tree_view(batch):
-            output = self.call(tokens, batch.positions, keep, past_key_values=ModelCache(batch))
+            cache = {"past_key_values": ModelCache(batch), "use_cache": True}
+            logits: Tensor = self.call(tokens, batch.positions, keep, **cache).logits
         batch.advance()
-        return torch.as_tensor(output.logits)
+        return logits
 
     def call(
         self, tokens: Tensor, positions: Tensor, keep: int | Tensor, **options: object
@@ -172,11 +173,10 @@ class TargetModel:
         if self.keeps_logits:
             options["logits_to_keep"] = keep
         with torch.no_grad():
-            output = self.model(input_ids=tokens, **{"use_cache": True, **options})
-        if isinstance(keep, int):
-            output.logits = output.logits[:, -keep:]
-        elif not self.keeps_logits:
-            output.logits = output.logits[:, keep]
+            output = self.model(input_ids=tokens, **options)
+        if not self.keeps_logits:
+            index = slice(-keep, None) if isinstance(keep, int) else keep
+            output.logits = output.logits[:, index]
         return output
 
 

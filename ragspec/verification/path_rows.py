@@ -132,9 +132,11 @@ class PathSession(TargetSession):
         target, end = self.target, row.length + len(tokens)
         target.check_mode()
         moved = torch.tensor([tokens, range(row.length, end)], device=target.device)
-        output = target.call(moved[:1], moved[1:], keep, past_key_values=row.cache)
+        cache = {"past_key_values": row.cache, "use_cache": True}
+        output = target.call(moved[:1], moved[1:], keep, **cache)
         row.cache, row.length = output.past_key_values, end
-        return torch.as_tensor(output.logits[0])
+        logits: Tensor = output.logits[0, -keep:]
+        return logits
 
 
 def snapshot(cache: Cache | None) -> Cache | None:

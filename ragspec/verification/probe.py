@@ -169,7 +169,8 @@ class Trial:
         """Return the last `keep` logits of equally long sequences, by the unmodified model."""
         ids = torch.tensor(sequences, device=self.target.device)
         places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-        return torch.as_tensor(self.target.call(ids, places, keep, use_cache=False).logits)
+        logits: Tensor = self.target.call(ids, places, keep, use_cache=False).logits
+        return logits[:, -keep:]
 
     def _expected(self, case: Case) -> Tensor:
         """Return the logits of all roots and nodes of a case, each path run as plain text.

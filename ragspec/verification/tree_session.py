@@ -288,27 +288,28 @@ def _layout(
     """
     numbers: list[int] = []  # tokens of all rows
     positions: list[int] = []
-    tables: list[Bools] = []  # empty for a chain that needs none
+    tables: list[Bools | None] = []
     counts = [len(head) + len(tree) for _, head, tree in rows]
     for (cache, head, tree), n in zip(rows, counts, strict=True):
         numbers += [*head, *tree.tokens.tolist()]
         chain = n == 1 or np.array_equal(tree.parents, np.arange(-1, len(tree) - 1))
         plain = chain and (n == 1 or not cache.length or (divisible and n > LONG))
-        table = np.zeros((0, 0), dtype=np.bool_) if plain else _related(len(head), tree)
-        places = range(1, n + 1) if plain else table.sum(-1).tolist()
+        table = None if plain else _related(len(head), tree)
+        places = range(1, n + 1) if table is None else table.sum(-1).tolist()
         positions += [cache.length - 1 + place for place in places]
         tables.append(table)
     moved = torch.tensor([numbers, positions], device=device)
-    flat = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
-    visible = torch.split(flat.to(device), [table.size for table in tables])
+    flat = [table.ravel() for table in tables if table is not None]
+    visible: Iterator[Tensor] = iter(())
+    if flat:
+        related = torch.from_numpy(np.concatenate(flat)).to(device)
+        visible = iter(torch.split(related, list(map(len, flat))))
     # The positions of a chain are its slots.
-    views = [
-        TreeView(cache.length, at, at, part.view(1, n, n) if len(part) else None)
-        for (cache, _, _), n, at, part in zip(
-            rows, counts, torch.split(moved[1:], counts, 1), visible, strict=True
-        )
+    parts = zip(rows, counts, torch.split(moved[1:], counts, 1), tables, strict=True)
+    return moved[:1], [
+        TreeView(cache.length, at, at, None if table is None else next(visible).view(1, n, n))
+        for (cache, _, _), n, at, table in parts
     ]
-    return moved[:1], views
 
 
 def _related(start: int, tree: DraftTree) -> Bools:
