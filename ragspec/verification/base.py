@@ -81,7 +81,10 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """The device of token ids, also if the model was moved after it was opened."""
-        return input_device(self._embedding)
+        if hasattr(self._embedding, "_hf_hook"):
+            return input_device(self._embedding)
+        device: torch.device = next(self._embedding.parameters()).device
+        return device
 
     @property
     def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:
@@ -234,7 +237,7 @@ class TargetSession:
         """Return an empty row."""
         raise NotImplementedError
 
-    def copy_row(self, row: Any) -> object:
+    def copy_row(self, row: int) -> object:
         """Return a copy of a row, as of the last commit."""
         raise NotImplementedError
 
@@ -251,7 +254,7 @@ class TargetSession:
 
     def fork(self, row: int) -> int:
         """Copy the committed tokens of a row to a new row; return the number of the new row."""
-        return self._add(self.copy_row(self._rows[row]))
+        return self._add(self.copy_row(row))
 
     def leave(self, row: int, keep: bool = True) -> None:
         """Drop a row.

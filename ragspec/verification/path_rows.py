@@ -86,9 +86,10 @@ class PathSession(TargetSession):
         """Return an empty row."""
         return _Row()
 
-    def copy_row(self, row: _Row) -> _Row:
+    def copy_row(self, row: int) -> _Row:
         """Return an independent copy of a row, as of the last commit."""
-        return _Row(list(row.tokens), snapshot(row.cache), row.length)
+        held = self._rows[row]
+        return _Row(list(held.tokens), snapshot(held.cache), held.length)
 
     def discard_uncommitted(self) -> None:
         """Drop the caches, whose states cannot be rolled back; see `TargetSession`."""

@@ -85,11 +85,11 @@ class TreeSession(TargetSession):
         """Return an empty row."""
         return Row(self._empty_cache(self._capacity))
 
-    def copy_row(self, row: Row) -> Row:
+    def copy_row(self, row: int) -> Row:
         """Return a copy of a row, as of the last commit."""
-        room = min(self._capacity, MOST_ROOM)
-        copied = row.cache.prefix(row.cache.length, room)
-        return Row(self._adopt(copied), row.tokens, row.tenant)
+        held, room = self._rows[row], min(self._capacity, MOST_ROOM)
+        copied = held.cache.prefix(held.length, room)
+        return Row(self._adopt(copied), held.tokens, held.tenant)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
         """Add a row for a sequence; see `TargetSession.join`."""

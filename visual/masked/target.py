@@ -184,9 +184,9 @@ class MaskedSession(TargetSession):
         """Return an empty text."""
         return []
 
-    def copy_row(self, row: list[int]) -> list[int]:
+    def copy_row(self, row: int) -> list[int]:
         """Return a copy of a text."""
-        return list(row)
+        return list(self._rows[row])
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Read one masked prefix per node in one forward; return states [N + 1, C * H] of rows."""
