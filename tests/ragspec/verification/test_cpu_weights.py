@@ -267,7 +267,3 @@ def test_an_engine_uses_packs_and_writes_the_same_text(
     monkeypatch.setattr(packing, "available", lambda: False)
     assert write() == with_packs
     assert not calls
-
-
-def test_free_memory_is_reported() -> None:
-    assert packing.free_memory() > 1 << 20
