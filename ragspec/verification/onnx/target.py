@@ -142,7 +142,7 @@ class GraphRunner:
         if related is None and n > 1:
             related = torch.ones(1, n, n, dtype=torch.bool).tril()
         for name, bias in self._biases(view, n, end, related).items():
-            places[name] = torch.full((1, 1, self._folds * n, slots), HIDDEN)
+            places[name] = bias.new_full((1, 1, self._folds * n, slots), HIDDEN)
             places[name].view(self._folds, n, slots)[..., :end] = bias[0]
         return places | folding(n, self._shape[1], self._folds)
 

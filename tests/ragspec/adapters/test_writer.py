@@ -67,7 +67,7 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
     assert [span[2] for span in job.prompt.spans] == [0]
     start, end = job.prompt.spans[0][:2]
     assert writer.engine.tokenizer.decode(job.prompt.token_ids[start:end]) == "Rhine and Po."
-    assert [text.document for text in job.options["texts"]] == [1]
+    assert [text.document for text in job.options["texts"] or ()] == [1]
 
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
@@ -80,7 +80,7 @@ def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
         [*REQUESTS, record], request()
     )
     assert hidden.prompt.text == "Name three rivers."
-    assert [text.document for text in hidden.options["texts"]] == [-1]
+    assert [text.document for text in hidden.options["texts"] or ()] == [-1]
 
 
 def test_a_special_token_in_a_message_stays_plain_text() -> None:
