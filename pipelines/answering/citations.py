@@ -23,7 +23,6 @@ LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or
 WORD = re.compile(r"\w+")
 # A place within a word; an apostrophe between letters is part of it.
 WITHIN_WORD = re.compile(r"(?<=\w)(?=['’]?\w)|(?<=\w['’])(?=\w)")
-NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
 ENDING = " \n\t.!?。！？।\"'”’)"  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
@@ -74,10 +73,6 @@ class Quote:
     start: int
     end: int
 
-    def overlaps(self, characters: Iterable[tuple[int, int]]) -> bool:
-        """Return whether it has one of these characters, each with its passage."""
-        return any(hit == self.hit and self.start <= at < self.end for hit, at in characters)
-
 
 def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps."""
@@ -88,7 +83,8 @@ def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
         hit = prompt.hits[quote.hit]
         characters = hit.passage.start + quote.start, hit.passage.start + quote.end
         answered, number = (quote.answer_start, quote.answer_end), prompt.first + quote.hit
-        how = "draft" if quote.overlaps(copied) else "match"
+        drafted = any(n == quote.hit and quote.start <= at < quote.end for n, at in copied)
+        how = "draft" if drafted else "match"
         citations.append(Citation.of(hit.document, characters, answered, number, how))
     return citations
 
@@ -107,14 +103,34 @@ def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, i
 def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
     """Yield the longest runs of whole sentences that answer and passages share."""
     plain, places = collapsed(answer)
-    others = [collapsed(text) for text in texts]
-    for quote in matched_quotes(plain, [text for text, _ in others]):
-        text, there = texts[quote.hit], others[quote.hit][1]
-        start, end = whole_sentences(text, there[quote.start], there[quote.end - 1] + 1)
-        if start < end:
-            shift = quote.answer_start - quote.start
-            first, last = (bisect_left(there, at) + shift for at in (start, end - 1))
-            yield Quote(places[first], places[last] + 1, quote.hit, start, end)
+    for hit, text in enumerate(texts):
+        other, there = collapsed(text)
+        sentences = [[bisect_left(there, at) for at in each] for each in whole_sentences(text)]
+        covered: dict[int, int] = {}  # where the last run ends, by its shift to the answer
+        for number, (start, least, _) in enumerate(sentences):
+            sentence = other[start:least]
+            matches = re.finditer(f"(?={re.escape(sentence)})", plain) if sentence in plain else ()
+            for at in (match.start() for match in matches):
+                shift = at - start
+                if start < covered.get(shift, 0) or cuts_word(plain, at):
+                    continue
+                covered[shift] = end = end_of_run(plain, at, other, start)
+                ends = [min(last, end) for _, least, last in sentences[number:] if least <= end]
+                if ends:
+                    ours, theirs = places[ends[-1] + shift - 1] + 1, there[ends[-1] - 1] + 1
+                    yield Quote(places[at], ours, hit, there[start], theirs)
+
+
+def end_of_run(plain: str, at: int, other: str, start: int) -> int:
+    """Return the end in `other` of what it shares with `plain` from there on, in whole words."""
+    end, shift = start, at - start
+    while end + shift < len(plain) and end < len(other) and plain[end + shift] == other[end]:
+        end += 1
+    while end > start and (
+        cuts_word(plain, end + shift) or cuts_word(other, end) or other[end - 1] == " "
+    ):
+        end -= 1
+    return end
 
 
 def collapsed(text: str) -> tuple[str, list[int]]:
@@ -127,62 +143,17 @@ def collapsed(text: str) -> tuple[str, list[int]]:
     return "".join(" " if text[at].isspace() else text[at] for at in places), places
 
 
-def whole_sentences(text: str, start: int, end: int) -> Span:
-    """Return what text[start:end] has from its first whole sentence to its last.
+def whole_sentences(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield start, least end and end of the sentences of at least four words.
 
-    A sentence may lack its mark and its label. The span is empty if there is none.
+    A sentence may lack its mark and its label; those with a label come once more without it.
     """
-    spans = list[Span]()
     for first, last in sentence_spans(text, 0, len(text)):
         label = LABEL.match(text, first, last)
         least = first + len(text[first:last].rstrip(ENDING))
-        begin = label.end() if label and label.end() < least and first < start else first
-        if start <= begin and least <= end and len(WORD.findall(text, begin, least)) >= LEAST_WORDS:
-            spans.append((begin, min(last, end)))
-    return (spans[0][0], spans[-1][1]) if spans else (start, start)
-
-
-def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
-    """Yield the longest pieces of at least four words that answer and passages share."""
-    places: dict[str, list[tuple[int, int]]] = {}
-    for hit, text in enumerate(texts):
-        for start, end in windows(text):
-            places.setdefault(text[start:end], []).append((hit, start))
-    covered: dict[tuple[int, int], int] = {}
-    for start, end in windows(answer):
-        for hit, place in places.get(answer[start:end], ()):
-            # The window lies in a quotation of the same alignment that was found before.
-            if start < covered.get((hit, place - start), 0):
-                continue
-            window = Quote(start, end, hit, place, place + end - start)
-            quote = grown(answer, texts[hit], window)
-            covered[hit, place - start] = quote.answer_end
-            if len(WORD.findall(answer, quote.answer_start, quote.answer_end)) >= LEAST_WORDS:
-                yield quote
-
-
-def windows(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the characters (start, end) of every four consecutive words."""
-    words = [match.span() for match in WORD.finditer(text)]
-    for first in range(len(words) - LEAST_WORDS + 1):
-        yield words[first][0], words[first + LEAST_WORDS - 1][1]
-
-
-def grown(answer: str, text: str, quote: Quote) -> Quote:
-    """Extend a quotation while both texts agree, then cut it back to whole words."""
-    a, b = quote.answer_start, quote.answer_end
-    shift = quote.start - a
-    while a > 0 and a + shift > 0 and answer[a - 1] == text[a + shift - 1]:
-        a -= 1
-    while b < len(answer) and b + shift < len(text) and answer[b] == text[b + shift]:
-        b += 1
-    while a < b and (
-        cuts_word(answer, a) or cuts_word(text, a + shift) or answer[a] in NO_BEGINNING
-    ):
-        a += 1
-    while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
-        b -= 1
-    return Quote(a, b, quote.hit, a + shift, b + shift)
+        for start in (first, label.end()) if label else (first,):
+            if len(WORD.findall(text, start, least)) >= LEAST_WORDS:
+                yield start, least, last
 
 
 def cuts_word(text: str, place: int) -> bool:

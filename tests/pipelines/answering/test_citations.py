@@ -114,6 +114,7 @@ LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.
         (LIST, "So: Wait for the second pump.", ["Wait for the second pump."]),
         (LIST, "So for the second pump.", []),
         (LIST, "Yes, it may.", []),  # too few words
+        (".NET runs on pumps.", "So .NET runs on pumps.", [".NET runs on pumps."]),
     ],
 )
 def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer import BadParameter
@@ -48,21 +49,21 @@ def test_a_run_prints_a_table_and_writes_its_file(
 
 
 @pytest.mark.parametrize(
-    ("kind", "variants", "labels"),
+    ("family", "variants", "labels"),
     [
-        ("codes", "exact,lantern@0.2", ["exact", "exact", "approximate"]),
-        ("latents", "near@0.02,fewer@2", ["exact", "approximate", "exact"]),
-        ("masked", "aligned,fewer@4", ["exact", "exact-for", "exact"]),
+        (tiny_images, "exact,lantern@0.2", ["exact", "exact", "approximate"]),
+        (tiny_latents, "near@0.02,fewer@2", ["exact", "approximate", "exact"]),
+        (tiny_masked, "aligned,fewer@4", ["exact", "exact-for", "exact"]),
     ],
 )
 def test_images_are_sampled_in_every_variant_on_the_same_seeds(
-    tmp_path: Path, kind: str, variants: str, labels: list[str]
+    tmp_path: Path, family: ModuleType, variants: str, labels: list[str]
 ) -> None:
     written = tmp_path / "rows.json"
-    steps = [] if kind == "codes" else ["--steps", "4"]
+    steps = [] if family is tiny_images else ["--steps", "4"]
     code = main(
         [
-            *("image", "--model", str(image_folder(kind, tmp_path)), "--images", "3", *steps),
+            *("image", "--model", str(family.save(tmp_path / "model")), "--images", "3", *steps),
             *("--variants", variants, "--json", str(written)),
         ]
     )
@@ -71,17 +72,9 @@ def test_images_are_sampled_in_every_variant_on_the_same_seeds(
     assert [row["variant"] for row in rows] == ["plain", *variants.split(",")]
     assert [row["label"].split("(")[0] for row in rows] == labels
     assert rows[0]["equal_to_plain"] == rows[0]["ratio"] == 1.0
-    if kind == "codes":
+    if family is tiny_images:
         assert rows[1]["equal_to_plain"] == 1.0 and rows[1]["forwards"] <= rows[0]["forwards"]
         assert rows[2]["tv_excess"] >= 0.0
-
-
-def image_folder(kind: str, tmp_path: Path) -> Path:
-    if kind == "codes":
-        return tiny_images.save(tmp_path / kind)
-    if kind == "latents":
-        return tiny_latents.save(tmp_path / kind)
-    return tiny_masked.save(tmp_path / kind)
 
 
 def test_variants_that_need_more_are_refused(folder: Path) -> None:
