@@ -21,10 +21,9 @@ from harness.replay import Replay, ReplayText
 from harness.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
 from text import quote_tasks
 
-from ragspec.drafters.method import Sources
+from ragspec.drafters.method import Sources, build
 from ragspec.models.load import load_model
 from ragspec.pipelines.answering.prompt import render
-from ragspec.pipelines.methods import build_method
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import split_document
 
@@ -72,7 +71,7 @@ def measure(
     rows = []
     for category, group in texts.items():
         for method in methods:
-            replay = Replay(build_method(method, Sources()), budget, vocab_size)
+            replay = Replay(build(method, Sources()), budget, vocab_size)
             for text in group:
                 replay.play(text)
             counts = replay.counts

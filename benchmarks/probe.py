@@ -29,12 +29,11 @@ import torch
 from text import docqa, spread
 
 from ragspec.drafters.base import SourceText
-from ragspec.drafters.method import Sources, listed
+from ragspec.drafters.method import Sources, build, listed
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.models.load import load_model
-from ragspec.pipelines.methods import build_method
 from ragspec.registry import unknown
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.context import ContextDrafter
@@ -100,7 +99,7 @@ class Method:
 
 
 def _named(name: str) -> Method:
-    return Method(lambda sources: build_method(name, sources))
+    return Method(lambda sources: build(name, sources))
 
 
 def _without(sources: Sources, *names: str) -> Sources:
@@ -116,14 +115,14 @@ METHODS: dict[str, Method] = {
     "lookup-4": Method(lambda sources: LookupDrafter(3, tokens=4)),
     "context-history": Method(lambda sources: ContextDrafter(), ("history",)),
     "context-all": Method(lambda sources: ContextDrafter(), ("history", "corpus")),
-    "rest": Method(lambda sources: build_method("rest", _without(sources, "history"))),
+    "rest": Method(lambda sources: build("rest", _without(sources, "history"))),
     "match-corpus": Method(
         lambda sources: Select([MatchDrafter(), *_without(sources, "history").past()])
     ),
     "suffix-context": Method(lambda sources: SuffixDrafter()),
-    "suffix-history": Method(lambda sources: build_method("suffix", _without(sources, "corpus"))),
+    "suffix-history": Method(lambda sources: build("suffix", _without(sources, "corpus"))),
     "model": Method(lambda sources: ModelDrafter(sources.draft_model)),
-    "hierarchy-two": Method(lambda sources: build_method("hierarchy", _without(sources, "corpus"))),
+    "hierarchy-two": Method(lambda sources: build("hierarchy", _without(sources, "corpus"))),
 }
 
 

@@ -12,62 +12,40 @@ from typing import Any
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Sources, build, listed
-from ragspec.errors import InputError, UnknownNameError
-from ragspec.pipelines.console.checks import OPTION_OF_NEED, check_drafters, check_stored
-from ragspec.registry import unknown
+from ragspec.errors import InputError
+from ragspec.pipelines.console import checks
 from ragspec.types import PreTrainedModel, Tokenizer
-
-
-def build_method(name: str, sources: Sources) -> list[Drafter] | None:
-    """Return new drafters for a name, None for "plain"; raise InputError for a missing source."""
-    if name == "plain":
-        return None
-    methods = listed()
-    if name not in methods:
-        raise UnknownNameError(unknown("method", name, ["plain", *methods]))
-    missing = methods[name].needs - sources.available()
-    if missing:
-        flags = " and ".join(OPTION_OF_NEED[what] for what in sorted(missing))
-        raise InputError(
-            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {flags}."
-        )
-    return build(name, sources)
-
-
-def drafts_with_model(drafter: str | Sequence[str] | None) -> bool:
-    """Return whether one of the methods uses the draft model, so that the engine must not."""
-    names = [drafter] if isinstance(drafter, str) else list(drafter or ())
-    methods = listed()
-    return any("draft model" in methods[name].uses for name in names if name in methods)
 
 
 def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = None) -> Any:
     """Return the `drafter` argument of an engine: drafters over the sources that they use.
 
-    The engine itself adds a draft model, unless `drafts_with_model` holds.
+    A draft model that no method uses drafts beside them.
 
     Args:
         drafter: A method, the folder of a draft head, several, or None for plain decoding.
         model: The target, for draft heads.
 
     Raises:
-        InputError: No method uses the store; also the errors of `build_method` and `HeadDrafter`.
+        InputError: No method uses the store, or one lacks a source; also those of `HeadDrafter`.
         UnknownNameError, ModelNotFoundError: There is no such method or folder.
     """
     from ragspec.drafters.heads.drafter import HeadDrafter
 
     names = [drafter] if isinstance(drafter, str) else list(drafter or ())
     methods = listed()
-    check_drafters(names)
+    checks.check_drafters(names)
     if sources.corpus or sources.history:
-        check_stored(names, {name for name, method in methods.items() if "store" in method.uses})
-    if drafter is None:
-        return None
+        stored = {name for name, method in methods.items() if "store" in method.uses}
+        checks.check_stored(names, stored)
+    for need in checks.OPTION_OF_NEED:
+        checks.check_need(need, names, need in sources.available())
     built: list[Drafter] = []
     for name in names:
-        instances = build_method(name, sources) if name in methods else [HeadDrafter(name, model)]
-        built += instances or []
-    return built[0] if len(built) == 1 else built
+        built += build(name, sources) if name in methods else [HeadDrafter(name, model)]
+    if not any("draft model" in methods[name].uses for name in names if name in methods):
+        built += sources.models()
+    return built[0] if len(built) == 1 else built or None
 
 
 def open_sources(

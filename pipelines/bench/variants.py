@@ -110,8 +110,11 @@ def needs_model(name: str) -> bool:
 
 def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
     """Return an engine over the same target with the drafters of a name."""
-    if "store" not in _sources_of(name, "uses"):
+    uses = _sources_of(name, "uses")
+    if "store" not in uses:
         sources = replace(sources, corpus=None, history=None)
+    if "draft model" not in uses:
+        sources = replace(sources, draft_model=None)
     drafter = None if name == "plain" else compose(_parts(name), sources, engine.target)
     # A copy: acceptance learned by one variant must not help or hurt another.
     budget = copy.deepcopy(engine.budget)

@@ -121,7 +121,7 @@ class EngineOptions(PlaceOptions):
         from ragspec.drafters.build import check_draft_model
         from ragspec.engine import engine
         from ragspec.models.load import load_model
-        from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
+        from ragspec.pipelines.methods import compose, open_sources
         from ragspec.verification.open import load_target
 
         silence_transformers()
@@ -143,20 +143,12 @@ class EngineOptions(PlaceOptions):
             model=target.model if stored else None,
             scope=stores.tenant,
         )
-        names = parse_drafter(self.drafter)
-        draft_model = None
         if self.draft_model is not None:
-            draft_model = load_model(self.draft_model, self.device, self.dtype)
-        if draft_model is not None and drafts_with_model(names):
-            check_draft_model(draft_model, tokenizer, target.vocab_size)
-            sources, draft_model = replace(sources, draft_model=draft_model[0]), None
-        return engine.Engine(
-            target,
-            tokenizer,
-            compose(names, sources, target),
-            draft_model,
-            number_or_name(self.budget),
-        )
+            draft = load_model(self.draft_model, self.device, self.dtype)
+            check_draft_model(draft, tokenizer, target.vocab_size)
+            sources = replace(sources, draft_model=draft[0])
+        drafter = compose(parse_drafter(self.drafter), sources, target)
+        return engine.Engine(target, tokenizer, drafter, budget=number_or_name(self.budget))
 
 
 @dataclass(frozen=True, slots=True)

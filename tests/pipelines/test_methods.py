@@ -9,11 +9,11 @@ import pytest
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.heads.files import save_head
-from ragspec.drafters.method import Sources, listed
+from ragspec.drafters.method import Sources, build, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
 from ragspec.pipelines.console.checks import NEEDS, STORED
-from ragspec.pipelines.methods import build_method, compose, drafts_with_model, open_sources
+from ragspec.pipelines.methods import compose, open_sources
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -25,7 +25,7 @@ ALONE = [name for name in METHODS if not METHODS[name].needs]
 
 @pytest.fixture(scope="module")
 def plain() -> list[int]:
-    engine = Engine(tiny.model("llama"), drafter=build_method("plain", Sources()))
+    engine = Engine(tiny.model("llama"), drafter=None)
     tokens: list[int] = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens
     return tokens
 
@@ -54,7 +54,7 @@ def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
 def test_every_method_drafts_and_the_text_stays(
     name: str, sources: Sources, plain: list[int]
 ) -> None:
-    engine = Engine(tiny.model("llama"), drafter=build_method(name, sources), budget=6)
+    engine = Engine(tiny.model("llama"), drafter=build(name, sources), budget=6)
     result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
     assert result.tokens == plain
     assert result.report.faults == {}
@@ -63,22 +63,22 @@ def test_every_method_drafts_and_the_text_stays(
 
 @pytest.mark.parametrize("name", ALONE)
 def test_methods_that_need_nothing_work_without_stores(name: str, plain: list[int]) -> None:
-    engine = Engine(tiny.model("llama"), drafter=build_method(name, Sources()), budget=6)
+    engine = Engine(tiny.model("llama"), drafter=build(name, Sources()), budget=6)
     assert engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens == plain
 
 
 def test_what_is_missing_or_unknown_is_named(sources: Sources) -> None:
     assert set(METHODS) - set(ALONE) == {"model", "fused", "rapid", "rest"}
     with pytest.raises(InputError, match="store"):
-        build_method("rest", Sources(draft_model=sources.draft_model))
+        build("rest", Sources(draft_model=sources.draft_model))
     with pytest.raises(InputError, match="draft model"):
-        build_method("fused", Sources(sources.corpus))
+        build("fused", Sources(sources.corpus))
     with pytest.raises(UnknownNameError, match="'rasd'"):
-        build_method("rads", sources)
+        build("rads", sources)
 
 
 def test_each_build_is_a_fresh_drafter(sources: Sources) -> None:
-    first, second = (build_method("suffix", sources) or [] for _ in range(2))
+    first, second = (build("suffix", sources) for _ in range(2))
     assert first[0] is not second[0]
 
 
@@ -99,7 +99,7 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
         store.append([5, 6, 7, 60, 61, 62], scope="tenant")
         record = {}
         for scope, name in product(("tenant", "other", "global"), ("rest", "hierarchy", "auto")):
-            built = build_method(name, Sources(store, store, scope=scope))
+            built = build(name, Sources(store, store, scope=scope))
             drafter = build_drafter(built, None, None, CausalTarget(tiny.model("llama")))
             assert drafter is not None
             session = drafter.open(DraftRequest((1, 2, 6, 7), tiny.VOCAB))
@@ -116,9 +116,10 @@ def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
     assert compose(None, Sources()) is None
     assert compose("context", Sources()).name == "context"
     names = [each.name for each in compose(["lookup", "rest"], sources)]
-    assert names == ["lookup", "history", "corpus"]
-    assert drafts_with_model("rasd") and drafts_with_model(["lookup", "model"])
-    assert not drafts_with_model("auto") and not drafts_with_model(None)
+    assert names == ["lookup", "history", "corpus", "model"]
+    model = Sources(draft_model=sources.draft_model)
+    assert compose(None, model).name == "model" and compose("rasd", model).name == "rasd"
+    assert [each.name for each in compose(["auto", "lookup"], model)][-1] == "model"
 
 
 def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:

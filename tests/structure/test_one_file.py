@@ -9,7 +9,7 @@ import pytest
 
 from ragspec import registry
 from ragspec.bridge import Speculation
-from ragspec.drafters.method import Sources, describe
+from ragspec.drafters.method import Sources, build, describe
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
@@ -20,7 +20,7 @@ from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
-from ragspec.pipelines.methods import build_method, compose, method_rows
+from ragspec.pipelines.methods import compose, method_rows
 from ragspec.pipelines.page.run_view import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
 from ragspec.visual.checks import relaxed
@@ -77,7 +77,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert result.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == "toy"
-    assert [each.name for each in build_method("toy", Sources()) or ()] == ["toy"]
+    assert [each.name for each in build("toy", Sources())] == ["toy"]
     assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").variants == "toy"
     assert "the last token, again and again" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
