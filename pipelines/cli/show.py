@@ -297,23 +297,16 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     """
     import torch
 
-    from ragspec.engine.prompts import end_tokens
-    from ragspec.sampling.distribution import TokenDistribution
-    from ragspec.sampling.noise import NoiseStream
-    from ragspec.sampling.processors import build_processors, default_processors
+    from ragspec.engine.sequence import open_distribution
 
     context = [*plain.prompt_tokens, *plain.tokens[:index]]
     ids = torch.tensor([context], device=engine.model.device)
     with torch.inference_mode():
         logits = engine.model(input_ids=ids, use_cache=False).logits[:, -1].double()
-    noise = NoiseStream(sampling.seed if isinstance(sampling.seed, int) else 0, plain.sample)
-    config, start = engine.target.generation_config, len(plain.prompt_tokens)
-    ends = end_tokens(config, engine.tokenizer)
-    limit = start + len(plain.tokens)
-    current = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
-    settings = sampling.with_defaults(config)
-    processors = build_processors(settings, start, ends, current)
-    distribution = TokenDistribution(settings, noise, start, processors)
+    limit = max(1, len(plain.tokens))
+    (request,), _ = engine.prepare(plain.prompt_tokens, sampling, {"max_new_tokens": limit})
+    request = replace(request, sample=plain.sample)
+    distribution = open_distribution(request, engine.target, request.seed or 0)
     scores = distribution.process(logits, context, [()])
     values = distribution.best(scores, [index], 2)[1][0]
     return float(values[0] - values[1])

@@ -114,17 +114,8 @@ class Sequence:
             InputError: The request and the drafter each bring a transform.
         """
         request, target = self.request, self.parts.target
-        prompt, ends = list(request.prompt), sorted(request.stop.ends)
         self.started = time.perf_counter()
-        ids = torch.tensor([prompt], device=target.device)
-        limit = len(prompt) + request.stop.max_new_tokens
-        current = default_processors(request.defaults, ids, limit, ends, target.vocab_size)
-        self.distribution = TokenDistribution(
-            request.sampling,
-            NoiseStream(self.seed, request.sample),
-            len(prompt),
-            build_processors(request.sampling, len(prompt), ends, current, request.processors),
-        )
+        self.distribution = open_distribution(request, target, self.seed)
         self.rule = self.parts.rule.open()
         self.open_view = target.open_view
         self._open_transform()
@@ -244,3 +235,14 @@ class Sequence:
             steps=self.steps,
             sample=request.sample,
         )
+
+
+def open_distribution(request: Request, target: CausalTarget, seed: int) -> TokenDistribution:
+    """Return the distribution of a request's tokens over the target's logits."""
+    prompt, ends = list(request.prompt), sorted(request.stop.ends)
+    ids = torch.tensor([prompt], device=target.device)
+    limit = len(prompt) + request.stop.max_new_tokens
+    current = default_processors(request.defaults, ids, limit, ends, target.vocab_size)
+    processors = build_processors(request.sampling, len(prompt), ends, current, request.processors)
+    noise = NoiseStream(seed, request.sample)
+    return TokenDistribution(request.sampling, noise, len(prompt), processors)
