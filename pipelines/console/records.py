@@ -8,7 +8,7 @@ behind one option, --set NAME=VALUE. So a command has few options, and its setti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -40,29 +40,6 @@ class Setting:
     parse: Callable[[str], Any] = str
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A field of a record: its name, type with marks, default, and setting if it is one."""
-
-    name: str
-    type: Any
-    default: Any
-    setting: Setting | None
-
-    def read(self, text: str) -> object:
-        """Return the value of a text; raise InputError for another type or beyond the limits."""
-        from pydantic import Field, TypeAdapter, ValidationError
-
-        assert self.setting is not None
-        limits = Field(ge=self.setting.least, le=self.setting.most)
-        kind: Any = Annotated[get_args(self.type)[0], limits]
-        try:
-            return TypeAdapter(kind).validate_python(self.setting.parse(text))
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise InputError(f"got --set {label(self.name)}={text}: {reason}.") from error
-
-
 def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     """Return a function of typer whose keyword arguments are the fields of records.
 
@@ -70,25 +47,15 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     """
     types = get_type_hints(function, include_extras=True)
     parameters: list[Parameter] = []
-    settings: dict[str, Declared] = {}
+    settings: dict[str, Parameter] = {}
     for name, parameter in signature(function).parameters.items():
-        if not is_dataclass(types[name]):
-            parameters.append(
-                parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)
-            )
-            continue
-        for field in declared(types[name]):
-            if field.setting is not None:
-                settings[field.name] = field
-                continue
-            parameters.append(
-                Parameter(
-                    field.name,
-                    Parameter.KEYWORD_ONLY,
-                    default=Parameter.empty if field.default is MISSING else field.default,
-                    annotation=field.type,
-                )
-            )
+        if is_dataclass(types[name]):
+            every = list(declared(types[name]))
+            settings |= {field.name: field for field in every if setting_of(field)}
+            parameters += [field for field in every if not setting_of(field)]
+        else:
+            parameter = parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)
+            parameters.append(parameter)
     if settings:
         option = Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
         kind = Annotated[list[str], option]
@@ -122,18 +89,23 @@ def add_command(app: typer.Typer, command: Callable[..., object], name: str | No
     app.command(name, epilog=getattr(command, "epilog", None))(command)
 
 
-def declared(record: Any) -> Iterator[Declared]:
-    """Yield the fields of a record, those of its records in their place."""
+def declared(record: Any) -> Iterator[Parameter]:
+    """Yield the fields of a record as parameters, those of its records in their place."""
     types = get_type_hints(record, include_extras=True)
     for field in fields(record):
         kind = types[field.name]
         if is_dataclass(kind):
             yield from declared(kind)
             continue
-        marks = getattr(kind, "__metadata__", ())
-        setting = next((mark for mark in marks if isinstance(mark, Setting)), None)
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        yield Declared(field.name, kind, default, setting)
+        default = Parameter.empty if default is MISSING else default
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def setting_of(field: Parameter) -> Setting | None:
+    """Return the setting that marks a field, None without one."""
+    marks = getattr(field.annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, Setting)), None)
 
 
 def label(name: str) -> str:
@@ -141,7 +113,7 @@ def label(name: str) -> str:
     return name.replace("_", "-")
 
 
-def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[str, object]:
+def read_settings(pairs: Sequence[str], settings: Mapping[str, Parameter]) -> dict[str, object]:
     """Return the values of NAME=VALUE texts by name, and the defaults of the others.
 
     Raises:
@@ -157,14 +129,30 @@ def read_settings(pairs: Sequence[str], settings: dict[str, Declared]) -> dict[s
             raise InputError(
                 f"got --set {pair}; expected NAME=VALUE with one of {', '.join(known)}.{meant}"
             )
-        values[key] = settings[key].read(text)
+        values[key] = read_value(settings[key], text)
     return values
+
+
+def read_value(field: Parameter, text: str) -> object:
+    """Return the value of a setting; raise InputError for another type or beyond the limits."""
+    from pydantic import Field, TypeAdapter, ValidationError
+
+    setting = setting_of(field)
+    assert setting is not None
+    limits = Field(ge=setting.least, le=setting.most)
+    kind: Any = Annotated[get_args(field.annotation)[0], limits]
+    try:
+        return TypeAdapter(kind).validate_python(setting.parse(text))
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].lower()
+        raise InputError(f"got --set {label(field.name)}={text}: {reason}.") from error
 
 
 def check_limits(record: object) -> None:
     """Raise InputError if a setting of a record is below the least value that it declares."""
     for field in declared(type(record)):
-        value, least = getattr(record, field.name), field.setting and field.setting.least
+        value, setting = getattr(record, field.name), setting_of(field)
+        least = setting and setting.least
         if None not in (value, least) and not value >= least:
             raise InputError(f"{field.name} is {value}; expected at least {least:g}.")
 
@@ -181,12 +169,13 @@ def byte_count(text: str) -> int:
     return TypeAdapter(ByteSize).validate_python(text)
 
 
-def _described(field: Declared) -> str:
+def _described(field: Parameter) -> str:
     """Return the line of a setting in a help text."""
-    assert field.setting is not None
+    setting = setting_of(field)
+    assert setting is not None
     words = {id(True): "yes", id(False): "no", id(None): "", id(()): ""}
     default = words.get(id(field.default), field.default)
-    return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {field.setting.help}"
+    return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {setting.help}"
 
 
 def _record(kind: Any, values: dict[str, Any]) -> Any:
