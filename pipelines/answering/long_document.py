@@ -125,7 +125,7 @@ class LongDocument(Answerer):
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
         opened = cls(engine, SavedDocument(document, template, token_range), embedder)
-        opened._prefill(on_read)
+        opened._layers(on_read)
         return opened
 
     @property
@@ -178,23 +178,20 @@ class LongDocument(Answerer):
         other._hold(layers)
         return other
 
-    def _layers(self) -> Layers:
-        tokens = self.prefix.token_ids
-        layers = self.engine.prefix_cache.export(tokens)
-        if layers is None:  # a question that runs has them
-            self.engine.prefill(list(tokens))
-            layers = self.engine.prefix_cache.export(tokens)
-        return layers or {}
-
-    def _prefill(self, on_read: OnRead | None) -> None:
-        tokens = list(self.prefix.token_ids)
-        self.engine.prefill(tokens, on_read=on_read)
-        if self.engine.prefix_cache.export(tokens) is None:
+    def _layers(self, on_read: OnRead | None = None) -> Layers:
+        """Return the keys and values of the prefix cache, after a prefill if it has none."""
+        tokens, engine = list(self.prefix.token_ids), self.engine
+        layers = engine.prefix_cache.export(tokens)
+        if layers is None:  # not read yet, or a question that runs has them
+            engine.prefill(tokens, on_read=on_read)
+            layers = engine.prefix_cache.export(tokens)
+        if layers is None:
             raise UnsupportedModelError(
-                f"what {type(self.engine.model).__name__} makes of a document cannot be kept: its "
-                "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
-                "DocQA over passages."
+                f"what {type(engine.model).__name__} makes of a document cannot be kept: its cache "
+                "cannot be cut, or its positions depend on the prompt's length. Ask it with DocQA "
+                "over passages."
             )
+        return layers
 
     def prompt(self, question: str) -> Prompt:
         """Return the prompt of a question, which begins with the document."""

@@ -8,14 +8,13 @@ and `unsupported` otherwise. Supported is no proof: the sentence may mean someth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TypedDict
 
 from ragspec.pipelines.answering.citations import Citation, cite
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import Sentence, score_spans
 from ragspec.retrievers.search.text import words_of
 
@@ -57,9 +56,8 @@ def find_evidence(
     """
     text = generation.text
     citations = tuple(cite(text, prompt, generation.steps))
-    hits = [prompt.hits[each.passage - prompt.first] for each in citations]
     claim = short or claim_of(text, citations)
-    every = (*quoted_sentences(question, citations, hits), *sentences)
+    every = (*quoted_sentences(question, citations, prompt), *sentences)
     speaking = sorted((s for s in every if s.score >= LEAST_SCORE), key=lambda s: -s.score)
     by = next((each for each in speaking if says(claim, each.text, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
@@ -72,10 +70,10 @@ def find_evidence(
 
 
 def quoted_sentences(
-    question: str, citations: Sequence[Citation], hits: Sequence[Hit]
+    question: str, citations: Iterable[Citation], prompt: Prompt
 ) -> Iterator[Sentence]:
-    """Yield the quotations of an answer, each of the passage beside it, with their scores."""
-    spans = [(hit, each.start, each.end) for hit, each in zip(hits, citations, strict=True)]
+    """Yield the quotations of an answer with their scores."""
+    spans = [(prompt.hits[c.passage - prompt.first], c.start, c.end) for c in citations]
     for span, score in zip(spans, score_spans(question, spans), strict=True):
         yield Sentence(*span, score)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -271,9 +272,7 @@ def _some(rows: Iterable[TokenRow], sources: Iterable[str]) -> Iterator[TokenRow
 
 def at_most(rows: Iterable[TokenRow], limit: int | None) -> Iterator[TokenRow]:
     """Yield the first `limit` tokens of the rows, all for None."""
-    if limit is None:
-        yield from rows
-        return
+    limit = sys.maxsize if limit is None else limit
     for row in rows:
         yield row[:limit]
         limit -= len(row)

@@ -201,13 +201,13 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             continue
         try:
             line = json.loads(row)
+            if not isinstance(line, dict):
+                raise ValueError(f"{type(line).__name__} instead of an object")
         except ValueError as error:
             raise InputError(
-                f"line {number} of {str(path)!r} is not JSON ({error}): expected one JSON object "
-                "a line. Write the trace again."
+                f"line {number} of {str(path)!r} is not a JSON object ({error}): expected one in "
+                "each line. Write the trace again."
             ) from error
-        if not isinstance(line, dict):
-            raise InputError(f"line {number} of {str(path)!r} is not a JSON object.")
         yield line
 
 
