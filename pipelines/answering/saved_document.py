@@ -63,17 +63,10 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
             "token_range": saved.token_range,
             "tokens": saved.tokens,
         }
-        try:
-            save_file(
-                {n: part.detach().cpu().contiguous() for n, part in tensors.items()}, folder / CACHE
-            )
-            (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
-        except OSError as error:
-            raise StoreError(
-                f"{path} cannot be written ({error.strerror}); expected room for "
-                f"{sum(part.nbytes for part in tensors.values()):,} bytes. Name another folder, or "
-                "free some room."
-            ) from error
+        save_file(
+            {n: part.detach().cpu().contiguous() for n, part in tensors.items()}, folder / CACHE
+        )
+        (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         parameters = {
             "dtype": str(engine.target.dtype),
             "name": saved.document.name,

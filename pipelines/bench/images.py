@@ -18,6 +18,7 @@ from typer import Option
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
 from ragspec.pipelines.bench.measure import Outcome, Variant
+from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
@@ -27,7 +28,6 @@ from ragspec.visual import checks as visual
 from ragspec.visual.loading import find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.bench.prompts import ImageItem
     from ragspec.visual.output import ImageOutput
     from ragspec.visual.pipeline import ImagePipeline
 
@@ -97,15 +97,19 @@ class ImageBenchOptions:
 
 
 def draw_item(
-    pipe: ImagePipeline, options: ImageBenchOptions, item: ImageItem, limit: int
+    pipe: ImagePipeline, options: ImageBenchOptions, item: BenchItem, limit: int
 ) -> Outcome:
     """Draw one picture; `tokens` holds a number for each code or latent."""
     pipe.set_progress_bar_config(disable=True)
+    number, argument, subjects = int(item.id), pipe.family.condition, list[Any](PROMPTS)
+    if argument == "class_labels":
+        subjects = list(range(pipe.family.trunk.config.num_classes))
+    subject = subjects[number % len(subjects)]
     out = pipe(
-        **item.arguments,
+        **({argument: [subject]} if argument else {}),
         guidance_scale=options.guidance,
         temperature=options.temperature,
-        seed=item.seed,
+        seed=options.seed + number,
         output_type="latent",
     )
     values = {name: getattr(out.stats, name, None) for name in FIGURES}
@@ -114,11 +118,8 @@ def draw_item(
     return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
 
 
-def build_images(
-    options: ImageBenchOptions,
-) -> tuple[list[ImageItem], dict[str, Variant[ImageItem]]]:
+def build_images(options: ImageBenchOptions) -> tuple[list[BenchItem], dict[str, Variant]]:
     """Load a model and return the pictures to draw, and the variants, plain first."""
-    from ragspec.pipelines.bench.prompts import ImageItem
     from ragspec.visual import ImagePipeline
 
     more: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}
@@ -129,14 +130,7 @@ def build_images(
     parsed = [parse_variant(name, latents) for name in split(options.variants) or usual]
     plain = ParsedVariant("plain", "plain", {})
     pipes = {each.name: _pipe(base, each, options) for each in [plain, *parsed]}
-    argument, subjects = base.family.condition, list[Any](PROMPTS)
-    if argument == "class_labels":
-        subjects = list(range(base.family.trunk.config.num_classes))
-    items = []
-    for number in range(options.images):
-        subject = [subjects[number % len(subjects)]]
-        arguments = {argument: subject} if argument else {}
-        items.append(ImageItem(str(number), arguments, options.seed + number))
+    items = [BenchItem(str(number), "images", (), 1 << 30) for number in range(options.images)]
     return items, {name: partial(draw_item, pipe, options) for name, pipe in pipes.items()}
 
 

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.bench.prompts import BenchItem, ImageItem
+    from ragspec.pipelines.bench.prompts import BenchItem
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
@@ -53,9 +53,8 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-AnyItem = TypeVar("AnyItem", "BenchItem", "ImageItem")
 # A configuration to measure: returns the outcome of an item with at most so many new tokens.
-Variant = Callable[[AnyItem, int], Outcome]
+Variant = Callable[["BenchItem", int], Outcome]
 
 
 @dataclass(slots=True)
@@ -129,8 +128,8 @@ def choose_baseline(variants: Mapping[str, object]) -> str:
 
 
 def run_benchmark(
-    items: Sequence[AnyItem],
-    variants: Mapping[str, Variant[AnyItem]],
+    items: Sequence[BenchItem],
+    variants: Mapping[str, Variant],
     *,
     repeats: int = 1,
     skip_loops: bool = True,
@@ -206,16 +205,16 @@ def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float
     return float(low), float(high)
 
 
-def by_category(items: Sequence[AnyItem]) -> dict[str, list[AnyItem]]:
+def by_category(items: Sequence[BenchItem]) -> dict[str, list[BenchItem]]:
     """Return the items grouped, categories in the order in which they first appear."""
-    groups: dict[str, list[AnyItem]] = {}
+    groups: dict[str, list[BenchItem]] = {}
     for item in items:
         groups.setdefault(item.category, []).append(item)
     return groups
 
 
 def _measure(
-    item: AnyItem, variants: Mapping[str, Variant[AnyItem]], repeats: int, turn: int
+    item: BenchItem, variants: Mapping[str, Variant], repeats: int, turn: int
 ) -> dict[str, Measurement]:
     """Run one item in all variants; every turn starts with another one."""
     names = list(variants)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError
 from ragspec.pipelines.console.texts import Row, read_rows
@@ -30,10 +30,11 @@ FREE = "free"
 
 @dataclass(frozen=True, slots=True)
 class BenchItem:
-    """One prompt.
+    """One prompt, or one picture.
 
     Attributes:
-        id, category: The prompt's name, unique in its category, and the group of its row.
+        id, category: Its name, unique in its category, and the group of its row. The name of a
+            picture is its number.
         prompt: Token ids.
         new_tokens: The most tokens to generate.
         fixed: Ignore end tokens and generate exactly `new_tokens`.
@@ -50,17 +51,6 @@ class BenchItem:
     temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ImageItem:
-    """One picture: its class or prompt, and its seed."""
-
-    id: str
-    arguments: dict[str, Any]
-    seed: int
-    category: str = "images"
-    new_tokens: int = 1 << 30
 
 
 def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchItem]:

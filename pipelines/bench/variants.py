@@ -78,7 +78,7 @@ def build_variants(
     draft_model: PreTrainedModel | None,
     load_copy: Callable[[], PreTrainedModel],
     sources: Sources | None = None,
-) -> dict[str, Variant[BenchItem]]:
+) -> dict[str, Variant]:
     """Build the variants by name.
 
     Args:

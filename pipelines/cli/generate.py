@@ -91,10 +91,10 @@ def generate(options: GenerateOptions) -> None:
     text, knn, content = options.text, options.knn, options.prompt
     content = _standard_input() if content == "-" else content
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
+    arguments["max_new_tokens"] = text.sampling.max_new_tokens
 
     from ragspec.pipelines.answering.answerer import drain
 
-    arguments["max_new_tokens"] = text.sampling.max_new_tokens
     terminal = Terminal(quiet=text.output.json)
     datastore = None
     if knn.datastore is not None:  # before the model, whose loading takes seconds

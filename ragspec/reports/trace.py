@@ -202,11 +202,11 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         try:
             line = json.loads(row)
             if not isinstance(line, dict):
-                raise ValueError(f"{type(line).__name__} instead of an object")
+                raise ValueError(f"a {type(line).__name__} is not a JSON object")
         except ValueError as error:
             raise InputError(
-                f"line {number} of {str(path)!r} is not a JSON object ({error}): expected one in "
-                "each line. Write the trace again."
+                f"line {number} of {str(path)!r} is not JSON of a trace ({error}): expected one "
+                "object in each line. Write the trace again."
             ) from error
         yield line
 

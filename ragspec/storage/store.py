@@ -79,8 +79,8 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
         wait: Seconds to wait for another writer.
 
     Raises:
-        StoreError: `root` is no store, or another process writes to it. Errors of `write` pass
-            through. If the first generation fails, no folder is left.
+        StoreError: `root` is no store or cannot be written, or another process writes to it. Other
+            errors of `write` pass through. If the first generation fails, no folder is left.
     """
     root = Path(root)
     new = not root.exists()
@@ -90,16 +90,17 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
         try:
             build.mkdir()
-        except OSError as error:
-            raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
-        try:
             manifest = seal(build, kind, write(build) or Contents())
             target = root / next_generation(root)
             os.rename(build, target)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(build, ignore_errors=True)
             if new:
                 remove_empty(root)
+            if isinstance(error, OSError) and not isinstance(error, StoreError):
+                raise StoreError(
+                    f"{root} cannot be written ({error}); free some room, or name another folder."
+                ) from error
             raise
         sync(root)  # a crash leaves the old store up to here
         switch(root, target.name, manifest)  # and the new one from here on

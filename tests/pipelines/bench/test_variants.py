@@ -28,12 +28,12 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def variants(engine: Engine) -> dict[str, Variant[BenchItem]]:
+def variants(engine: Engine) -> dict[str, Variant]:
     draft = tiny.model("llama", num_hidden_layers=1)
     return build_variants(DEFAULT_VARIANTS, engine, draft, lambda: copy.deepcopy(engine.model))
 
 
-def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant[BenchItem]]) -> None:
+def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant]) -> None:
     assert list(variants) == list(DEFAULT_VARIANTS)
     plain = variants["plain"](ITEM, 12)
     assert len(plain.tokens) == 12
@@ -53,7 +53,7 @@ def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
     assert ours < 12
 
 
-def test_prompt_forwards_count_for_all_alike(variants: dict[str, Variant[BenchItem]]) -> None:
+def test_prompt_forwards_count_for_all_alike(variants: dict[str, Variant]) -> None:
     for name in ("plain", "hf-greedy"):
         assert variants[name](ITEM, 12).forwards == 12
         assert variants[name](ITEM, 1).forwards == 1
