@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ragspec.pipelines.answering.citations import Citation
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.pipelines.answering.support import Support
 from ragspec.reports.generation import Generation, report_of
+from ragspec.reports.report import Report
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence
 from ragspec.sampling.stopping import repeats
-
-if TYPE_CHECKING:
-    from ragspec.reports.report import Report
 
 NO_ANSWER_TEXT = "The documents do not speak of this."
 REFUSED, EXTRACTED = "refused", "extracted"  # finish reasons of answers without the model

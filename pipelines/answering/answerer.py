@@ -28,13 +28,12 @@ from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
-from ragspec.sampling.settings import checked_count
+from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.sampling.stopping import EndRepetition
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.engine.handle import Stream
-    from ragspec.sampling.settings import Sampling
 
 NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt

@@ -12,19 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.types import Tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ragspec.retrievers.search.dense import Embedder
 
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
-from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
-from ragspec.pipelines.answering.template import PromptTemplate, is_chat
+from ragspec.pipelines.answering.template import is_chat
 from ragspec.retrievers.search.fusion import Hit
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ class Conversation(Answerer):
     Args:
         engine: Its model has a chat template.
         documents: Searched for every question; None for none.
-        system: System message of the conversation.
-        top_k, prompt: Passages and template of a question over them, see `Answerer`.
+        settings: Passages and template of a question over them, and the system message of the
+            conversation, see `Answerer`.
 
     Raises:
         UnsupportedModelError: The model has no chat template.
@@ -61,13 +60,7 @@ class Conversation(Answerer):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        documents: DocQA | None = None,
-        *,
-        system: str | None = None,
-        top_k: int | None = None,
-        prompt: str | Path | PromptTemplate | None = None,
+        self, engine: Engine, documents: DocQA | None = None, **settings: Unpack[PromptSettings]
     ) -> None:
         if not isinstance(documents, DocQA | None):
             raise InputError(
@@ -80,8 +73,7 @@ class Conversation(Answerer):
                 "model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this one."
             )
         retriever = None if documents is None else documents.retriever
-        super().__init__(engine, retriever, top_k=top_k, prompt=prompt)
-        self.system = system
+        super().__init__(engine, retriever, **settings)
         self.turns: list[Turn] = []
 
     def clear(self) -> None:
@@ -149,7 +141,7 @@ class Conversation(Answerer):
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
         """Return the prompt of the whole conversation, its passages located."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self._system}] if self._system else []
         for turn in turns[:-1]:
             answer = mark_special_tokens(turn.answer, self.engine.tokenizer)
             messages.append({"role": "user", "content": turn.prompt_text})

@@ -22,7 +22,6 @@ from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.pipelines.console.texts import Row, read_rows
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.answering.answer import Answer
     from ragspec.pipelines.answering.answerer import Answerer
 
 
@@ -148,28 +147,26 @@ def measure_answers(
         on_progress("answering", number, len(items))
         began = time.perf_counter()
         answer = answerer.ask(item.question, max_new_tokens=max_new_tokens, refuse=refuse)
-        rows.append(make_row(item, answer, time.perf_counter() - began))
+        seconds = time.perf_counter() - began
+        texts = tuple(each.text for each in answer.sentences)
+        refused, gold = answer.refused is not None, item.answers
+        rows.append(
+            AnswerRow(
+                question=item.question,
+                answers=gold,
+                answer=answer.text,
+                texts=texts,
+                passages=any(has_answer(hit.passage.text, gold) for hit in answer.passages),
+                sentences=any(has_answer(text, gold) for text in texts),
+                right=has_answer(answer.short or answer.text, gold) if gold else refused,
+                refused=refused,
+                support=str(answer.support),
+                seconds=seconds,
+                tokens=answer.report.tokens,
+                per_forward=answer.report.tokens / max(1, answer.report.forward_passes),
+            )
+        )
     return rows
-
-
-def make_row(item: Item, answer: Answer, seconds: float) -> AnswerRow:
-    """Return the figures of an answer."""
-    texts = tuple(each.text for each in answer.sentences)
-    refused = answer.refused is not None
-    return AnswerRow(
-        question=item.question,
-        answers=item.answers,
-        answer=answer.text,
-        texts=texts,
-        passages=any(has_answer(hit.passage.text, item.answers) for hit in answer.passages),
-        sentences=any(has_answer(text, item.answers) for text in texts),
-        right=has_answer(answer.short or answer.text, item.answers) if item.answers else refused,
-        refused=refused,
-        support=str(answer.support),
-        seconds=seconds,
-        tokens=answer.report.tokens,
-        per_forward=answer.report.tokens / max(1, answer.report.forward_passes),
-    )
 
 
 def has_answer(text: str, gold: Iterable[str]) -> bool:

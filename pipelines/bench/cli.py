@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_saved_draft
+from ragspec.pipelines.bench import measure
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, peer_of
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
@@ -47,10 +48,10 @@ class TextBenchOptions:
     variants: Annotated[
         str,
         Option(
-            help=f"Comma-separated: {', '.join(PEERS)} (@N: N draft tokens a step), plain, names "
-            "of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
+            help=f"Comma-separated: {', '.join(measure.PEERS)} (@N: N draft tokens a step), plain, "
+            "names of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
         ),
-    ] = ",".join(DEFAULT_VARIANTS)
+    ] = ",".join(measure.DEFAULT_VARIANTS)
     store: Annotated[
         Path | None, Option(help="Store of text to draft from (`ragspec store build`).")
     ] = None
@@ -74,8 +75,10 @@ class TextBenchOptions:
         checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
         for name in split(self.variants):
-            parts = [] if peer_of(name) else [name] if Path(name).is_dir() else name.split("+")
-            checks.check_drafters(parts, (*PEERS, "plain") if len(parts) == 1 else ())
+            parts = (
+                [] if measure.peer_of(name) else [name] if Path(name).is_dir() else name.split("+")
+            )
+            checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
             checks.check_need("store", parts, self.store or self.history)
 
     def facts(self, engine: Engine) -> dict[str, object]:
@@ -96,9 +99,7 @@ def text(options: TextBenchOptions) -> None:
 
     from ragspec.drafters.build import check_draft_model
     from ragspec.engine.engine import Engine
-    from ragspec.errors import InputError
     from ragspec.models.load import load_model
-    from ragspec.pipelines.bench.measure import by_category, choose_baseline, run_benchmark
     from ragspec.pipelines.bench.variants import build_variants
     from ragspec.pipelines.methods import open_sources
 
@@ -117,7 +118,7 @@ def text(options: TextBenchOptions) -> None:
     most = options.new_tokens or max(each.new_tokens for each in prompts)
     prompts = [
         replace(each, new_tokens=min(most, each.new_tokens))
-        for group in by_category(prompts).values()
+        for group in measure.by_category(prompts).values()
         for each in group[: options.items]
     ]
     sources = open_sources(
@@ -127,23 +128,21 @@ def text(options: TextBenchOptions) -> None:
     built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not built:
         raise InputError(
-            f"Expected --variants among {', '.join(PEERS)}, plain and `ragspec drafters`, got "
-            f"{options.variants!r}. Those with a model need --draft-model."
+            f"Expected --variants among {', '.join(measure.PEERS)}, plain and `ragspec drafters`, "
+            f"got {options.variants!r}. Those with a model need --draft-model."
         )
     with terminal.working("measuring") as show:
-        rows = run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
-    show_results(rows, choose_baseline(built), options.facts(engine), options.rows)
+        rows = measure.run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
+    show_results(rows, measure.choose_baseline(built), options.facts(engine), options.rows)
 
 
 @takes_records
 def image(options: ImageBenchOptions) -> None:
     """Compare variants of drawing on the same seeds: seconds, forwards and relaxation."""
-    from ragspec.pipelines.bench.measure import run_benchmark
-
     silence_transformers()
     items, built = build_images(options)
     with Terminal().working("drawing") as show:
-        rows = run_benchmark(items, built, skip_loops=False, on_progress=show)
+        rows = measure.run_benchmark(items, built, skip_loops=False, on_progress=show)
     kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
     facts = {name: getattr(options, name) for name in kinds}
     show_results(rows, "plain", facts, options.rows)

@@ -13,10 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.bench.prompts import BenchItem
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
@@ -54,7 +52,7 @@ class Outcome:
 
 
 # A configuration to measure: returns the outcome of an item with at most so many new tokens.
-Variant = Callable[["BenchItem", int], Outcome]
+Variant = Callable[[BenchItem, int], Outcome]
 
 
 @dataclass(slots=True)
@@ -182,14 +180,14 @@ def summarise(category: str, variant: str, runs: Runs, timed: Runs, baseline: st
         seconds=sum(run.decode_seconds for run in mine),
         prefill_seconds=sum(median(run.prefill) for run in mine),
         tokens_per_forward=tokens / max(1, forwards),
-        ratio=median(ratios) if ratios else math.nan,
+        ratio=median(ratios or [math.nan]),
         ratio_low=low,
         ratio_high=high,
-        ratio_end_to_end=median(whole) if whole else math.nan,
-        ratio_to_plain=median(to_plain) if to_plain else math.nan,
-        loop_share=_mean([loop_share(run.outcome.tokens) for run in mine]),
-        equal_to_plain=_mean(equal),
-        figures={name: _mean([run.outcome.figures[name] for run in mine]) for name in names},
+        ratio_end_to_end=median(whole or [math.nan]),
+        ratio_to_plain=median(to_plain or [math.nan]),
+        loop_share=fmean(loop_share(run.outcome.tokens) for run in mine),
+        equal_to_plain=fmean(equal or [math.nan]),
+        figures={name: fmean(run.outcome.figures[name] for run in mine) for name in names},
     )
 
 
@@ -230,7 +228,3 @@ def _measure(
             run.seconds.append(whole.seconds)
             run.prefill.append(prefill)
     return {name: runs[name] for name in names}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else math.nan

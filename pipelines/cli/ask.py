@@ -191,8 +191,7 @@ def ask_and_show(
         outcome.fields |= facts
         return outcome
 
-    sampling = text.sampling.settings_for(engine)
-    run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
+    run_and_show(write, engine, text, terminal)
 
 
 # --- One long document ---

@@ -6,12 +6,10 @@ import platform
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragspec import __version__
-
-if TYPE_CHECKING:
-    from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.terminal import Terminal
 
 
 def examine() -> dict[str, object]:

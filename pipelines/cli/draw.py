@@ -24,6 +24,7 @@ from ragspec.pipelines.console.checks import JSON, check_output
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.sampling.settings import fresh_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,8 +64,6 @@ def draw(
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
     from PIL.PngImagePlugin import PngInfo
-
-    from ragspec.sampling.settings import fresh_seed
 
     terminal = Terminal()
     if json is not None and (json.parent != out or json.exists()):

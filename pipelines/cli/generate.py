@@ -126,8 +126,7 @@ def generate(options: GenerateOptions) -> None:
         fields = {"text": generation.text, "finish_reason": generation.finish_reason}
         return Result(generation, fields, extra={"prompt": content})
 
-    sampling = text.sampling.settings_for(engine)
-    run_and_show(write, engine, sampling, text.output, text.engine.model, terminal)
+    run_and_show(write, engine, text, terminal)
 
 
 def _standard_input() -> str:

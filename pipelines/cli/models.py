@@ -21,6 +21,7 @@ from ragspec.registry import unknown
 from ragspec.verification.onnx.record import cached_graphs
 
 LICENCE_NAME = "Apache-2.0"
+PUBLISHED_FACTS = ("licence", "context", "parameters", "megabytes")
 
 app = typer.Typer(
     name="models", context_settings=o.HELP, help="List the models that can be named, or fetch one."
@@ -91,18 +92,9 @@ def known_models() -> list[dict[str, Any]]:
     for name, model in resolve.PUBLISHED.items():
         folder = resolve.fetched_folder(name)
         there = resolve.is_model(folder)
-        records.append(
-            {
-                "name": name,
-                "licence": model.licence,
-                "context": model.context,
-                "parameters": model.parameters,
-                "megabytes": model.megabytes,
-                "folder": str(folder) if there else None,
-                "get": f"ragspec models get {name}",
-                **({"removable": name} if there else {}),
-            }
-        )
+        facts = {key: getattr(model, key) for key in PUBLISHED_FACTS}
+        place = {"folder": str(folder), "removable": name} if there else {"folder": None}
+        records.append({"name": name, **facts, **place, "get": f"ragspec models get {name}"})
     for each in converted_models():
         record = {"name": str(each.file), "folder": str(each.folder), **_facts(each.folder)}
         records.append({**record, "removable": str(each.file)})

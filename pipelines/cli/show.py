@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ragspec.pipelines.console.options import OutputOptions
+from ragspec.pipelines.console.options import OutputOptions, TextOptions
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -48,18 +48,14 @@ RequestRunner = Callable[["Engine", "Sampling", OnText, OnRead, bool], Result]
 
 
 def run_and_show(
-    write: RequestRunner,
-    engine: Engine,
-    sampling: Sampling,
-    output: OutputOptions,
-    model: str,
-    terminal: Terminal,
+    write: RequestRunner, engine: Engine, text: TextOptions, terminal: Terminal
 ) -> None:
     """Write a text, compare it with plain decoding on --compare, and show both.
 
     Raises:
         typer.Exit: The text was interrupted; the part that was written is shown.
     """
+    output, sampling = text.output, text.sampling.settings_for(engine)
     with terminal.prefill_progress() as on_read:
         on_text = terminal.piece if output.streams else discard
         outcome = write(engine, sampling, on_text, on_read, False)
@@ -76,7 +72,7 @@ def run_and_show(
             output.trace,
             outcome.generation,
             engine.tokenizer,
-            model=model,
+            model=text.engine.model,
             documents=outcome.documents,
             extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),
         )

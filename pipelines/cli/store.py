@@ -26,7 +26,7 @@ from ragspec.pipelines.console.texts import (
     read_prompts,
     read_texts,
 )
-from ragspec.storage.store import checked_scope
+from ragspec.storage.store import POINTER, checked_scope, open_store, read_current
 from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def from_answers(options: AnswerOptions) -> None:
     An interrupt keeps all complete answers, a kill those of a minute before.
     """
     terminal = Terminal(quiet=options.json)
-    rest = read_ahead(read_prompts(options.prompts, options.field))
-    first = list(islice(rest, options.batch))
+    prompts = read_ahead(read_prompts(options.prompts, options.field))
     with terminal.working("loading the model"):
         engine = options.engine.load_engine()
     answers = tokens = 0
@@ -146,14 +145,13 @@ def from_answers(options: AnswerOptions) -> None:
     ):
         store.record(engine, scope=options.tenant)
         began = time.monotonic()
-        while first:
-            for generation in _answer(engine, first, options.max_new_tokens, terminal):
+        for batch in iter(lambda: list(islice(prompts, options.batch)), []):
+            for generation in _answer(engine, batch, options.max_new_tokens, terminal):
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
             on_progress(answers, tokens)
             if time.monotonic() - began >= FLUSH_SECONDS:
                 store.flush()
                 began = time.monotonic()
-            first = list(islice(rest, options.batch))
         store.flush()
         info = store.info()
     _show(info, terminal, options.json)
@@ -177,7 +175,6 @@ def _answer(
 def _open_for(engine: Engine, out: Path) -> CorpusIndex:
     """Open the corpus of this model's answers, or create it; raise StoreError for documents."""
     from ragspec.retrievers.corpus.index import CorpusIndex
-    from ragspec.storage.store import POINTER
 
     if (out / POINTER).exists():
         store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
@@ -195,8 +192,6 @@ def _open_for(engine: Engine, out: Path) -> CorpusIndex:
 @app.command()
 def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Hash every file of a corpus, datastore or index; exit with code 8 if one was changed."""
-    from ragspec.storage.store import open_store, read_current
-
     terminal, began = Terminal(quiet=json), time.perf_counter()
     with terminal.working("hashing"):
         store = open_store(path, read_current(path)[1].kind, verify="full")
@@ -280,5 +275,5 @@ def at_most(rows: Iterable[TokenRow], limit: int | None) -> Iterator[TokenRow]:
             return
 
 
-add_command(app, build)
-add_command(app, from_answers, "from-answers")
+for command in (build, from_answers):
+    add_command(app, command)

@@ -294,11 +294,10 @@ class SearchOptions:
                 silence_transformers()
                 qa = DocQA.from_index(self.index, embedder=self.embedder)
         if self.reranker is not None:
-            from ragspec.retrievers.search.passage_index import PassageIndex
             from ragspec.retrievers.search.reranker import CrossEncoder
 
             silence_transformers()
-            cast(PassageIndex, qa.retriever).reranker = CrossEncoder(self.reranker)
+            cast(Any, qa.retriever).reranker = CrossEncoder(self.reranker)
         return qa
 
 
@@ -383,8 +382,9 @@ def index_documents(
 
         if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
             silence_transformers()
-        options: Any = {"embedder": embedder or DEFAULT_EMBEDDER, "dense": dense}
-        qa = DocQA.from_documents(loaded, on_progress=on_progress, **options)
+        qa = DocQA.from_documents(
+            loaded, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, on_progress=on_progress
+        )
     for skipped in qa.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)
     return qa

@@ -8,7 +8,7 @@ behind one option, --set NAME=VALUE. So a command has few options, and its setti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -67,7 +67,8 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
         for name, kind in types.items():
             if is_dataclass(kind):
                 values[name] = _record(kind, values)
-        _note_start(values)
+        if "torch" not in sys.modules and {"model", "embedder"} & values.keys():
+            Terminal().note("starting ...")  # the import takes seconds
         return function(**{name: values[name] for name in types if name != "return"})
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
@@ -78,15 +79,9 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     return command
 
 
-def _note_start(values: Container[str]) -> None:
-    """Note that a command has started, if it has to import torch, which takes seconds."""
-    if "torch" not in sys.modules and ("model" in values or "embedder" in values):
-        Terminal().note("starting ...")
-
-
-def add_command(app: typer.Typer, command: Callable[..., object], name: str | None = None) -> None:
-    """Add a command to an application, by default under the function's name."""
-    app.command(name, epilog=getattr(command, "epilog", None))(command)
+def add_command(app: typer.Typer, command: Callable[..., object]) -> None:
+    """Add a command to an application, under the function's name."""
+    app.command(epilog=getattr(command, "epilog", None))(command)
 
 
 def declared(record: Any) -> Iterator[Parameter]:

@@ -88,17 +88,17 @@ class Terminal:
         A terminal shows them until the prompt is read, a log every few seconds.
         """
         with ExitStack() as stack:
-            showing: list[Callable[[str], None]] = []
+            show: Callable[[str], None] | None = None
 
             def on_progress(done: int, total: int) -> None:
+                nonlocal show
+                what = f"reading {done:,} of {total:,} tokens"
                 if done >= total:
                     stack.close()
-                    showing.clear()
-                    return
-                what = f"reading {done:,} of {total:,} tokens"
-                if not showing:
-                    showing.append(stack.enter_context(self.working(what, announce=False)))
-                showing[0](what)
+                    show = None
+                else:
+                    show = show or stack.enter_context(self.working(what, announce=False))
+                    show(what)
 
             yield on_progress
 

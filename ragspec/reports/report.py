@@ -219,7 +219,16 @@ class Report:
         facts["retrieval"] = None if self.retrieval is None else self.retrieval.to_dict()
         derived = (name for name, each in vars(Report).items() if isinstance(each, property))
         facts |= {name: getattr(self, name) for name in derived}
-        facts["speculative_decoding"] = self._vllm()
+        facts["speculative_decoding"] = {
+            "mean_acceptance_length": self.mean_accepted_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "num_spec_steps": self.steps,
+            "num_accepted_draft_tokens": self.accepted,
+            "num_draft_tokens": self.drafted,
+            "per_step_accepted": list(self.per_step_accepted),
+            "per_step_drafted": list(self.per_step_drafted),
+        }
         return facts
 
     @classmethod
@@ -243,18 +252,6 @@ class Report:
                 f"this is not a whole report ({error}); expected what Report.to_dict wrote. "
                 "Write the trace again."
             ) from error
-
-    def _vllm(self) -> dict[str, object]:
-        return {
-            "mean_acceptance_length": self.mean_accepted_length,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "acceptance_histogram": self.acceptance_histogram,
-            "num_spec_steps": self.steps,
-            "num_accepted_draft_tokens": self.accepted,
-            "num_draft_tokens": self.drafted,
-            "per_step_accepted": list(self.per_step_accepted),
-            "per_step_drafted": list(self.per_step_drafted),
-        }
 
     def summary(self) -> str:
         """Return one paragraph to read."""
