@@ -8,22 +8,19 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.citations import Citation
+from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.registry import unknown
+from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
+from ragspec.sampling.placed_tokens import PlacedToken
 from ragspec.sampling.settings import Sampling
-
-if TYPE_CHECKING:
-    from ragspec.pipelines.answering.prompt import Prompt
-    from ragspec.reports.generation import Generation
-    from ragspec.sampling.placed_tokens import PlacedToken
-    from ragspec.types import Tokenizer
-
+from ragspec.types import Tokenizer
 
 # Names of OpenAI, transformers and Haystack for one of ours.
 ALIASES = MappingProxyType(

@@ -154,6 +154,8 @@ class IterativeRag(Answerer):
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
         tokenizer, options, settings = self.engine.tokenizer, question.options, self.settings
+        if settings.flare is not None:
+            options = {**options, "logprobs": options.get("logprobs") or 0}
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
         text = FinalText(question.stream, tokenizer, stops)
 
@@ -171,7 +173,6 @@ class IterativeRag(Answerer):
             lambda prompt, number: self._options_over(prompt, options, number),
             seeded(question.sampling or Sampling(), "ask()"),
             settings.stride,
-            scored=settings.flare is not None,
         )
         repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(

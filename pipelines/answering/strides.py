@@ -69,7 +69,6 @@ class PassageWriter:
     Attributes:
         engine: An engine without callbacks.
         options: Returns the options over a prompt, of the stride of a number.
-        scored: Whether to return the log-probabilities of its tokens.
     """
 
     engine: Engine
@@ -77,15 +76,12 @@ class PassageWriter:
     options: Callable[[Prompt, int], dict[str, Any]]
     sampling: Sampling
     stride: int
-    scored: bool = False
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
         prompt, written = self.prompt(answer), tokens_of(before)
         options = self.options(prompt, len(before))
         options |= {"resume_from": written, "stop_after": self.stride}
-        if self.scored:
-            options["logprobs"] = options.get("logprobs") or 0
         generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"

@@ -28,28 +28,24 @@ class RowOptions:
 
 
 NO_VALUE = "-"
-HEADINGS = (
-    *("category", "variant", "items", "tokens/forward", "ratio", "95 %"),
-    *("end to end", "to plain", "loops", "equal", "label"),
-)
 
 
-def cells(row: BenchRow) -> list[str]:
-    """Return a row for people, in the order of `HEADINGS` and its further figures."""
-    return [
-        row.category,
-        row.variant,
-        f"{row.timed}/{row.items}",
-        f"{row.tokens_per_forward:.2f}",
-        _number(row.ratio),
-        f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if row.timed else NO_VALUE,
-        _number(row.ratio_end_to_end),
-        _number(row.ratio_to_plain),
-        f"{row.loop_share:.2f}",
-        NO_VALUE if math.isnan(row.equal_to_plain) else f"{row.equal_to_plain:.0%}",
-        row.label or NO_VALUE,
-        *(_number(value, 4) for value in row.figures.values()),
-    ]
+def cells(row: BenchRow) -> dict[str, str]:
+    """Return a row for people, by column."""
+    return {
+        "category": row.category,
+        "variant": row.variant,
+        "items": f"{row.timed}/{row.items}",
+        "tokens/forward": f"{row.tokens_per_forward:.2f}",
+        "ratio": _number(row.ratio),
+        "95 %": f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if row.timed else NO_VALUE,
+        "end to end": _number(row.ratio_end_to_end),
+        "to plain": _number(row.ratio_to_plain),
+        "loops": f"{row.loop_share:.2f}",
+        "equal": NO_VALUE if math.isnan(row.equal_to_plain) else f"{row.equal_to_plain:.0%}",
+        "label": row.label or NO_VALUE,
+        **{name: _number(value, 4) for name, value in row.figures.items()},
+    }
 
 
 def show_results(
@@ -57,8 +53,8 @@ def show_results(
 ) -> None:
     """Print the table, and write the JSON file if one is named."""
     title = f"decode seconds against {baseline}, medians of paired ratios"
-    headings = [*HEADINGS, *(rows[0].figures if rows else ())]
-    Terminal().table(title, headings, [cells(row) for row in rows])
+    table = [cells(row) for row in rows]
+    Terminal().table(title, list(table[0]), [list(each.values()) for each in table])
     facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
     if files.json is not None:
         document = {**facts, "rows": [row.to_dict() for row in rows]}

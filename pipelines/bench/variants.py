@@ -82,11 +82,9 @@ def build_variants(
     """Build the variants by name.
 
     Args:
-        names: Variants of `TextBenchOptions`.
-        engine: Supplies target, tokenizer and budget.
-        draft_model: A transformers model; None skips the variants that need one.
+        names: See `TextBenchOptions`.
+        draft_model: None skips the variants that need one.
         load_copy: Returns a fresh copy of the target for peers.
-        sources: Stores that methods may draft from.
 
     Raises:
         UnknownNameError: A name is no variant.

@@ -59,7 +59,7 @@ def read_texts(
     """
     sources = list(sources)
     check_sources(sources, columns)
-    return read_ahead(_sources(sources, columns, skipped), 1)
+    return read_ahead(chain.from_iterable(_source(s, columns, skipped) for s in sources), 1)
 
 
 def read_ahead(rows: Iterable[T], count: int = ROWS) -> Iterator[T]:
@@ -68,17 +68,13 @@ def read_ahead(rows: Iterable[T], count: int = ROWS) -> Iterator[T]:
     return chain(list(islice(rows, count)), rows)
 
 
-def _sources(
-    sources: Iterable[str], columns: TextColumns, skipped: Callable[[str, str], None]
+def _source(
+    source: str, columns: TextColumns, skipped: Callable[[str, str], None]
 ) -> Iterator[Item]:
-    for source in sources:
-        path = Path(source)
-        if source.startswith(HUB):
-            yield from _texts(_data_set(source.removeprefix(HUB), columns), columns)
-        elif path.is_dir():
-            yield from _folder(path, columns, skipped)
-        else:
-            yield from _file(path, columns)
+    if source.startswith(HUB):
+        return _texts(_data_set(source.removeprefix(HUB), columns), columns)
+    path = Path(source)
+    return _folder(path, columns, skipped) if path.is_dir() else _file(path, columns)
 
 
 def check_sources(sources: Sequence[str], columns: TextColumns) -> None:
