@@ -171,25 +171,21 @@ class Answerer(ABC):
         report = answer.report.with_retrieval(milliseconds)
         return replace(answer, generation=replace(answer.generation, report=report))
 
-    def search(
-        self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> SearchResult:
+    def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the best passages and sentences, and why the question is refused if it is.
 
         It is refused if no sentence of the best 5 passages reaches `LEAST_SCORE`.
 
         Args:
-            top_k: Most passages; None for those of the constructor.
             refuse: Whether to judge the question.
         """
         if self.retriever is None:
             return SearchResult()
-        top_k = self.top_k if top_k is None else checked_count(top_k, "top_k")
         if isinstance(self.retriever, PassageIndex):
-            many = max(top_k, JUDGED)
+            many = max(self.top_k, JUDGED)
             hits = unique(self.retriever.search(question, COPIES * many))[:many]
         else:
-            hits = unique(search_hits(self.retriever, question, top_k))
+            hits = unique(search_hits(self.retriever, question, self.top_k))
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None
@@ -198,7 +194,7 @@ class Answerer(ABC):
                 f"no sentence speaks of the question (the best has a score of {best:.2f}, expected "
                 f"{LEAST_SCORE:.2f} or more)"
             )
-        return SearchResult(hits[:top_k], tuple(sentences), refused)
+        return SearchResult(hits[: self.top_k], tuple(sentences), refused)
 
     def read_hits(self, result: SearchResult, engine: Engine | None = None) -> Sequence[Hit]:
         """Return what a model reads of a search: the passages, or the best sentence alone.

@@ -80,13 +80,11 @@ class Conversation(Answerer):
         """Drop all turns."""
         self.turns = []
 
-    def search(
-        self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> SearchResult:
+    def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the passages that a turn adds, and why it is refused if it is."""
-        result = super().search(question, top_k, refuse=refuse)
+        result = super().search(question, refuse=refuse)
         if result.refused is not None and self.turns:
-            result = super().search(f"{self.turns[-1].question}\n{question}", top_k)
+            result = super().search(f"{self.turns[-1].question}\n{question}")
             result = SearchResult() if result.refused else result
         before = {_place(hit) for turn in self.turns for hit in turn.hits}
         new = [hit for hit in self.read_hits(result) if _place(hit) not in before]

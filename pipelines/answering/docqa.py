@@ -24,7 +24,6 @@ from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retri
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
-from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -70,7 +69,6 @@ class DocQA(Answerer):
         words: int = WORDS,
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         dense: str = FLAT,
-        sparse: bool = True,
         on_progress: ProgressCallback = lambda what, done, total: None,
         **settings: Unpack[PromptSettings],
     ) -> DocQA:
@@ -85,7 +83,6 @@ class DocQA(Answerer):
             words=words,
             embedder=embedder,
             dense=dense,
-            sparse=sparse,
             paths=loaded.paths,
             on_progress=on_progress,
         )
@@ -98,12 +95,10 @@ class DocQA(Answerer):
         *,
         engine: Engine | None = None,
         embedder: str | Path | Embedder | None = None,
-        verify: Verify = "full",
         **settings: Unpack[PromptSettings],
     ) -> DocQA:
         """Open an index that `save` wrote; see `PassageIndex.open`."""
-        index = PassageIndex.open(path, embedder=embedder, verify=verify)
-        return cls(index, engine=engine, **settings)
+        return cls(PassageIndex.open(path, embedder=embedder), engine=engine, **settings)
 
     @property
     def documents(self) -> tuple[Document, ...]:

@@ -143,13 +143,11 @@ class IterativeRag(Answerer):
         self.retriever.check(mode)
         return mode
 
-    def search(
-        self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> SearchResult:
+    def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Judge a question; the strides search for its passages."""
         if not self.judges:
             return SearchResult()
-        return super().search(question, top_k, refuse=refuse)
+        return super().search(question, refuse=refuse)
 
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()

@@ -197,9 +197,7 @@ class LongDocument(Answerer):
         """Return the prompt of a question, which begins with the document."""
         return passage_first(self.engine.tokenizer, question, self.hit, self.template, self.prefix)
 
-    def search(
-        self, question: str, top_k: int | None = None, *, refuse: bool = True
-    ) -> SearchResult:
+    def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the document's sentences that answer a question best."""
         return SearchResult((), tuple(rank_sentences(question, [self.hit])))
 

@@ -99,13 +99,13 @@ def test_unrelated_files_do_not_decide_whether_a_question_is_refused(unrelated: 
     others = [Document(f"{n}", f"Note {n}", "It lists trees.") for n in range(unrelated)]
     warranty = Document("warranty", "warranty", "The warranty ends after three years.")
     qa = DocQA(PassageIndex.build([warranty, *others]))
-    assert qa.search("How long is the warranty?", 3).refused is None
+    assert qa.search("How long is the warranty?").refused is None
     for question in (
         "Who won the cup?",
         "Which port does the server use?",
         "Wie alt ist der Hund?",
     ):
-        result = qa.search(question, 3)
+        result = qa.search(question)
         assert result.refused is not None and "expected 1.00" in result.refused
         assert result.sentences, "the nearest are shown"
 
@@ -126,14 +126,14 @@ def test_questions_are_refused_in_every_script(text: str, covered: str, other: s
 
 def test_a_question_of_stop_words_alone_is_not_refused() -> None:
     qa = DocQA(PassageIndex.build([Document("a", "a", "The warranty ends after three years.")]))
-    assert qa.search("What is it?", 1).refused is None
+    assert qa.search("What is it?").refused is None
 
 
 def test_copies_take_one_place() -> None:
     ends = "The warranty of the pump and of all of its parts ends after three years."
     texts = [ends] * 9 + [f"{ends} It covers the motor, the housing and the valves as well."] * 2
     qa = DocQA(PassageIndex.build([Document(f"{n}", "", text) for n, text in enumerate(texts)]))
-    result = qa.search("How long is the warranty?", 3)
+    result = qa.search("How long is the warranty?")
     assert sorted(hit.passage.text for hit in result.hits) == [ends, texts[-1]]
     assert [sentence.text for sentence in result.sentences].count(ends) == 1
 
