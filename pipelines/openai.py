@@ -1,7 +1,5 @@
 """OpenAI's forms: settings by its names, choices, usage, log-probabilities, citations."""
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The answer to a question: its text, citations, passages and prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate

@@ -8,8 +8,6 @@ searches too. The least cosine holds only for an embedder that the caller names,
 the small bundled one says little. A question without matches gets the beginning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ characters are equal but for white space. A part of a sentence is no citation, a
 something else. Accepted drafts from the passage decide `matched_by`.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ the answer says in its own words, `quoted` if it has a sentence word for word bu
 and `unsupported` otherwise. Supported is no proof: the sentence may mean something else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum

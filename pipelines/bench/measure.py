@@ -7,8 +7,6 @@ can be timed, are counted but left out of the ratios: a loop is too easy to draf
 difference of two equal times is noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The results of a benchmark: a table for people, and a JSON file for programs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

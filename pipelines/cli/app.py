@@ -1,7 +1,5 @@
 """The command line. Commands import models and documents only when they need them."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`ragspec datastore`: datastores of kNN language models, for `ragspec generate --datastore`."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

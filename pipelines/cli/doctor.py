@@ -1,7 +1,5 @@
 """`ragspec doctor`: the installed packages, and the device."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """The options of `ragspec draw`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any

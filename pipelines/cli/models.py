@@ -1,7 +1,5 @@
 """`ragspec models`: list the models with a name, and download those of pip's registry."""
 
-from __future__ import annotations
-
 import json as json_format
 import shutil
 from math import prod

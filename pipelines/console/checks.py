@@ -1,7 +1,5 @@
 """Checks of options that need no model and no torch, so that they come before any work."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable

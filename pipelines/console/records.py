@@ -5,8 +5,6 @@ field with a `typer.Option` or `typer.Argument` as just that, and collects those
 behind one option, --set NAME=VALUE. So a command has few options, and its settings have types.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Streams of text for a store: from folders, files of rows and data sets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """A finished text, the report of its steps, and the source of every token."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

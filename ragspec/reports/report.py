@@ -5,12 +5,10 @@ speculative decoding). A step is one draft and one verification. The bonus token
 length alone.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -79,7 +77,7 @@ class Retrieval:
         return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Retrieval:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the record that `to_dict` wrote."""
         events = [Event(**event) for event in data.get("events", ())]
         times = {int(n): ms for n, ms in data.get("search_ms", {}).items()}
@@ -202,7 +200,7 @@ class Report:
         """Generated tokens over all target forward passes; 0 without any."""
         return self.tokens / self.forward_passes if self.forward_passes else 0.0
 
-    def with_retrieval(self, milliseconds: float) -> Report:
+    def with_retrieval(self, milliseconds: float) -> Self:
         """Return this report with the milliseconds of the search before the generation."""
         stages = {**self.milliseconds, "retrieve": milliseconds}
         before = self.milliseconds.get("retrieve", 0.0)
@@ -232,7 +230,7 @@ class Report:
         return facts
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that `to_dict` wrote.
 
         Raises:

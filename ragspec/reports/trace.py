@@ -4,8 +4,6 @@ The file alone is enough for a page or a figure: it holds the texts of the emitt
 its header those of the drafted ones and the names of the documents. It is written after the run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
