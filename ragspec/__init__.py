@@ -3,8 +3,6 @@
 `import ragspec` is light: the public names below are imported when they are first used.
 """
 
-from __future__ import annotations
-
 from ragspec.registry import lazy_exports
 
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """`python -m ragspec`: the command line without an installed script."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Processors that keep state for all rows are copied, each copy with the state of its row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -23,8 +23,6 @@ Each message says what was received, what was expected and what to do. The comma
 the error's `exit_code`.
 """
 
-from __future__ import annotations
-
 
 def pluralize(number: int, noun: str, form: str = "") -> str:
     """Return a number, in a format, and its noun for a message: 1 token, 2 tokens."""

@@ -3,8 +3,6 @@
 Only this module of the core names the rooms. The strings are imported on first use.
 """
 
-from __future__ import annotations
-
 import difflib
 import sys
 import warnings

@@ -4,8 +4,6 @@ A draft model embeds the target's conditions by itself. A draft head reads the t
 states. Jacobi drafting needs no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ it) or `vae/` (an `AutoencoderKL`), and optionally `draft/` and `head/`. A folde
 target itself, with `draft/` in it. The bundled sets have names, such as "tiles" and "emoji".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Model, condition, settings and seed alone determine an image: under an exact rul
 with and without a drafter.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One call of an image pipeline: its runs, each over one guidance scale, and their progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ it; the benchmark of images writes it (`--tune`). Both are in the folder that ho
 the folder that is the target.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

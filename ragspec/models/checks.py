@@ -1,7 +1,5 @@
 """Checks of models, adapters and devices by files and names, before torch and again at loading."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Devices and dtypes of models, and whether their numbers are rounded visibly."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Iterable

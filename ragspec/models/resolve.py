@@ -5,8 +5,6 @@ the hub. Weights are safetensors, or one GGUF file that the
 name points to. Language models and embedders resolve alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

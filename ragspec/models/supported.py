@@ -1,7 +1,5 @@
 """Checks of models: supported architectures and attention windows."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 

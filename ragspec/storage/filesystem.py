@@ -1,7 +1,5 @@
 """File system operations of a store: read, flush, and lock out other writers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -12,8 +12,6 @@ Opening checks the manifest and every file against their SHA-256. This module ha
 hashes and does not interpret the contents.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

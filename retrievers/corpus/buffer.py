@@ -4,8 +4,6 @@ Small segments in memory make it visible. They are built when a reader asks for 
 geometrically as those on disk, so that a token is sorted a few times before it gets there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ see the whole change or nothing of it, also after a crash (`storage.store`). Seg
 in a log-structured merge tree (O'Neil et al. 1996), by a factor of 4.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A file is one document. A record of JSON lines is a part of it, cited by its line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Control sequences of terminals are removed, and every repair leaves a note.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Mail: the main lines of the header and the text of each message; attachments are named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

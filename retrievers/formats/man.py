@@ -3,8 +3,6 @@
 Only the requests that pages use are known; definitions and conditions of troff are skipped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

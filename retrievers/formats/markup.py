@@ -1,7 +1,5 @@
 """Plain text, Markdown, reStructuredText and Python: the file's text, with title and headings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

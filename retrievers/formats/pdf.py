@@ -1,7 +1,5 @@
 """The text of every page of a PDF file, without running lines, words rejoined across line ends."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -3,8 +3,6 @@
 A reader is a function of a file's path and bytes that returns an `Extract`. It is imported on use.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import warnings

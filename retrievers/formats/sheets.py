@@ -1,7 +1,5 @@
 """Tables: CSV files and spreadsheets, a line for each row, with the names of its columns."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence

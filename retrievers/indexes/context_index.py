@@ -4,8 +4,6 @@ It is a suffix automaton over the further texts of the request (a separator behi
 and the growing output, and maps positions to documents.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """The types and options of a segment's look-ups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ kernels release the GIL and are cached on disk. Positions read from a file are c
 damaged segment gives a useless draft, not a crash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, TypeVar, cast

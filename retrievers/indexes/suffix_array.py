@@ -1,7 +1,5 @@
 """Checks of token ids, and the suffix array of a token text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

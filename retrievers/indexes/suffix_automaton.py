@@ -11,8 +11,6 @@ The states are stored in parallel integer lists. Most states have one outgoing e
 of the lists. The few further edges are in a dictionary by state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from ragspec.errors import InputError

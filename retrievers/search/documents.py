@@ -4,8 +4,6 @@ All offsets count characters of a document's `text`. For text files it is the fi
 ends "\\n"; for other formats it is the text that a reader of `retrievers/formats` extracts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from bisect import bisect_right

@@ -5,8 +5,6 @@ rank learning methods": score = sum over lists of weight / (k + rank), rank from
 weights and other values of k are ours: with a much weaker list, a small k lets the strong one lead.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A passage is a piece of its document, character for character: `text == document.text[start:end]`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

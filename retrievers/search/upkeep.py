@@ -5,8 +5,6 @@ index is either unchanged or completely changed. A changed index equals a newly 
 new passages are embedded.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

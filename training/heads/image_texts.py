@@ -1,7 +1,5 @@
 """Images as sequences of codes behind their conditions, for the training of a draft head."""
 
-from __future__ import annotations
-
 import torch
 
 from ragspec.errors import InputError

@@ -8,8 +8,6 @@ alone, with the gradient of all rounds, as in EAGLE-3 (2503.01840). Heads of sev
 them too: round k is slot k (P-EAGLE reads a mask token in it), and every place begins a pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from math import nan
 from typing import NamedTuple, Self

@@ -1,7 +1,5 @@
 """A training of a head from beginning to end: held-out texts, checkpoints, signals."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

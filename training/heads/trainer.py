@@ -6,8 +6,6 @@ inversely proportional to the width, so that it serves heads of any size, and fa
 cosine. Order and noise of a step depend on seed and step alone, so that a run can be resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """`Family`: all that `ImagePipeline` needs to know about one kind of image model."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chameleon, Anole and Lumina-mGPT (arXiv 2405.09818, 2407.06135, 2408.02657)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Emu3 (arXiv 2409.18869), which draws images of any height and width."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """ImageGPT (Chen et al., 2020), whose codes are clusters of colours, one a pixel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

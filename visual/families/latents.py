@@ -1,7 +1,5 @@
 """Causal models of continuous latents, and the base of all families of latents."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LlamaGen (Sun et al., arXiv 2406.06525): codes by class, or by the features of a text encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ keeps the distribution of one latent per iteration. The model's attention is bid
 verifying k drafted latents takes k + 1 masked prefixes in one batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil

@@ -8,8 +8,6 @@ Shorter prompts are padded on the left; padding is masked and has no positions. 
 are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ the trunk is causal, so that one forward verifies many latents, and the network 
 latent, clipped, instead of the noise.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import field
 from typing import Any

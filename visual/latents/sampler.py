@@ -6,8 +6,6 @@ floor. That includes the last step, which has no noise in published samplers: ru
 to judge. The floor is part of the sampler, with drafts and without.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

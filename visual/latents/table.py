@@ -1,7 +1,5 @@
 """Latents by number, so that drafts, sequences and reports are of whole numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ published names and their shapes determine the sizes. The number of attention he
 determines, is looked up for the published widths.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

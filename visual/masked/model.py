@@ -5,8 +5,6 @@ the decoder's state of the place, it predicts the noise and, for each number, th
 step between its bounds.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from typing import cast

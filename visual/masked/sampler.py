@@ -4,8 +4,6 @@ Guidance mixes only the predicted noise of the conditional and the unconditional
 is that of the conditional row (MAR, Li et al., arXiv 2406.11838, as published).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -6,8 +6,6 @@ The last step has no noise, as published. The places per iteration follow MaskGI
 al., arXiv 2202.04200), as in MAR.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

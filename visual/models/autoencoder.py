@@ -5,8 +5,6 @@ all follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear 
 Widths and blocks are read off the shapes. The groups of the norms are 32 in all published models.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from itertools import count, takewhile
 from pathlib import Path

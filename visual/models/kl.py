@@ -5,8 +5,6 @@ layout. Its layers are those of LDM (Rombach et al., 2112.10752), with attention
 last block alone. diffusers numbers the decoder's blocks from the widest on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ of condition positions are zero, so their queries and keys vanish: every code at
 condition with logit 0, at any distance.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -4,8 +4,6 @@ Sizes are read off the weights' shapes. The number of heads and the side of the 
 caller, a rotary table, the training settings or the published sizes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

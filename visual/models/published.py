@@ -5,8 +5,6 @@ at the top (FSDP), in a torch pickle or in safetensors. Pickles are read with we
 A `WeightLayout` describes the files of one kind of model.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The grid of an image's codes, and its layout in the tokens that a model generates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar

@@ -7,8 +7,6 @@ and latents are normalised first, so that the nearest code is the one of largest
 own look-up does not normalise, hence the few lines here.
 """
 
-from __future__ import annotations
-
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any

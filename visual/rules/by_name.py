@@ -12,8 +12,6 @@ codes delta 0.1 accepts nearly every draft. The defaults for V codes are
 They are starting points. Every run measures their cost (`tv_excess`), and a budget limits it.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from numbers import Real
 

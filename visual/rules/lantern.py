@@ -20,8 +20,6 @@ relax it; the published code does, by the probabilities before temperature.
 as the draft expects below it. A code is only replaced if at least `least_gain` codes are expected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace

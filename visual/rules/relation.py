@@ -12,8 +12,6 @@ codes whose mass is at most delta. `nearest_by_ratio` is LANTERN++'s (arXiv 2502
 reads one number as delta up to 1 and as lambda above; here they are two settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@
 it needs no density, and with r = 0 the image equals that of plain decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -8,8 +8,6 @@ any draft, as no index is judged twice. Densities are compared in log space, in 
 `Aligned` judges one step, `Horizon` s, `Path` all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import cast
