@@ -175,9 +175,6 @@ class Answerer(ABC):
         """Return the best passages and sentences, and why the question is refused if it is.
 
         It is refused if no sentence of the best 5 passages reaches `LEAST_SCORE`.
-
-        Args:
-            refuse: Whether to judge the question.
         """
         if self.retriever is None:
             return SearchResult()

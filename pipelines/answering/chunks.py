@@ -35,8 +35,7 @@ class Chunks:
     """Searches the chunks of the part of a document that the target reads.
 
     Args:
-        hit: That part.
-        tokens: Length of its prompt.
+        hit, tokens: That part, and the length of its prompt.
         embedder: See `PassageIndex.build`; None for the bundled one.
     """
 

@@ -62,12 +62,10 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     @wraps(function)
     def command(**values: Any) -> Any:
         values |= read_settings(values.pop(SET, ()), settings)
-        for name, kind in types.items():
-            if is_dataclass(kind):
-                values[name] = _record(kind, values)
+        arguments = {n: _value(kind, n, values) for n, kind in types.items() if n != "return"}
         if "torch" not in sys.modules and {"model", "embedder"} & values.keys():
             Terminal().note("starting ...")  # the import takes seconds
-        return function(**{name: values[name] for name in types if name != "return"})
+        return function(**arguments)
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -171,14 +169,9 @@ def _described(field: Parameter) -> str:
     return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {setting.help}"
 
 
-def _record(kind: Any, values: dict[str, Any]) -> Any:
-    """Return a record of the values by name, and the records in it."""
+def _value(kind: Any, name: str, values: dict[str, Any]) -> Any:
+    """Return the value of a name, or the record of a type from the values of its fields."""
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return values[name]
     types = get_type_hints(kind)
-    return kind(
-        **{
-            field.name: _record(types[field.name], values)
-            if is_dataclass(types[field.name])
-            else values[field.name]
-            for field in fields(kind)
-        }
-    )
+    return kind(**{each.name: _value(types[each.name], each.name, values) for each in fields(kind)})

@@ -67,19 +67,15 @@ class Terminal:
         else:
             if announce:
                 self.note(f"{what} ...")
-            yield self._log()
+            due = time.monotonic() + LOG_SECONDS
 
-    def _log(self) -> Callable[[str], None]:
-        """Return a function that notes what is done, every few seconds from now on."""
-        due = time.monotonic() + LOG_SECONDS
+            def log(what: str) -> None:
+                nonlocal due
+                if time.monotonic() >= due:
+                    self.note(what)
+                    due = time.monotonic() + LOG_SECONDS
 
-        def log(what: str) -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                self.note(what)
-                due = time.monotonic() + LOG_SECONDS
-
-        return log
+            yield log
 
     @contextmanager
     def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:

@@ -96,7 +96,6 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
     """Yield the prompts of a file of rows: texts, chat messages or token ids.
 
     Args:
-        path: A jsonl or parquet file.
         field: The column; None for the first of `prompt`, `messages`, `question` and `ids`.
 
     Raises:
@@ -146,10 +145,7 @@ def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a file, each with where it stands.
-
-    Args:
-        path: JSON lines in UTF-8, or a parquet file.
+    """Yield the rows of JSON lines in UTF-8 or of a parquet file, each with where it stands.
 
     Raises:
         DocumentError: The file is missing, holds no rows, or one cannot be read.

@@ -61,9 +61,6 @@ def step_texts(generation: Generation, tokenizer: Decodes) -> tuple[tuple[str, .
     """Return the texts of the tokens that each step emitted; joined, they end as the text does.
 
     A character made of several tokens stands at its last one; the others get "".
-
-    Args:
-        tokenizer: A tokenizer, or a function from token ids to text.
     """
     output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
     output.push(generation.tokens)
