@@ -139,7 +139,7 @@ class CellSession:
         with self.loop() as loop:
             began = time.perf_counter()
             for _ in range(steps):
-                step = loop.step(None)[0].step
+                _, step = loop.step(None)[0]
                 stages.append(step.milliseconds)
                 nodes.append(len(step.tree))
                 tokens.append(len(step.tokens))

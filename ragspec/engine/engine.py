@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -206,10 +206,6 @@ class Engine:
         self.scheduler.add(handle)
         return handle
 
-    def remove(self, handle: RequestHandle) -> None:
-        """End a request after the current step, and free its memory."""
-        self.scheduler.remove(handle)
-
     def step(self) -> bool:
         """Take one step for all requests in this thread; return whether any are left."""
         self.scheduler.step()
@@ -241,11 +237,8 @@ class Engine:
         """
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
-        handle = self.add(replace(request, prefill=True), object())
-        try:
+        with closing(self.without_callbacks().add(request, object())) as handle:
             handle.result()
-        finally:
-            handle.close()
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep caches and packed weights ready inside the block, see `Scheduler.hold`."""

@@ -12,9 +12,10 @@ from queue import SimpleQueue
 from typing import Protocol, Self
 
 from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import Emission, is_interrupt
+from ragspec.engine.step import is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
+from ragspec.rules.base import Step
 from ragspec.sampling.placed_tokens import PlacedToken, place
 from ragspec.sampling.text_output import TextOutput
 
@@ -38,11 +39,10 @@ class Driver(Protocol):
 
 
 class RequestHandle:
-    """An iterator over the emissions of a request; `result()` waits for the whole text.
+    """An iterator over the steps of a request; `result()` waits for the whole text.
 
-    An emission's `step.tokens` are new tokens of the text. All methods may be called from any
-    thread; the emissions go to one reader. The iteration and `result` raise the error that ended
-    the text, if any.
+    The tokens of each step are new in the text. All methods may be called from any thread; the
+    steps go to one reader. The iteration and `result` raise the error that ended the text, if any.
 
     Args:
         sequence: The state of the text.
@@ -72,22 +72,22 @@ class RequestHandle:
         self.callback_error: BaseException | None = None
         self._scheduler = scheduler
         self._on_finish: Notify | None = on_finish
-        self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
-        self._events: deque[Emission | Generation | BaseException] = deque()
+        self._steps: SimpleQueue[Step | None] = SimpleQueue()
+        self._events: deque[Step | Generation | BaseException] = deque()
         self._delivering = threading.Lock()
         self._putting = threading.Lock()
         self._complete = False  # whether the reader has the end
         self._watcher: Callable[[], None] | None = None
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` for each emission and for the end, in the thread that takes the steps.
+        """Call `watcher` for each step and for the end, in the thread that takes the steps.
 
-        It is called at once, in this thread, for emissions that have come already. So an event loop
+        It is called at once, in this thread, for steps that have come already. So an event loop
         never has to wait for one. The handle drops it at the end.
         """
         with self._putting:
             self._watcher = None if self._complete else watcher
-            for _ in range(self._emissions.qsize()):
+            for _ in range(self._steps.qsize()):
                 watcher()
 
     @property
@@ -98,13 +98,13 @@ class RequestHandle:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Emission:
+    def __next__(self) -> Step:
         if self.owner is not None:
-            self._scheduler.drive(self.owner, lambda: not self._emissions.empty())
-        emission = self._emissions.get()
-        if emission is not None:
-            return emission
-        self._emissions.put(None)  # for further calls
+            self._scheduler.drive(self.owner, lambda: not self._steps.empty())
+        step = self._steps.get()
+        if step is not None:
+            return step
+        self._steps.put(None)  # for further calls
         if (error := self.future.exception()) is not None:
             raise error
         raise StopIteration
@@ -151,8 +151,8 @@ class RequestHandle:
         if not self.done:
             self._scheduler.remove(self, wait=wait)
 
-    def put(self, event: Emission | Generation | BaseException) -> None:
-        """Take an emission, the generation or the error that ends the text; see `deliver`."""
+    def put(self, event: Step | Generation | BaseException) -> None:
+        """Take a step, the generation or the error that ends the text; see `deliver`."""
         self._events.append(event)
 
     def deliver(self) -> None:
@@ -167,23 +167,23 @@ class RequestHandle:
             finally:
                 self._delivering.release()
 
-    def _hand(self, event: Emission | Generation | BaseException) -> None:
-        if not isinstance(event, Emission):
+    def _hand(self, event: Step | Generation | BaseException) -> None:
+        if not isinstance(event, Step):
             self._end(event)
             self._put(None)
             return
         self.first = self.first or time.perf_counter()
         self._put(event)
         if self.request.on_step is not None:
-            self._call(self.request.on_step, self.request.number, event.step)
+            self._call(self.request.on_step, self.request.number, event)
 
-    def _put(self, emission: Emission | None) -> None:
-        """Hand an emission, or None at the end, to the reader and the watcher."""
+    def _put(self, step: Step | None) -> None:
+        """Hand a step, or None at the end, to the reader and the watcher."""
         with self._putting:
-            self._emissions.put(emission)
+            self._steps.put(step)
             if self._watcher is not None:
                 self._call(self._watcher)
-            if emission is None:
+            if step is None:
                 self._complete = True
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
@@ -276,15 +276,15 @@ class Stream:
     def read(self) -> str:
         """Return the text of the next step, "" if it completes no text."""
         try:
-            emission = next(self._handle, None)
-            if emission is None:
+            step = next(self._handle, None)
+            if step is None:
                 self.ended = True
                 # Text is no longer held back once nothing can follow it.
                 piece = self._text.piece(ends=self.result.finish_reason != "paused")
             else:
-                self._text.push(emission.step.tokens)
+                self._text.push(step.tokens)
                 # Which tokens of the last step belong to a stop string is only known at the end.
-                piece = "" if emission.sequence.done else self._text.piece()
+                piece = "" if self._handle.sequence.done else self._text.piece()
         except BaseException:
             self.close()
             raise

@@ -19,24 +19,26 @@ from torch import Tensor
 
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
-from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read
+from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read, select
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import (
-    Emission,
     InFlightStep,
     attempt,
     emit,
     finish,
+    follows,
     judge,
     propose,
     top_tokens_of,
 )
 from ragspec.models.device import out_of_memory
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.verification.base import TargetSession
 from ragspec.verification.tree_session import TreeSession
 
+Emissions = list[tuple[Sequence, Step]]
 MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is read again
 
 
@@ -98,7 +100,7 @@ class Loop:
             self.session.leave(sequence.slot, keep)
             sequence.slot = None
 
-    def step(self, chunk: int | None = None, *, read_first: bool = False) -> list[Emission]:
+    def step(self, chunk: int | None = None, *, read_first: bool = False) -> Emissions:
         """Take one step in every sequence whose prompt is read, then read on in other prompts.
 
         Sequences that have ended leave. If the session supports it, the next forward is running on
@@ -109,38 +111,41 @@ class Loop:
             read_first: Take no step before all prompts are read.
 
         Returns:
-            The emissions of the sequences.
+            The step of each sequence that has new tokens.
         """
         while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))
-        advances = self._live and not (read_first and self._jobs)
-        emissions: list[Emission] = []
-        if advances:
-            step, self._ahead = self._ahead or self._launch(), None
+        emissions: Emissions = []
+        if self._live and not (read_first and self._jobs):
+            step, self._ahead = self._ahead or self._launch(InFlightStep(self._live.copy())), None
             emissions = self._take(step)
         if self._jobs and (jobs := self._resumed()):
             emissions += self._read(jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self.session.ahead and self._live and not (read_first and self._jobs):
-            self._ahead = self._launch()  # before the tokens of this step are handed on
+            # The device computes while the tokens of this step are handed on.
+            self._ahead = self._launch(InFlightStep(self._live.copy()))
         return emissions
 
-    def _launch(self) -> InFlightStep:
-        """Draft for every row and launch the forward; the step keeps an error until it is taken."""
+    def _launch(self, step: InFlightStep) -> InFlightStep:
+        """Launch a forward, of new drafts if there are none; an error waits until it is taken."""
         began = time.perf_counter()
-        step = InFlightStep(self._live.copy())
         try:
-            step.rows, step.trees = self._drafts(self._live)
+            if not step.trees:
+                step.rows, step.trees = self._drafts(step.rows)
+            drafted = time.perf_counter()
+            if step.rows:
+                if all(map(follows, step.rows)):
+                    texts = [row.context.tokens for row in step.rows]
+                    self.session.follow([row.distribution for row in step.rows], texts)
+                self.session.launch([row.pending for row in step.rows], step.trees)
+            step.drafting, step.launching = drafted - began, time.perf_counter() - drafted
         except Exception as error:
             step.error = error
-            return step
-        step.drafting = time.perf_counter() - began
-        if step.rows:
-            step.launch(self.session)
         return step
 
-    def _take(self, step: InFlightStep) -> list[Emission]:
+    def _take(self, step: InFlightStep) -> Emissions:
         """Return the emissions of a launched step, or of what is done after an error."""
         try:
             if step.error is not None:
@@ -149,7 +154,7 @@ class Loop:
         except Exception as error:
             return self._recover(error, step)
 
-    def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> list[Emission]:
+    def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> Emissions:
         """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token.
 
         After an error they are read one by one, or a sequence is put back.
@@ -192,12 +197,11 @@ class Loop:
 
     def _after_prefill(
         self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
-    ) -> list[Emission]:
+    ) -> Emissions:
         """Report the progress of prompts, and emit the first tokens of those that have ended."""
         ended: list[tuple[Sequence, PrefillJob, Tensor]] = []
         for job, row_logits in zip(jobs, logits, strict=False):
-            for sequence, on_read, count, total in job.reports():
-                attempt(sequence, on_read, count, total)
+            job.report()
             if not job.left:
                 ended += [(row, job, row_logits) for row in self._seat(job)]
         self._jobs = [job for job in self._jobs if job.left]
@@ -205,24 +209,19 @@ class Loop:
 
     def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
-        first, *others = rows = job.sequences
-        if first.request.prefill:
-            first.stop.reason = "length"
-            self._live += rows  # they leave at the end of the step
-            return []
+        rows, slot = job.sequences, job.join(self.session)
         self._live += rows
         if job.again:
-            first.prefill_ms += 1000 * (time.perf_counter() - job.began)
-            first.prefill_forwards += job.forwards
-            return []
-        for row in others:
-            row.slot = attempt(row, self.session.fork, _known(first.slot))
+            rows[0].prefill_ms += 1000 * (time.perf_counter() - job.began)
         for row in rows:
-            if row.error is None:
+            row.prefill_forwards += job.forwards
+            if row.slot is None:
+                row.slot = attempt(row, self.session.fork, slot)
+            if row.error is None and not job.again:
                 attempt(row, job.notify, row)
-        return [row for row in rows if not row.done]
+        return [] if job.again else [row for row in rows if not row.done]
 
-    def _first(self, ended: abc.Sequence[tuple[Sequence, PrefillJob, Tensor]]) -> list[Emission]:
+    def _first(self, ended: abc.Sequence[tuple[Sequence, PrefillJob, Tensor]]) -> Emissions:
         """Emit the first token of each row from the logits [1, V] after its prompt."""
         if not ended:
             return []
@@ -230,21 +229,18 @@ class Loop:
         ends = [job.hidden[-1].at(slice(-1, None)) if job.hidden else None for job in jobs]
         judged = judge(rows, [DraftTree.empty()] * len(rows), logits, ends)
         emissions = []
-        for row, job, judgement in zip(rows, jobs, judged, strict=True):
-            if judgement is None:
-                continue
+        for row, match in zip(rows, judged, strict=True):
             # From the row's start: opening drafters (an index of the prompt, a draft model's own
             # prefill) is work on the prompt too.
             spent = 1000 * (time.perf_counter() - row.started)
-            verdict, _ = judgement
-            step = attempt(row, emit, row, DraftTree.empty(), verdict, {"prefill": spent})
+            row.prefill_ms += spent
+            spending = {"prefill": spent}
+            step = match and attempt(row, emit, row, DraftTree.empty(), match[0], spending)
             if step is not None:
-                row.prefill_ms += spent
-                row.prefill_forwards += job.forwards
-                emissions.append(Emission(row, step))
+                emissions.append((row, step))
         return emissions
 
-    def _finish(self, step: InFlightStep) -> list[Emission]:
+    def _finish(self, step: InFlightStep) -> Emissions:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
         landing = time.perf_counter()
         session = self.session
@@ -270,45 +266,41 @@ class Loop:
             states = None if states is None else states.at(slice(len(tree) + 1))
             emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], states)
             if emitted is not None:
-                emissions.append(Emission(row, emitted))
+                emissions.append((row, emitted))
         host = 1000 * (time.perf_counter() - committed)
-        for emission in emissions:
-            emission.step.milliseconds["host"] = host
+        for _, emitted in emissions:
+            emitted.milliseconds["host"] = host
         return emissions
 
-    def _recover(self, error: Exception, step: InFlightStep) -> list[Emission]:
+    def _recover(self, error: Exception, step: InFlightStep) -> Emissions:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
         self.session.discard_uncommitted()
         rows = [row for row in step.rows if row in self._live]
         if not rows:
             return []
+        pairs = dict(zip(step.rows, step.trees, strict=False))
         if out_of_memory(error) and any(map(len, step.trees)):
-            smaller = [keep_best(tree, len(tree) // 2) for tree in step.trees]
-            return self._again(step.rows, smaller)
+            return self._again(
+                {row: keep_best(tree, len(tree) // 2) for row, tree in pairs.items()}
+            )
         if len(rows) == 1 and (not out_of_memory(error) or len(self.sequences) == 1):
             rows[0].error = error
             return []
         if out_of_memory(error):
             return self._make_room()
-        if not step.trees:  # a drafter or its budget failed outside of any row
+        if not pairs:  # a drafter or its budget failed outside of any row
             raise error
-        pairs = list(zip(step.rows, step.trees, strict=True))
-        return [each for row, tree in pairs for each in self._again([row], [tree])]
+        return [each for row, tree in pairs.items() for each in self._again({row: tree})]
 
-    def _again(
-        self, rows: abc.Sequence[Sequence], trees: abc.Sequence[DraftTree]
-    ) -> list[Emission]:
-        """Verify these drafts in a forward of their own."""
-        pairs = {_known(row.slot): (row, tree) for row, tree in zip(rows, trees, strict=True)}
-        pairs = {slot: pair for slot, pair in pairs.items() if pair[0] in self._live}
-        if not pairs:
+    def _again(self, drafts: abc.Mapping[Sequence, DraftTree]) -> Emissions:
+        """Verify these drafts in a forward of their own, but for rows that have left."""
+        drafts = {row: tree for row, tree in drafts.items() if row in self._live}
+        if not drafts:
             return []
-        ordered = [pairs[slot] for slot in self.session.select_rows(list(pairs))]
-        step = InFlightStep([row for row, _ in ordered], [tree for _, tree in ordered])
-        step.launch(self.session)
-        return self._take(step)
+        rows, trees = zip(*select(self.session, drafts), strict=True)
+        return self._take(self._launch(InFlightStep([*rows], [*trees])))
 
-    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:
+    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> Emissions:
         """Read rows again whose cache a failed commit left in an unknown state."""
         self.session.discard_uncommitted()
         for row in rows:
@@ -320,7 +312,7 @@ class Loop:
             self._jobs.append(PrefillJob.restart(row))
         return []
 
-    def _make_room(self) -> list[Emission]:
+    def _make_room(self) -> Emissions:
         """Put the sequence with most left to do back, and free its memory."""
         rows = self.sequences
         row = max(rows, key=lambda row: len(row.pending) + row.context.remaining)
@@ -334,14 +326,14 @@ class Loop:
     def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""
         self._forward.begin(len(live))
-        drafts = {_known(row.slot): (row, attempt(row, propose, row)) for row in live}
-        valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
-        ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
-        rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
+        drafts = {row: attempt(row, propose, row) for row in live}
+        valid = {row: tree for row, tree in drafts.items() if tree is not None}
+        ordered = select(self.session, valid)
         trimmed = [
             self.session.trim_draft(tree, place, row.context.tokens)
-            for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
+            for place, (row, tree) in enumerate(ordered)
         ]
+        rows = [row for row, _ in ordered]
         lengths = [len(row.context.tokens) for row in rows]
         admitted = fit_together([row.budget for row in rows], trimmed, lengths)
         self._forward.fill([1 + len(tree) for tree in admitted])
@@ -358,9 +350,3 @@ def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[Pref
                 yield PrefillJob.of(others)
             else:
                 yield replace(job, sequences=others)
-
-
-def _known(slot: int | None) -> int:
-    """Return the slot of a row that has one."""
-    assert slot is not None
-    return slot

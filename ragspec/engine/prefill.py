@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Prefill
-from ragspec.engine.request import OnRead
 from ragspec.engine.sequence import Sequence
+from ragspec.engine.step import attempt
 from ragspec.needs import HiddenStates
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.tree_session import TreeSession
 
+T = TypeVar("T")
 SHARED = 32  # equal first tokens from which on a prompt waits for another to be read
 
 
@@ -98,16 +100,15 @@ class PrefillJob:
         if hidden is not None:
             self.hidden.append(hidden)
 
-    def reports(self) -> Iterator[tuple[Sequence, OnRead, int, int]]:
-        """Yield the progress callbacks after a forward: sequence, callback, tokens read, total."""
-        read = self.total - len(self.left)
-        if self.again or (self.forwards == 1 and not self.left):
-            return  # a short prompt
+    def report(self) -> None:
+        """Call the progress callbacks after a forward, unless it has read all of a short prompt."""
+        first = self.forwards == 1
+        if self.again or (first and not self.left):
+            return
         for sequence in self.sequences:
             if (on_read := sequence.request.on_read) is not None:
-                if self.forwards == 1:
-                    yield sequence, on_read, 0, self.total
-                yield sequence, on_read, read, self.total
+                for left in (self.total, len(self.left)) if first else (len(self.left),):
+                    attempt(sequence, on_read, self.total - left, self.total)
 
     def notify(self, sequence: Sequence) -> None:
         """Give the drafter the best tokens and hidden states of the prompt's last tokens."""
@@ -150,13 +151,9 @@ def read(
     Returns:
         The jobs in the order of their rows, and the logits after those tokens, each [1, V].
     """
-    by_slot = {job.sequences[0].slot: (job, count) for job, count in parts}
-    ordered = [
-        by_slot[slot]
-        for slot in session.select_rows([slot for slot in by_slot if slot is not None])
-    ]
-    rows = [job.sequences[0] for job, _ in ordered]
-    pending = [job.left[:count] for job, count in ordered]
+    ordered = select(session, {job.sequences[0]: (job, count) for job, count in parts})
+    rows = [row for row, _ in ordered]
+    pending = [job.left[:count] for _, (job, count) in ordered]
     k = max(row.needs.top_tokens if row.needs.prompt_top_tokens else 0 for row in rows)
     top_tokens: list[TopTokens] = []
     if (k or any(row.needs.hidden_states for row in rows)) and isinstance(session, TreeSession):
@@ -165,9 +162,16 @@ def read(
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
     hidden = hidden_of(session, rows)
     session.commit([() for _ in rows])
-    for i, (job, count) in enumerate(ordered):
+    for i, (_, (job, count)) in enumerate(ordered):
         job.note(count, top_tokens[i] if top_tokens else None, hidden[i])
-    return [job for job, _ in ordered], logits
+    return [job for _, (job, _) in ordered], logits
+
+
+def select(session: TargetSession, items: Mapping[Sequence, T]) -> list[tuple[Sequence, T]]:
+    """Select the rows of some sequences in the session; return their items in its order."""
+    by_slot = {row.slot: (row, item) for row, item in items.items()}
+    order = session.select_rows([slot for slot in by_slot if slot is not None])
+    return [by_slot[slot] for slot in order]
 
 
 def hidden_of(

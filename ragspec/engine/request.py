@@ -51,7 +51,6 @@ class Request:
         texts: Texts to draft from, the prediction last.
         predicted: Whether the last of them is a prediction.
         defaults: The model's generation config, None to ignore it.
-        prefill: Read the prompt into the prefix cache, and generate nothing.
         options: The others, see `Options`.
     """
 
@@ -74,7 +73,6 @@ class Request:
     priority: int = 0
     on_read: OnRead | None = None
     on_step: OnStep | None = None
-    prefill: bool = False
 
 
 class Options(TypedDict, total=False):

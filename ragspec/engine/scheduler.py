@@ -273,9 +273,9 @@ class Scheduler:
         alone, divisible = not self._shared, self.target.divisible
         chunk = (self.target.piece if alone else self.chunk) if divisible else None
         touched = dict.fromkeys(ended)
-        for emission in loop.step(chunk, read_first=alone):
-            handle = self._live[emission.sequence]
-            handle.put(emission)
+        for sequence, step in loop.step(chunk, read_first=alone):
+            handle = self._live[sequence]
+            handle.put(step)
             touched[handle] = None
         for handle in [each for each in self._live.values() if each.sequence.done]:
             touched[self._end(handle, handle.sequence.error)] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,12 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
+from ragspec.models.device import out_of_memory
 from ragspec.models.quantized import weights_of
 from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under
 from ragspec.rules.base import Rule, Step
-from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
@@ -59,8 +58,6 @@ class Sequence:
         needs: The needs of the drafter.
         transform, distribution_name: The transform of the target's distribution and its name.
         transform_taps: The hidden states that it reads, see `Needs.hidden_states`.
-        open_view: Makes the rule's view of a forward; some targets, such as those of continuous
-            latents, have their own.
         pending: Committed tokens that the target has not read, the root last.
         slot: The row of the session, None for none.
         error: The error that ended the sequence.
@@ -92,7 +89,6 @@ class Sequence:
         self.transform: RowTransform | None = None
         self.transform_taps: tuple[int, ...] = ()
         self.distribution_name: str | None = None
-        self.open_view: Callable[..., RowView] = RowView
         self.pending = list(tokens)
         self.slot: int | None = None
         self.error: BaseException | None = None
@@ -117,9 +113,8 @@ class Sequence:
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
         self.rule = self.parts.rule.open()
-        self.open_view = target.open_view
         self._open_transform()
-        if not (request.prefill or self.done or self.context.remaining <= 1):
+        if not (self.done or self.context.remaining <= 1):
             self._open_drafter(forward)
 
     def _open_transform(self) -> None:
@@ -177,8 +172,10 @@ class Sequence:
         """Tokens that may follow those that are pending, a draft included."""
         return self.context.remaining + (MOST_NODES if self.drafter is not None else 1)
 
-    def drop_drafter(self, error: BaseException) -> None:
-        """Go on without a drafter that failed; the report says why."""
+    def drop_drafter(self, error: Exception) -> None:
+        """Go on without a drafter for which memory ran out, as reported; raise other errors."""
+        if not out_of_memory(error):
+            raise error
         self.drafter = None
         self.reason = f"the drafter failed ({type(error).__name__}: {error})"
 

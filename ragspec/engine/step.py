@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import RuleError
-from ragspec.models.device import out_of_memory
 from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step, Verdict
 from ragspec.rules.target_view import RowView
@@ -21,7 +20,6 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
-from ragspec.verification.base import TargetSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,14 +44,6 @@ def attempt(
         return None
 
 
-@dataclass(slots=True)
-class Emission:
-    """The tokens that one step gave one sequence."""
-
-    sequence: Sequence
-    step: Step
-
-
 def propose(row: Sequence) -> DraftTree:
     """Return a draft of the sequence's drafter, within its budget.
 
@@ -61,15 +51,13 @@ def propose(row: Sequence) -> DraftTree:
     """
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
-    allowed = row.budget.allowance(len(row.context.tokens))
+    count = len(row.context.tokens)
+    allowed = row.budget.allowance(count)
     if allowed <= 0:
         return DraftTree.empty()
-    count = len(row.context.tokens)
     try:
         tree = row.drafter.propose(row.context, allowed)
     except Exception as error:
-        if not out_of_memory(error):
-            raise
         row.drop_drafter(error)
         return DraftTree.empty()
     if len(row.context.tokens) != count:
@@ -83,7 +71,8 @@ def propose(row: Sequence) -> DraftTree:
 
 def follows(row: Sequence) -> bool:
     """Return whether the row's rule takes the target's own tokens, by its own distribution."""
-    return type(row.rule) is Walk and row.transform is None and row.open_view is RowView
+    usual = row.parts.target.open_view is RowView and row.transform is None
+    return usual and type(row.rule) is Walk
 
 
 def judge(
@@ -101,10 +90,11 @@ def judge(
         known: The target's own tokens after root and nodes, if they are computed already; empty for
             a row that has none.
     """
-    parts = [logits[i][: len(tree) + 1] for i, tree in enumerate(trees)]
     views = [
-        attempt(row, _view, row, trees[i], parts[i], hidden[i], None if known is None else known[i])
-        for i, row in enumerate(rows)
+        attempt(row, _view, row, tree, part[: len(tree) + 1], states, chosen)
+        for row, tree, part, states, chosen in zip(
+            rows, trees, logits, hidden, known or [None] * len(rows), strict=False
+        )
     ]
     valid = [view for view in views if view is not None]
     if valid:
@@ -141,7 +131,8 @@ def _view(
         if taps and hidden is not None:
             states = hidden.of(taps)[0, : len(tree) + 1]
         row.transform.forward(states, tree, context)
-    return row.open_view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
+    view = row.parts.target.open_view
+    return view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
 def _judge(row: Sequence, tree: DraftTree, view: RowView) -> Verdict:
@@ -199,8 +190,6 @@ def finish(
         try:
             row.drafter.observe(step)
         except Exception as error:
-            if not out_of_memory(error):
-                raise
             row.drop_drafter(error)
         step.view = step.best = step.hidden = None
     if row.budget is not None:
@@ -213,7 +202,7 @@ class InFlightStep:
     """One forward and the drafts that it verifies.
 
     Attributes:
-        trees: Empty if drafting failed.
+        trees: Empty before drafting, or if it failed.
         drafting, launching: Seconds of the host.
         error: The error of its drafts or of its launch.
     """
@@ -223,20 +212,3 @@ class InFlightStep:
     drafting: float = 0.0
     launching: float = 0.0
     error: Exception | None = None
-
-    def launch(self, session: TargetSession) -> None:
-        """Start the forward; the step keeps an error until it is taken.
-
-        If the session runs ahead, texts are decoded, reports written and callers served while the
-        device computes. The drafts and the distributions do not depend on any clock.
-        """
-        rows = self.rows
-        try:
-            if all(follows(row) for row in rows):
-                texts = [row.context.tokens for row in rows]
-                session.follow([row.distribution for row in rows], texts)
-            began = time.perf_counter()
-            session.launch([row.pending for row in rows], self.trees)
-            self.launching = time.perf_counter() - began
-        except Exception as error:
-            self.error = error

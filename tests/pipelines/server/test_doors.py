@@ -56,7 +56,7 @@ class Doors:
     def watch(self, case: Case) -> tuple[list[int] | int, str]:
         """Read the steps of a handle, as the server does."""
         handle = self.engine.submit(case.prompt, case.sampling, **case.options)
-        tokens = [token for emission in handle for token in emission.step.tokens]
+        tokens = [token for step in handle for token in step.tokens]
         return tokens, handle.result().text
 
     def stream(self, case: Case) -> tuple[list[int] | int, str]:

@@ -131,7 +131,7 @@ class Run:
             elif chance < 0.87 and self.cases:
                 self.rng.choice(self.cases).handle.cancel()
             elif chance < 0.9 and self.cases:
-                self.engine.remove(self.rng.choice(self.cases).handle)
+                self.rng.choice(self.cases).handle.close()
             self.settle()
         while self.cases:
             self.engine.step()

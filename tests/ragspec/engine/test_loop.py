@@ -207,8 +207,8 @@ def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
     """Return all tokens that a caller was handed, and what ended the text."""
     results: list[int] = []
     with contextlib.suppress(ZeroDivisionError):
-        for emission in handle:
-            results += emission.step.tokens
+        for step in handle:
+            results += step.tokens
     return results, handle.future.exception()
 
 

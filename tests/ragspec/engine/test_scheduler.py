@@ -100,7 +100,7 @@ def submit(pool: Engine, requests: Sequence[Requests], **more: Any) -> list[Requ
 
 
 def tokens_of(handle: RequestHandle) -> list[int]:
-    return [token for emission in handle for token in emission.step.tokens]
+    return [token for step in handle for token in step.tokens]
 
 
 REQUESTS = queries(12)
@@ -690,7 +690,7 @@ def test_steps_may_be_taken_by_hand(
         (request,), _ = pool.prepare(prompt, sampling, options)  # type: ignore[arg-type]
         handles.append(pool.add(request, owner))
     pool.step()
-    pool.remove(handles[0])  # which began to read its prompt for both
+    handles[0].close()  # which began to read its prompt for both
     while pool.step():
         pass
     assert [each.result().tokens for each in handles[1:]] == expected[:3]
