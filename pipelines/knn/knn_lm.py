@@ -129,14 +129,14 @@ class KnnLM:
             if options.get(name):
                 raise InputError(f"got {name}=, which KnnLM sets itself; leave it out.")
         sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
-        encoded = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
-        if not encoded.single:
-            raise InputError(f"got {len(encoded.ids)} prompts; expected one text at a time.")
+        every, single = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
+        if not single:
+            raise InputError(f"got {len(every)} prompts; expected one text at a time.")
         if stream is not None and self.engine.tokenizer is None:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
         stops = stop_strings(options.get("stop"), self.engine.tokenizer)
         final = FinalText(stream, self.engine.tokenizer, stops)
-        text = KnnText(self, encoded.ids[0], sampling, options, final)
+        text = KnnText(self, every[0], sampling, options, final)
         try:
             with self.engine.hold():
                 generation = text.run()

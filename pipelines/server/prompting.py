@@ -117,7 +117,7 @@ def read_completion(
     read = _read(body, engine, body.logprobs)
     new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     for prompt in body.prompts:
-        ids = encode_prompts(prompt, engine.tokenizer, engine.target.input_size).ids[0]
+        (ids,), _ = encode_prompts(prompt, engine.tokenizer, engine.target.input_size)
         options: Options = {**read.options}
         _limit(options, ids, new, engine, "prompt")
         echo, echoed = TextOutput(engine.tokenizer), tuple[TokenLogprob, ...]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -18,6 +18,7 @@ from ragspec.errors import InputError, PromptTooLongError, RagspecError, plurali
 from ragspec.trees.draft_tree import PREDICTION
 from ragspec.types import Tokenizer
 
+Encoded = tuple[list[list[int]], bool]
 Prompts = str | Sequence[object] | Mapping[str, object] | Tensor | np.ndarray
 
 _FORMS = (
@@ -25,18 +26,10 @@ _FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompts:
-    """Token ids of each prompt, and whether a single one was passed, so that one result returns."""
-
-    ids: list[list[int]]
-    single: bool
-
-
 def encode_prompts(
     prompts: Prompts, tokenizer: Tokenizer | None, input_size: int, mask: Tensor | None = None
-) -> EncodedPrompts:
-    """Return the token ids of one prompt or a batch in any accepted form.
+) -> Encoded:
+    """Return the token ids of each prompt of any accepted form, and whether it is a single one.
 
     A tensor or array [T] or [1, T] and a flat list of ids are one prompt. A tensor [B, T] or a list
     of lists is a batch. The output of a tokenizer (input_ids, attention_mask) is accepted as well.
@@ -49,13 +42,13 @@ def encode_prompts(
         InputError: A prompt is empty or of another type, an id is outside the vocabulary, or a text
             comes without a tokenizer.
     """
-    encoded = _read(prompts, tokenizer, mask)
-    for number, ids in enumerate(encoded.ids):
-        name = _numbered(number, len(encoded.ids))
+    every, single = _read(prompts, tokenizer, mask)
+    for number, ids in enumerate(every):
+        name = _numbered(number, len(every))
         if not ids:
             raise InputError(f"{name} is empty; give at least one token to go on from")
         expect_ids(name, ids, input_size)
-    return encoded
+    return every, single
 
 
 def expect_ids(
@@ -73,7 +66,7 @@ def expect_ids(
     return tokens
 
 
-def _read(prompts: object, tokenizer: Tokenizer | None, mask: Tensor | None) -> EncodedPrompts:
+def _read(prompts: object, tokenizer: Tokenizer | None, mask: Tensor | None) -> Encoded:
     """Return the token ids of one prompt or several in any accepted form, unchecked."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         if mask is None:
@@ -89,7 +82,7 @@ def _read(prompts: object, tokenizer: Tokenizer | None, mask: Tensor | None) -> 
             "[B, T] of token ids. Leave the padding and the mask out."
         )
     if isinstance(prompts, str):
-        return EncodedPrompts([_tokenize("a prompt", prompts, tokenizer)], True)
+        return [_tokenize("a prompt", prompts, tokenizer)], True
     if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
         return _from_list(prompts, tokenizer)
     kind = "an empty" if isinstance(prompts, Sequence) and not prompts else "an object of type"
@@ -143,48 +136,46 @@ def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
     return [token for token, keep in zip(ids, mask, strict=True) if keep]
 
 
-def _from_tensor(prompt: Tensor | np.ndarray, mask: object) -> EncodedPrompts:
-    ids = prompt
-    if isinstance(prompt, np.ndarray):  # others than integers are refused below
-        whole = prompt.dtype.kind in "iu"
-        ids = torch.from_numpy(prompt.astype(np.int64)) if whole else torch.empty(0)
-    if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
+def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
+    of_numpy = isinstance(ids, np.ndarray)
+    whole = ids.dtype.kind in "iu" if of_numpy else ids.dtype in (torch.int64, torch.int32)
+    if not whole or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
-            f"got a tensor of {prompt.dtype} with shape {list(prompt.shape)} as a prompt; expected "
+            f"got a tensor of {ids.dtype} with shape {list(ids.shape)} as a prompt; expected "
             "token ids, int64, shape [T] or [B, T]"
         )
     rows = ids[None] if ids.ndim == 1 else ids
     if mask is None:
-        return EncodedPrompts(rows.tolist(), len(rows) == 1)
-    marks = torch.as_tensor(mask, device=rows.device).bool()
+        return rows.tolist(), len(rows) == 1
+    marks = torch.as_tensor(mask).bool()
     marks = marks[None] if marks.ndim == 1 else marks
-    if marks.shape != rows.shape:
+    if tuple(marks.shape) != tuple(rows.shape):
         raise InputError(
             f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
             f"{list(rows.shape)}; expected the same shape"
         )
-    return EncodedPrompts(_unpadded(rows.tolist(), marks.tolist()), len(rows) == 1)
+    return _unpadded(rows.tolist(), marks.tolist()), len(rows) == 1
 
 
-def _from_list(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> EncodedPrompts:
+def _from_list(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> Encoded:
     first = prompts[0]
     if _is_id(first):
         _check_alike(prompts, _is_id)
-        return EncodedPrompts([[int(token) for token in prompts]], True)
+        return [[int(token) for token in prompts]], True
     if _is_message(first):
         _check_alike(prompts, _is_message)
-        return EncodedPrompts([_chat(prompts, tokenizer)], True)
+        return [_chat(prompts, tokenizer)], True
     rows = []
     for number, prompt in enumerate(prompts):
         named = _numbered(number, len(prompts))
         try:
-            row = _read(prompt, tokenizer, None)
+            ids, single = _read(prompt, tokenizer, None)
         except InputError as error:
             raise InputError(f"{named}: {error}") from error
-        if not row.single:
+        if not single:
             raise InputError(f"{named} is itself a list of prompts; {_FORMS}")
-        rows.append(row.ids[0])
-    return EncodedPrompts(rows, False)
+        rows += ids
+    return rows, False
 
 
 def _check_alike(prompts: Sequence[object], belongs: Callable[[object], bool]) -> None:
@@ -246,33 +237,36 @@ def read_message(message: Message, number: int, tokenizer: Tokenizer) -> dict[st
         )
     turn = {name: _well_formed(each) for name, each in message.items() if each is not None}
     content = turn.get("content", "")
-    if isinstance(content, list):
-        values = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [text for text in values if isinstance(text, str)]
-        if len(texts) < len(values):
+    if (text := _joined(content)) is None:
+        what = f"the content {content!r}"
+        if isinstance(content, list):
             kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
-            raise InputError(
-                f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
-                "this engine reads text."
-            )
-        content = "".join(texts)
-    if not isinstance(content, str):
-        raise InputError(f"message {number + 1} has the content {content!r}; expected a text.")
+            what = f"parts of the types {kinds}"
+        raise InputError(
+            f"message {number + 1} has {what}; expected a text, or text parts alone: this engine "
+            "reads text."
+        )
     if isinstance(calls := turn.get("tool_calls"), list):
         turn["tool_calls"] = [_parsed_call(c) if isinstance(c, Mapping) else c for c in calls]
-    return {**turn, "content": mark_special_tokens(content, tokenizer)}
+    return {**turn, "content": mark_special_tokens(text, tokenizer)}
+
+
+def _joined(content: object) -> str | None:
+    """Return a text, or the joined parts of one; None for anything else."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else (None,)
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else None
 
 
 def _parsed_call(call: Message) -> Message:
     """Return a tool call with its arguments as a mapping, if a model wrote them in JSON."""
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
+    with suppress(KeyError, TypeError, ValueError):  # another form, or no JSON
         arguments = json.loads(function["arguments"])
-    except json.JSONDecodeError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+        return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _well_formed(messages: object) -> object:
@@ -326,7 +320,12 @@ def read_prediction(
         return ()
 
     def read(prompt: Sequence[int], value: object) -> SourceText | None:
-        name, content = "a prediction", _content(value)
+        name, content = "a prediction", value
+        if isinstance(value, Mapping) and (content := _joined(value.get("content"))) is None:
+            raise InputError(
+                "got a prediction without text in 'content'; expected a text, token ids, {'type': "
+                "'content', 'content': text}, or a list with one of these or None for each prompt."
+            )
         if isinstance(content, str):
             return anchored(prompt, _tokenize(name, content, tokenizer, add_special_tokens=False))
         return anchored(prompt, encode_value(name, content, tokenizer, size))
@@ -353,20 +352,3 @@ def anchored(
         return None
     anchor = tuple(prompt[-ANCHOR:])
     return SourceText((*anchor, *ids), document, -len(anchor))
-
-
-def _content(prediction: object) -> object:
-    """Return the text of a prediction in OpenAI's form, its parts joined; others as they are."""
-    if not isinstance(prediction, Mapping):
-        return prediction
-    content = prediction.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else (None,)
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError(
-            "got a prediction without text in 'content'; expected a text, token ids, {'type': "
-            "'content', 'content': text}, or a list with one of these or None for each prompt."
-        )
-    return "".join(str(text) for text in texts)

@@ -49,7 +49,6 @@ class Request:
         processors: Processors of transformers, for this text alone.
         logprobs: Alternatives to return, None for no log-probabilities.
         texts: Texts to draft from, the prediction last.
-        predicted: Whether the last of them is a prediction.
         defaults: The model's generation config, None to ignore it.
         options: The others, see `Options`.
     """
@@ -64,7 +63,6 @@ class Request:
     logprobs: int | None = None
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
-    predicted: bool = False
     defaults: Any = None
     resume_from: tuple[int, ...] = ()
     transform: Transform | None = None
@@ -157,96 +155,104 @@ def read_requests(
         InputError, SamplingError, PromptTooLongError: An argument is invalid.
     """
     refuse_unknown(options)
-    encoded = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
-    for ids in encoded.ids:
+    every, single = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
+    for ids in every:
         target.check_prompt(ids)
     sampling = Sampling() if sampling is None else sampling
-    _check_seeds(sampling, len(encoded.ids))
-    alone = len(encoded.ids) * sampling.n == 1
-    _check_kinds(options, len(encoded.ids), alone)
-    vocab_size = target.vocab_size
-    config = target.generation_config if sampling.defaults is None else sampling.defaults
-    defaults = None if options.get("ignore_defaults") else config
-    least, sampling = sampling.min_new_tokens or 0, sampling.with_defaults(defaults)
-    longest = max(range(len(encoded.ids)), key=lambda number: len(encoded.ids[number]))
-    resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
-    lengths = len(encoded.ids[longest]), len(resume_from)
-    if options.get("max_new_tokens") is None and sampling.defaults is not None:
-        new = _configured_length(config, lengths[0], target.max_length)
-        options = {**options, "max_new_tokens": new}
-    rule = _stop_rule(options, lengths, target, tokenizer, config)
-    if least > rule.max_new_tokens:
-        raise InputError(
-            f"min_new_tokens is {least} and max_new_tokens is {rule.max_new_tokens}; expected as "
-            "many or more. Raise max_new_tokens, or lower min_new_tokens."
-        )
-    _check_sampling(sampling, max(map(max, encoded.ids)), vocab_size, rule.ends)
-    predictions = read_prediction(options.get("prediction"), encoded.ids, tokenizer, vocab_size)
-    shared = _shared(options, vocab_size, tokenizer)
-    common = Request((), sampling, rule, defaults=defaults, resume_from=resume_from, **shared)
+    _check_seeds(sampling, len(every))
+    alone = len(every) * sampling.n == 1
+    _check_kinds(options, len(every), alone)
+    common = _common(options, sampling, every, target, tokenizer)
+    predictions = read_prediction(options.get("prediction"), every, tokenizer, target.vocab_size)
     memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
+    longest = max(every, key=len)  # it alone shows how far it was read
     requests: list[Request] = []
-    for number, prompt in enumerate(encoded.ids):
-        one = replace(common, prompt=tuple(prompt))
-        if predictions and (predicted := predictions[number]) is not None:
-            one = replace(one, texts=(*one.texts, predicted), predicted=True)
-        requests += _samples(one, number, options, alone, memo)
-    first = longest * sampling.n  # only the longest prompt shows how far it was read
-    requests[first] = replace(requests[first], on_read=options.get("on_read"))
-    return requests, encoded.single
+    for number, prompt in enumerate(every):
+        predicted = predictions[number] if predictions else None
+        seed = sampling.seed_of(number)
+        if seed is None and sampling.n > 1:
+            seed = fresh_seed()
+        for sample in range(sampling.n):
+            criteria, processors = _callables(options, len(requests), alone, memo)
+            request = replace(
+                common,
+                prompt=tuple(prompt),
+                stop=replace(common.stop, criteria=criteria),
+                number=len(requests),
+                sample=sample,
+                seed=seed,
+                processors=processors,
+                texts=common.texts if predicted is None else (*common.texts, predicted),
+                on_read=options.get("on_read") if prompt is longest and not sample else None,
+            )
+            requests.append(request)
+    return requests, single
 
 
-def _shared(options: Options, vocab_size: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the fields of `Request` that all texts of a call share, as the options have them."""
+def _common(
+    options: Options,
+    sampling: Sampling,
+    prompts: Sequence[Sequence[int]],
+    target: CausalTarget,
+    tokenizer: Tokenizer | None,
+) -> Request:
+    """Return the request that all texts of a call have in common."""
+    config = target.generation_config if sampling.defaults is None else sampling.defaults
+    defaults, vocab_size = None if options.get("ignore_defaults") else config, target.vocab_size
+    resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
+    lengths = max(map(len, prompts)), len(resume_from)
+    rule = _stop_rule(options, sampling, lengths, config, target, tokenizer)
+    sampling = sampling.with_defaults(defaults)
+    _check_sampling(sampling, max(map(max, prompts)), vocab_size, rule.ends)
     draft_prompt = options.get("draft_prompt")
     if draft_prompt is not None:
         draft_prompt = encode_value("draft_prompt", draft_prompt, tokenizer, vocab_size)
-    return {
-        "logprobs": _alternatives(options.get("logprobs"), vocab_size),
-        "spans": tuple(options.get("spans") or ()),
-        "texts": tuple(options.get("texts") or ()),
-        "transform": options.get("transform"),
-        "draft_prompt": draft_prompt,
-        "tenant": options.get("tenant", ""),
-        "priority": whole(options.get("priority")) or 0,
-        "on_step": options.get("on_step"),
-    }
+    return Request(
+        (),
+        sampling,
+        rule,
+        logprobs=_alternatives(options.get("logprobs"), vocab_size),
+        spans=tuple(options.get("spans") or ()),
+        texts=tuple(options.get("texts") or ()),
+        defaults=defaults,
+        resume_from=resume_from,
+        transform=options.get("transform"),
+        draft_prompt=draft_prompt,
+        tenant=options.get("tenant", ""),
+        priority=whole(options.get("priority")) or 0,
+        on_step=options.get("on_step"),
+    )
 
 
-def _samples(
-    request: Request, number: int, options: Options, alone: bool, memo: dict[int, object]
-) -> list[Request]:
-    """Return the samples of a prompt by its number, each with processors and criteria of its own.
+def _callables(
+    options: Options, row: int, alone: bool, memo: dict[int, object]
+) -> tuple[tuple[Criterion, ...], tuple[HFCallable, ...]]:
+    """Return the criteria and the processors of text number `row`.
+
+    They are those of a `ByRow`, or the caller's; of processors copies, unless it is `alone`.
 
     Args:
-        alone: Whether there is one sample of one prompt in all.
         memo: Objects that copies share, by id.
     """
-    seed, samples = request.sampling.seed_of(number), request.sampling.n
-    seed = fresh_seed() if seed is None and samples > 1 else seed
-    requests = []
-    for sample in range(samples):
-        row = number * samples + sample
-        criteria = tuple(_of_row(each, row) for each in options.get("stopping_criteria") or ())
-        requests.append(
-            replace(
-                request,
-                stop=replace(request.stop, criteria=criteria),
-                number=row,
-                sample=sample,
-                seed=seed,
-                processors=_processors(options.get("logits_processor") or (), row, alone, memo),
-            )
-        )
-    return requests
+    memo = dict(memo)  # one for all: processors may share objects
+    criteria = (
+        each.of_row(row) if isinstance(each, ByRow) else each
+        for each in options.get("stopping_criteria") or ()
+    )
+    processors = (
+        each.of_row(row) if isinstance(each, ByRow) else each if alone else copied(each, memo)
+        for each in options.get("logits_processor") or ()
+    )
+    return tuple(criteria), tuple(processors)
 
 
 def _stop_rule(
     options: Options,
+    sampling: Sampling,
     lengths: tuple[int, int],
+    config: object,
     target: CausalTarget,
     tokenizer: Tokenizer | None,
-    config: object,
 ) -> StopRule:
     """Return the rule that ends the texts.
 
@@ -258,6 +264,8 @@ def _stop_rule(
     new, stop = whole(options.get("max_new_tokens")), options.get("stop")
     if stop is None and not options.get("ignore_defaults"):
         stop = getattr(config, "stop_strings", None)
+    if new is None and sampling.defaults is not None:
+        new = _configured_length(config, prompt, limit)
     if new is None:
         new = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
         new = max(1, new)
@@ -266,6 +274,11 @@ def _stop_rule(
         raise InputError(
             f"resume_from has {pluralize(resumed, 'token')} and max_new_tokens is {new}, which "
             "counts them; expected as many or more. Ask for a higher number."
+        )
+    if (least := sampling.min_new_tokens or 0) > new:
+        raise InputError(
+            f"min_new_tokens is {least} and max_new_tokens is {new}; expected as many or more. "
+            "Raise max_new_tokens, or lower min_new_tokens."
         )
     further = options.get("stop_token_ids")
     ends = expect_ids("stop_token_ids", () if further is None else further, target.vocab_size)
@@ -301,23 +314,6 @@ def refuse_unknown(options: Iterable[str]) -> None:
                 hint = f" It is a field of Sampling: pass Sampling({name}=...)."
             names = ", ".join(sorted(Options.__annotations__))
             raise InputError(f"unknown option {name!r}.{hint} Known: {names}.")
-
-
-def _processors(
-    extra: Sequence[HFCallable | ByRow], row: int, alone: bool, memo: dict[int, object]
-) -> tuple[HFCallable, ...]:
-    """Return the processors of text number `row`: a `ByRow`'s, or copies unless it is alone."""
-    memo = dict(memo)  # one for all: processors may share objects
-    result: list[HFCallable] = []
-    for each in extra:
-        of_row: HFCallable = _of_row(each, row)
-        result.append(copied(of_row, memo) if of_row is each and not alone else of_row)
-    return tuple(result)
-
-
-def _of_row(processor: Criterion | ByRow, row: int) -> Criterion:
-    """Return the processor or criterion of text number `row`: from a `ByRow`, or the object."""
-    return processor.of_row(row) if isinstance(processor, ByRow) else processor
 
 
 def _are_callables(values: object) -> bool:

@@ -26,6 +26,7 @@ from ragspec.sampling.processors import build_processors, default_processors
 from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
+from ragspec.trees.draft_tree import PREDICTION
 from ragspec.verification.causal import CausalTarget
 
 MOST_NODES = 64  # room of a cache for a draft
@@ -140,7 +141,7 @@ class Sequence:
         request, parts, drafter = self.request, self.parts, self.parts.drafter
         if drafter is None:
             return
-        if request.predicted:
+        if any(text.document == PREDICTION for text in request.texts):
             drafter = with_prediction(drafter, parts.rule)
         self.drafter = drafter.open(
             DraftRequest(

@@ -30,8 +30,8 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 def encoded(prompts: Any, mask: Any = None, *, chat: bool = False) -> tuple[list[list[int]], bool]:
     result = encode_prompts(prompts, tiny.tokenizer(chat=chat), tiny.VOCAB, mask)
-    assert all(type(token) is int for ids in result.ids for token in ids)
-    return result.ids, result.single
+    assert all(type(token) is int for ids in result[0] for token in ids)
+    return result
 
 
 TOKENIZER = tiny.tokenizer()
@@ -79,7 +79,8 @@ def test_a_chat_goes_on_after_an_assistant_s_beginning(text: str) -> None:
 def test_control_tokens_of_a_chat_are_the_template_s_alone() -> None:
     tokens = copy.deepcopy(tiny.tokenizer(chat=True))
     tokens.add_special_tokens({"bos_token": "<user>"})  # the template writes it, and a user does
-    ids = encode_prompts([{"role": "user", "content": "a <user> b"}], tokens, len(tokens)).ids[0]
+    chat = [{"role": "user", "content": "a <user> b"}]
+    (ids,), _ = encode_prompts(chat, tokens, len(tokens))
     assert ids.count(tokens.bos_token_id) == 1 and len(ids) > 20
 
 
@@ -90,7 +91,7 @@ def test_a_text_that_begins_with_the_first_token_has_it_once() -> None:
     tokens.backend_tokenizer.post_processor = TemplateProcessing(f"{begin} $A", None, [pair])
     expected = tokens("a draft")["input_ids"]
     for text in ("a draft", begin + "a draft"):
-        assert encode_prompts(text, tokens, len(tokens)).ids == [expected]
+        assert encode_prompts(text, tokens, len(tokens)) == ([expected], True)
 
 
 def test_a_mask_takes_the_padding_out_wherever_it_is() -> None:
