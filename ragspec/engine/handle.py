@@ -71,7 +71,7 @@ class RequestHandle:
         self.cancelled = False
         self.callback_error: BaseException | None = None
         self._scheduler = scheduler
-        self._on_finish: Notify | None = on_finish
+        self._on_finish = on_finish
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._events: deque[Step | Generation | BaseException] = deque()
         self._delivering = threading.Lock()
@@ -190,13 +190,10 @@ class RequestHandle:
     def _end(self, outcome: Generation | BaseException) -> None:
         """Set the outcome, and call the callbacks of the future and of the engine."""
         self.finished = time.perf_counter()
-        notify, self._on_finish = self._on_finish, None
-        if isinstance(outcome, Generation) and self.callback_error is not None:
-            outcome = self.callback_error
+        outcome = self.callback_error or outcome
         if isinstance(outcome, Generation):
             call_or_warn(self.future.set_result, outcome)
-            if notify is not None:
-                notify(outcome)
+            self._on_finish(outcome)
             return
         if not isinstance(outcome, Exception):  # it would end the thread that asks for the result
             error = CallbackError(f"{type(outcome).__name__} ended the text: {outcome}")

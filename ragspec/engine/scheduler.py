@@ -28,7 +28,7 @@ from ragspec.engine.handle import RequestHandle
 from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import is_interrupt
+from ragspec.engine.step import attempt, is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
 from ragspec.models.device import as_loaded, release_memory
 from ragspec.reports.generation import Generation
@@ -241,12 +241,7 @@ class Scheduler:
                 self._close_if_idle()
 
     def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
-        """Take no more requests and wait until all have ended.
-
-        Args:
-            cancel: Cancel running texts after the current step.
-            timeout: Seconds after which the remaining texts are cancelled, None for no limit.
-        """
+        """Take no more requests and wait until all have ended; see `Engine.close`."""
         with self._changed:
             self._closed = True
             if not cancel:
@@ -265,20 +260,17 @@ class Scheduler:
 
     def _turn(self) -> list[RequestHandle]:
         """Let requests leave and join, and take one step in those that have joined."""
-        ended = self._sweep()
-        ended += self._admit()
-        loop = self._loop
-        if loop is None or not self._live:
-            return ended
-        alone, divisible = not self._shared, self.target.divisible
-        chunk = (self.target.piece if alone else self.chunk) if divisible else None
-        touched = dict.fromkeys(ended)
-        for sequence, step in loop.step(chunk, read_first=alone):
-            handle = self._live[sequence]
-            handle.put(step)
-            touched[handle] = None
+        touched = dict.fromkeys(self._sweep())
+        self._admit()
+        if self._live and self._loop is not None:
+            alone, divisible = not self._shared, self.target.divisible
+            chunk = (self.target.piece if alone else self.chunk) if divisible else None
+            for sequence, step in self._loop.step(chunk, read_first=alone):
+                handle = self._live[sequence]
+                handle.put(step)
+                touched[handle] = None
         for handle in [each for each in self._live.values() if each.sequence.done]:
-            touched[self._end(handle, handle.sequence.error)] = None
+            touched[self._end(handle)] = None
         return list(touched)
 
     def _sweep(self) -> list[RequestHandle]:
@@ -289,16 +281,14 @@ class Scheduler:
                 queue[:] = [each for each in queue if each not in cancelled]
                 if not queue:
                     del self._waiting[key]
-        ended = [self._end(handle, handle.callback_error) for handle in cancelled]
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:
                 self._loop.leave(handle.sequence)
-            ended.append(self._end(handle, handle.callback_error))
-        return ended
+            cancelled.append(handle)
+        return [self._end(handle) for handle in cancelled]
 
-    def _admit(self) -> list[RequestHandle]:
-        """Let waiting requests join while there is room; return those that ended at once."""
-        ended = []
+    def _admit(self) -> None:
+        """Let waiting requests join while there is room; one that cannot has an error then."""
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
             texts = Counter(handle.request.tenant for handle in self._live.values())
             with self._changed:
@@ -310,29 +300,16 @@ class Scheduler:
                 if others:
                     self._waiting[key] = others
             handle.joined = time.perf_counter()
-            try:
-                loop = self._open()
-                handle.sequence.begin(self._forward)
-                loop.join(handle.sequence)
-            except BaseException as error:
-                if is_interrupt(error):
-                    self._end(handle)
-                    raise
-                ended.append(self._end(handle, error))
-                continue
-            if handle.sequence.done:  # a resumed text that has ended already
-                ended.append(self._end(handle))
-            else:
-                self._live[handle.sequence] = handle
-        return ended
+            self._live[handle.sequence] = handle
+            attempt(handle.sequence, self._join, handle.sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Return whether there is memory for the keys and values of a sequence."""
         memory, cache = self.memory, self.prefix_cache
         return memory is None or memory.admits(sequence, self._live, self.session, cache)
 
-    def _open(self) -> Loop:
-        """Return the loop over the open session; open one if there is none."""
+    def _join(self, sequence: Sequence) -> None:
+        """Let a sequence begin and join the loop over the open session; open one if needed."""
         if self._loop is None:
             if self.target.probed not in (None, self.target.kinds):
                 probe_again(self.target)
@@ -340,7 +317,8 @@ class Scheduler:
                 self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
             )
             self._loop = Loop(session, self._forward)
-        return self._loop
+        sequence.begin(self._forward)
+        self._loop.join(sequence)
 
     def _close_if_idle(self) -> None:
         """Close the session if no request uses it, which frees its memory."""
@@ -366,15 +344,17 @@ class Scheduler:
             with self._changed:
                 handles = [*chain(*self._waiting.values())]
                 self._waiting.clear()
-        ended = [self._end(handle, error) for handle in handles]
+        for handle in handles:
+            handle.sequence.error = error
+        ended = [self._end(handle) for handle in handles]
         self._loop = None
         with suppress(Exception):
             self._stack.close()
         return ended
 
-    def _end(self, handle: RequestHandle, error: BaseException | None = None) -> RequestHandle:
-        """End a request with its generation or an error."""
-        outcome: Generation | BaseException | None = error
+    def _end(self, handle: RequestHandle) -> RequestHandle:
+        """End a request with its generation or the error of its sequence."""
+        outcome: Generation | BaseException | None = handle.sequence.error
         if outcome is None:
             try:
                 handle.sequence.end()

@@ -57,7 +57,8 @@ class Sequence:
     Attributes:
         rule: The rule that judges this sequence's drafts.
         needs: The needs of the drafter.
-        transform, distribution_name: The transform of the target's distribution and its name.
+        change, transform: The change of the target's distribution, that of the request or else the
+            one that the drafter requires, and its state from `begin` on; None for none.
         transform_taps: The hidden states that it reads, see `Needs.hidden_states`.
         pending: Committed tokens that the target has not read, the root last.
         slot: The row of the session, None for none.
@@ -87,9 +88,9 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
+        self.change = request.transform if parts.transform is None else parts.transform
         self.transform: RowTransform | None = None
-        self.transform_taps: tuple[int, ...] = ()
-        self.distribution_name: str | None = None
+        self.transform_taps = () if self.change is None else self.change.needs.hidden_states
         self.pending = list(tokens)
         self.slot: int | None = None
         self.error: BaseException | None = None
@@ -119,22 +120,19 @@ class Sequence:
             self._open_drafter(forward)
 
     def _open_transform(self) -> None:
-        """Open the transform of the request, or else the one that the drafter requires."""
-        request, target, required = self.request, self.parts.target, self.parts.transform
-        transform = required if request.transform is None else request.transform
-        if transform is None:
+        """Open the change of the distribution, if there is one."""
+        request, target, change = self.request, self.parts.target, self.change
+        if change is None:
             return
-        if required is not None and transform is not required:
+        if request.transform is not None and request.transform is not change:
             raise InputError(
-                f"got transform={transform.name!r} with a drafter that changes the distribution "
-                f"itself ({required.name!r}); expected one of them."
+                f"got transform={request.transform.name!r} with a drafter that changes the "
+                f"distribution itself ({change.name!r}); expected one of them."
             )
-        match(f"transform {transform.name!r}", transform.needs, target.capabilities)
-        self.transform = transform.open(
+        match(f"transform {change.name!r}", change.needs, target.capabilities)
+        self.transform = change.open(
             TextStart(self.distribution, request.prompt, target.vocab_size, request.draft_prompt)
         )
-        self.distribution_name = transform.name
-        self.transform_taps = transform.needs.hidden_states
 
     def _open_drafter(self, forward: SharedForward) -> None:
         """Open the drafter and the budget, if there is a drafter."""
@@ -210,7 +208,7 @@ class Sequence:
             self.stop.reason or "cancelled",
             prefill=(self.prefill_ms, self.prefill_forwards),
             reason=self.reason or (budget.reason if budget is not None else None),
-            label=label_of(label_under(self.rule.label, self.distribution_name), rounded),
+            label=label_of(label_under(self.rule.label, self.change and self.change.name), rounded),
             seed=self.seed,
             prompt_tokens=len(request.prompt),
             cached_tokens=self.cached,
