@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragspec.engine.prompts import encode_prompts
-from ragspec.engine.request import refuse_unknown, stop_strings
+from ragspec.engine.prompts import encode_prompts, stop_strings
+from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.strides import FinalText
 from ragspec.reports.generation import Generation

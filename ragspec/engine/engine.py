@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -144,18 +144,13 @@ class Engine:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         requests, single = self.prepare(prompts, sampling, options, attention_mask)
-        owner, handles = object(), list[RequestHandle]()
-        try:
-            for request in requests:
-                handles.append(self.add(request, owner))
+        owner = object()
+        with ExitStack() as stack:
+            handles = [stack.enter_context(closing(self.add(each, owner))) for each in requests]
             self.scheduler.drive(owner, lambda: _complete(handles))
-            results = [handle.future.result() for handle in handles if handle.done]
-        finally:
-            for handle in handles:
-                handle.close()
-        texts: list[Any] = results
+            texts: list[Any] = [handle.future.result() for handle in handles if handle.done]
         if (n := requests[0].sampling.n) > 1:
-            texts = [results[start : start + n] for start in range(0, len(results), n)]
+            texts = [texts[start : start + n] for start in range(0, len(texts), n)]
         return texts[0] if single else texts
 
     def stream(
@@ -163,10 +158,7 @@ class Engine:
     ) -> Stream:
         """Return an iterator over pieces of text as they are verified, for one prompt and sample.
 
-        See `generate` for the arguments. A step is taken whenever the next piece is asked for.
-
-        Raises:
-            InputError, SamplingError, PromptTooLongError: An argument is invalid.
+        Arguments and errors are those of `generate`. Each piece that is asked for takes a step.
         """
         return self.add(self._one("stream()", prompt, sampling, options), object()).stream()
 
@@ -185,9 +177,8 @@ class Engine:
             sample: Which of the n samples of a prompt this is, from 0; each is its own request.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError: An argument is invalid.
             QueueFullError: Too many requests wait.
-            EngineClosedError: The engine was closed.
+            EngineClosedError: The engine was closed; also the errors of `generate`.
         """
         if sample < 0:
             raise InputError(f"sample is {sample}; expected 0 or more.")
@@ -229,11 +220,7 @@ class Engine:
     def prefill(self, prompt: Prompts, *, tenant: str = "", on_read: OnRead | None = None) -> None:
         """Read a prompt into the prefix cache, whose keys and values later requests share.
 
-        Args:
-            tenant, on_read: See `Options`.
-
-        Raises:
-            InputError, PromptTooLongError: An argument is invalid.
+        For `tenant` and `on_read` see `Options`; the errors are those of `generate`.
         """
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
@@ -302,13 +289,8 @@ class Engine:
     ) -> Engine:
         """Return an engine with another drafter, without callbacks.
 
-        Target, scheduler, prefix cache and the cost of forwards are shared.
-
-        Args:
-            drafter, budget, rule: As for `Engine`.
-
-        Raises:
-            TokenizerMismatchError, UnknownNameError, RuleError, InputError: As for `Engine`.
+        Target, scheduler, prefix cache and the cost of forwards are shared. Arguments and errors
+        are those of `Engine`.
         """
         other = self.without_callbacks()
         other._configure_drafting(drafter, None, budget, rule)
@@ -425,5 +407,5 @@ class Engine:
 
 def _complete(handles: list[RequestHandle]) -> bool:
     """Return whether all requests have ended, or one has failed."""
-    ended = [handle.future for handle in handles if handle.done]
-    return len(ended) == len(handles) or any(future.exception() for future in ended)
+    failed = any(handle.done and handle.future.exception() for handle in handles)
+    return failed or all(handle.done for handle in handles)

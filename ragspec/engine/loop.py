@@ -280,14 +280,13 @@ class Loop:
             return []
         pairs = dict(zip(step.rows, step.trees, strict=False))
         if out_of_memory(error) and any(map(len, step.trees)):
-            return self._again(
-                {row: keep_best(tree, len(tree) // 2) for row, tree in pairs.items()}
-            )
-        if len(rows) == 1 and (not out_of_memory(error) or len(self.sequences) == 1):
+            smaller = {row: keep_best(tree, len(tree) // 2) for row, tree in pairs.items()}
+            return self._again(smaller)
+        if out_of_memory(error) and len(self.sequences) > 1:
+            return self._make_room()
+        if len(rows) == 1:
             rows[0].error = error
             return []
-        if out_of_memory(error):
-            return self._make_room()
         if not pairs:  # a drafter or its budget failed outside of any row
             raise error
         return [each for row, tree in pairs.items() for each in self._again({row: tree})]

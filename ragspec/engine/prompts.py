@@ -104,6 +104,18 @@ def end_tokens(config: object, tokenizer: object) -> list[int]:
     return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
+def stop_strings(stop: str | Sequence[str] | None, tokenizer: object) -> tuple[str, ...]:
+    """Return the stop strings of a text, a list of them, or None."""
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
+    if strings and tokenizer is None:
+        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
+    if "" in strings:
+        raise InputError("a stop string is empty; expected at least one character")
+    return tuple(strings)
+
+
 def check_length(
     prompt: int,
     new: int,

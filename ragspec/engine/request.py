@@ -19,9 +19,10 @@ from ragspec.engine.prompts import (
     end_tokens,
     expect_ids,
     read_prediction,
+    stop_strings,
 )
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
-from ragspec.registry import did_you_mean
+from ragspec.registry import unknown
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling, fresh_seed, whole
@@ -42,12 +43,10 @@ class Request:
     """One text to generate: one sample of one prompt.
 
     Attributes:
-        prompt: Token ids.
         number: The number of the text in its call.
         sample: Which of the samples of its prompt it is; each has its own noise.
         seed: None chooses one.
-        processors: Processors of transformers, for this text alone.
-        logprobs: Alternatives to return, None for no log-probabilities.
+        processors: For this text alone.
         texts: Texts to draft from, the prediction last.
         defaults: The model's generation config, None to ignore it.
         options: The others, see `Options`.
@@ -308,12 +307,12 @@ def _configured_length(config: object, prompt: int, limit: int | None) -> int | 
 def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InputError for a keyword that is not among `Options`."""
     for name in options:
+        if name in Sampling.__dataclass_fields__:
+            raise InputError(
+                f"unknown option {name!r}: pass Sampling({name}=...), whose field it is."
+            )
         if name not in Options.__annotations__:
-            hint = did_you_mean(name, Options.__annotations__)
-            if name in Sampling.__dataclass_fields__:
-                hint = f" It is a field of Sampling: pass Sampling({name}=...)."
-            names = ", ".join(sorted(Options.__annotations__))
-            raise InputError(f"unknown option {name!r}.{hint} Known: {names}.")
+            raise InputError(unknown("option", name, Options.__annotations__))
 
 
 def _are_callables(values: object) -> bool:
@@ -346,18 +345,6 @@ def _check_kinds(options: Mapping[str, object], prompts: int, alone: bool) -> No
         raise InputError("got resume_from= with several texts; expected one prompt and n=1.")
     if prompts > 1 and options.get("draft_prompt"):
         raise InputError(f"got draft_prompt= with {prompts} prompts; expected one prompt.")
-
-
-def stop_strings(stop: str | Sequence[str] | None, tokenizer: object) -> tuple[str, ...]:
-    """Return the stop strings of a text, a list of them, or None."""
-    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
-        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
-    if strings and tokenizer is None:
-        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
-    if "" in strings:
-        raise InputError("a stop string is empty; expected at least one character")
-    return tuple(strings)
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
