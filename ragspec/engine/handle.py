@@ -133,21 +133,11 @@ class RequestHandle:
         return self.future.result() if self.done else self._scheduler.partial(self)
 
     def stream(self) -> Stream:
-        """Return an iterator over pieces of text, to use instead of iterating over the handle.
-
-        Leaving it early cancels the text; see `Stream`.
-
-        Raises:
-            InputError: The engine has no tokenizer.
-        """
+        """Return an iterator over pieces of text, in place of that over the steps."""
         return Stream(self)
 
     def close(self, *, wait: bool = True) -> None:
-        """End the text and free its memory, as its reader has left.
-
-        Args:
-            wait: Wait for a step that is under way.
-        """
+        """End the text and free its memory; for `wait` see `Scheduler.remove`."""
         if not self.done:
             self._scheduler.remove(self, wait=wait)
 

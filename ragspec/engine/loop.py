@@ -104,14 +104,11 @@ class Loop:
         """Take one step in every sequence whose prompt is read, then read on in other prompts.
 
         Sequences that have ended leave. If the session supports it, the next forward is running on
-        return.
+        return. The steps of sequences with new tokens are returned.
 
         Args:
             chunk: Most tokens of prompts to read, None for all.
             read_first: Take no step before all prompts are read.
-
-        Returns:
-            The step of each sequence that has new tokens.
         """
         while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))

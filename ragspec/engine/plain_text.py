@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from ragspec.errors import InputError
@@ -54,15 +53,15 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = F
     Args:
         add_special_tokens: Add those that the tokenizer puts around a text.
     """
-    encoded = _encode(tokenizer, text, add_special_tokens)
-    marks = [at for at, character in enumerate(text) if character == MARK] if MARK in text else []
-    if not marks:
+    encoded = _encode(tokenizer, [text], add_special_tokens)
+    if MARK not in text:
         return encoded
+    marks = [at for at, character in enumerate(text) if character == MARK]
     tokens = list(zip(encoded.ids, encoded.offsets, strict=False))
     plain = [(token, span) for token, span in tokens if not _holds(marks, *span)]
     alone = all(end - start == 1 for _, (start, end) in tokens if _holds(marks, start, end))
     if not encoded.offsets or not alone:
-        return _encode_parts(tokenizer, text.split(MARK), add_special_tokens)
+        return _encode(tokenizer, text.split(MARK), add_special_tokens)
     offsets = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for _, (a, b) in plain]
     return Encoding(without_marks(text), tuple(token for token, _ in plain), tuple(offsets))
 
@@ -72,33 +71,19 @@ def _holds(marks: Sequence[int], start: int, end: int) -> bool:
     return bisect_left(marks, start) < bisect_left(marks, end)
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    more = {"return_offsets_mapping": True} if fast else {}
-    encoded = tokenizer(text, add_special_tokens=add_special_tokens, **more)
-    offsets = [(int(start), int(end)) for start, end in encoded.get("offset_mapping", ())]
-    return Encoding(text, tuple(map(int, encoded["input_ids"])), tuple(offsets))
+def _encode(tokenizer: Tokenizer, parts: Sequence[str], add_special_tokens: bool) -> Encoding:
+    """Tokenize the parts of a text one by one, as marks that tokens hide must be cut out.
 
-
-def _encode_parts(tokenizer: Tokenizer, parts: Sequence[str], add_special_tokens: bool) -> Encoding:
-    """Tokenize the parts of a text one by one, where marks cannot be told from the text.
-
-    A tokenizer that begins every text with a space does so at each mark.
+    A tokenizer that begins every text with a space does so at each part.
     """
-    encoded = [
-        _encode(tokenizer, part, add_special_tokens and not number)
-        for number, part in enumerate(parts)
-    ]
-    starts = accumulate(map(len, parts), initial=0)
-    return Encoding(
-        "".join(parts),
-        tuple(token for part in encoded for token in part.ids),
-        tuple(
-            (start + a, start + b)
-            for start, part in zip(starts, encoded, strict=False)
-            for a, b in part.offsets
-        ),
-    )
+    more = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+    ids, offsets, start = list[int](), list[tuple[int, int]](), 0
+    for number, part in enumerate(parts):
+        encoded = tokenizer(part, add_special_tokens=add_special_tokens and not number, **more)
+        ids += map(int, encoded["input_ids"])
+        offsets += [(start + int(a), start + int(b)) for a, b in encoded.get("offset_mapping", ())]
+        start += len(part)
+    return Encoding("".join(parts), tuple(ids), tuple(offsets))
 
 
 def render_chat(tokenizer: Tokenizer, turns: Sequence[Message], /, **options: object) -> str:

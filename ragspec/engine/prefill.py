@@ -146,11 +146,7 @@ def portions(
 def read(
     session: TargetSession, parts: abc.Sequence[tuple[PrefillJob, int]]
 ) -> tuple[list[PrefillJob], abc.Sequence[Tensor]]:
-    """Read the given number of tokens of each prompt.
-
-    Returns:
-        The jobs in the order of their rows, and the logits after those tokens, each [1, V].
-    """
+    """Read tokens of each prompt; return the jobs in the order of rows, and their logits [1, V]."""
     ordered = select(session, {job.sequences[0]: (job, count) for job, count in parts})
     rows = [row for row, _ in ordered]
     pending = [job.left[:count] for _, (job, count) in ordered]

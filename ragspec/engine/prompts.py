@@ -149,8 +149,10 @@ def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
 
 
 def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
-    of_numpy = isinstance(ids, np.ndarray)
-    whole = ids.dtype.kind in "iu" if of_numpy else ids.dtype in (torch.int64, torch.int32)
+    if isinstance(ids, np.ndarray):
+        whole = ids.dtype.kind in "iu"
+    else:
+        whole = ids.dtype in (torch.int64, torch.int32)
     if not whole or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
             f"got a tensor of {ids.dtype} with shape {list(ids.shape)} as a prompt; expected "
@@ -268,13 +270,13 @@ def _joined(content: object) -> str | None:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else (None,)
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else None
 
 
 def _parsed_call(call: Message) -> Message:
     """Return a tool call with its arguments as a mapping, if a model wrote them in JSON."""
-    function = call.get("function")
+    function: Any = call.get("function")
     with suppress(KeyError, TypeError, ValueError):  # another form, or no JSON
         arguments = json.loads(function["arguments"])
         return {**call, "function": {**function, "arguments": arguments}}
@@ -318,7 +320,7 @@ ANCHOR = 4  # tokens of the prompt; more would make a first match look too certa
 def read_prediction(
     prediction: object, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None, size: int
 ) -> tuple[SourceText | None, ...]:
-    """Return the predicted text of each prompt as a text to draft from; () for no prediction.
+    """Return the predicted text of each prompt as a text to draft from, None for no prediction.
 
     Args:
         prediction: A text, token ids, OpenAI's mapping, or a list of these or None, one for each
@@ -328,32 +330,29 @@ def read_prediction(
         InputError: The prediction has another form, a text comes without a tokenizer, or an id is
             outside the vocabulary.
     """
-    if prediction is None:
-        return ()
 
     def read(prompt: Sequence[int], value: object) -> SourceText | None:
-        name, content = "a prediction", value
-        if isinstance(value, Mapping) and (content := _joined(value.get("content"))) is None:
+        if value is None:
+            return None
+        if isinstance(value, Mapping) and (value := _joined(value.get("content"))) is None:
             raise InputError(
                 "got a prediction without text in 'content'; expected a text, token ids, {'type': "
                 "'content', 'content': text}, or a list with one of these or None for each prompt."
             )
-        if isinstance(content, str):
-            return anchored(prompt, _tokenize(name, content, tokenizer, add_special_tokens=False))
-        return anchored(prompt, encode_value(name, content, tokenizer, size))
+        name = "a prediction"
+        if isinstance(value, str):
+            return anchored(prompt, _tokenize(name, value, tokenizer, add_special_tokens=False))
+        return anchored(prompt, encode_value(name, value, tokenizer, size))
 
     rows: Sequence[object] = prediction if isinstance(prediction, Sequence) else ()
     if isinstance(rows, str | bytes) or not rows or isinstance(rows[0], Integral):
-        return tuple(read(prompt, prediction) for prompt in prompts)
+        rows = [prediction] * len(prompts)
     if len(rows) != len(prompts):
         raise InputError(
             f"got {pluralize(len(rows), 'prediction')} for "
             f"{pluralize(len(prompts), 'prompt')}; expected one each (or None), or one for all."
         )
-    return tuple(
-        None if one is None else read(prompt, one)
-        for prompt, one in zip(prompts, rows, strict=True)
-    )
+    return tuple(map(read, prompts, rows))
 
 
 def anchored(

@@ -166,8 +166,7 @@ def read_requests(
     memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
     longest = max(every, key=len)  # it alone shows how far it was read
     requests: list[Request] = []
-    for number, prompt in enumerate(every):
-        predicted = predictions[number] if predictions else None
+    for number, (prompt, predicted) in enumerate(zip(every, predictions, strict=True)):
         seed = sampling.seed_of(number)
         if seed is None and sampling.n > 1:
             seed = fresh_seed()

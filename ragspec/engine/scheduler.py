@@ -43,15 +43,7 @@ LONG = 1024  # tokens of a text whose memory is returned to the system, which ta
 
 
 class Scheduler:
-    """Takes the steps of all requests over one target.
-
-    Attributes:
-        max_batch_size: Texts decoded in one batch.
-        max_queue_size: Submitted requests that may wait, None for any number.
-        chunk: Tokens of prompts that are read between two steps of running texts.
-        memory: The bound on keys and values, None for none.
-        prefix_cache: Keys and values of earlier texts.
-    """
+    """Takes the steps of all requests over one target; for its limits see `Engine.with_limits`."""
 
     def __init__(
         self,
@@ -79,6 +71,7 @@ class Scheduler:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._live: dict[Sequence, RequestHandle] = {}
+        self._touched: dict[RequestHandle, None] = {}  # those that have events to deliver
         self._stack = ExitStack()
         self._loop: Loop | None = None
         self._holds = self._longest = 0  # tokens since memory was returned
@@ -146,14 +139,15 @@ class Scheduler:
         handle.cancel()
         if not self._driving.acquire(blocking=wait):
             return
-        ended: list[RequestHandle] = []
         try:
-            if not self._stepping:
-                ended = self._sweep()
-                self._close_if_idle()
+            if self._stepping:
+                return
+            self._sweep()
+            self._close_if_idle()
+            handles, self._touched = self._touched, {}
         finally:
             self._driving.release()
-        for each in ended:
+        for each in handles:
             each.deliver()
 
     def wake(self) -> None:
@@ -205,15 +199,16 @@ class Scheduler:
                     self._device = self.target.device
                     self._as_loaded = as_loaded(self._device)
                 with torch.inference_mode(False), torch.no_grad(), self._as_loaded:
-                    handles = self._turn()
+                    self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None
-                handles = self._end_all(None if interrupt else error)
+                self._end_all(None if interrupt else error)
             finally:
                 self._stepping = False
                 self._close_if_idle()
                 with self._changed:
                     self._changed.notify_all()
+            handles, self._touched = self._touched, {}
         for handle in handles:
             handle.deliver()
         if interrupt is not None:
@@ -258,9 +253,9 @@ class Scheduler:
 
     # The methods below run in the thread that holds `_driving`.
 
-    def _turn(self) -> list[RequestHandle]:
+    def _turn(self) -> None:
         """Let requests leave and join, and take one step in those that have joined."""
-        touched = dict.fromkeys(self._sweep())
+        self._sweep()
         self._admit()
         if self._live and self._loop is not None:
             alone, divisible = not self._shared, self.target.divisible
@@ -268,12 +263,11 @@ class Scheduler:
             for sequence, step in self._loop.step(chunk, read_first=alone):
                 handle = self._live[sequence]
                 handle.put(step)
-                touched[handle] = None
+                self._touched[handle] = None
         for handle in [each for each in self._live.values() if each.sequence.done]:
-            touched[self._end(handle)] = None
-        return list(touched)
+            self._end(handle)
 
-    def _sweep(self) -> list[RequestHandle]:
+    def _sweep(self) -> None:
         """End the requests that were cancelled."""
         with self._changed:
             cancelled = [each for each in chain(*self._waiting.values()) if each.cancelled]
@@ -281,11 +275,12 @@ class Scheduler:
                 queue[:] = [each for each in queue if each not in cancelled]
                 if not queue:
                     del self._waiting[key]
+        for handle in cancelled:
+            self._end(handle)
         for handle in [each for each in self._live.values() if each.cancelled]:
             if self._loop is not None:
                 self._loop.leave(handle.sequence)
-            cancelled.append(handle)
-        return [self._end(handle) for handle in cancelled]
+            self._end(handle)
 
     def _admit(self) -> None:
         """Let waiting requests join while there is room; one that cannot has an error then."""
@@ -329,7 +324,7 @@ class Scheduler:
                 release_memory()
             self._longest = 0
 
-    def _end_all(self, error: BaseException | None) -> list[RequestHandle]:
+    def _end_all(self, error: BaseException | None) -> None:
         """End the requests of the batch, or else those that wait; the session is left.
 
         Args:
@@ -346,13 +341,12 @@ class Scheduler:
                 self._waiting.clear()
         for handle in handles:
             handle.sequence.error = error
-        ended = [self._end(handle) for handle in handles]
+            self._end(handle)
         self._loop = None
         with suppress(Exception):
             self._stack.close()
-        return ended
 
-    def _end(self, handle: RequestHandle) -> RequestHandle:
+    def _end(self, handle: RequestHandle) -> None:
         """End a request with its generation or the error of its sequence."""
         outcome: Generation | BaseException | None = handle.sequence.error
         if outcome is None:
@@ -364,11 +358,11 @@ class Scheduler:
         self._live.pop(handle.sequence, None)
         self._longest = max(self._longest, len(handle.sequence.context.tokens))
         handle.put(outcome)
+        self._touched[handle] = None
         with self._changed:
             self._owners[handle.owner] -= 1
             self._owners = +self._owners
             self._changed.notify_all()  # `close` may wait for the last one
-        return handle
 
 
 def _notify(changed: threading.Condition, _: object) -> None:

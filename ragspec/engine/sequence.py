@@ -55,14 +55,11 @@ class Sequence:
     """The state of one sequence: its tokens, distribution, drafter and stop state.
 
     Attributes:
-        rule: The rule that judges this sequence's drafts.
-        needs: The needs of the drafter.
         change, transform: The change of the target's distribution, that of the request or else the
             one that the drafter requires, and its state from `begin` on; None for none.
         transform_taps: The hidden states that it reads, see `Needs.hidden_states`.
         pending: Committed tokens that the target has not read, the root last.
         slot: The row of the session, None for none.
-        error: The error that ended the sequence.
         reason: Why the sequence goes on without its drafter, None for no such reason.
         failures: Failed commits, after each of which the sequence was read again.
         scored: Log-probabilities of the emitted tokens.
@@ -197,6 +194,7 @@ class Sequence:
                 "the drafter changed tokens of its context; expected them unchanged. Copy "
                 "`context.tokens` before changing them."
             )
+        change = None if self.change is None else self.change.name
         began = self.started > 0
         seconds = (self.finished or time.perf_counter()) - self.started if began else 0.0
         drafts = began and parts.drafter is not None
@@ -208,7 +206,7 @@ class Sequence:
             self.stop.reason or "cancelled",
             prefill=(self.prefill_ms, self.prefill_forwards),
             reason=self.reason or (budget.reason if budget is not None else None),
-            label=label_of(label_under(self.rule.label, self.change and self.change.name), rounded),
+            label=label_of(label_under(self.rule.label, change), rounded),
             seed=self.seed,
             prompt_tokens=len(request.prompt),
             cached_tokens=self.cached,

@@ -7,6 +7,7 @@ import time
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
@@ -90,20 +91,18 @@ def judge(
         known: The target's own tokens after root and nodes, if they are computed already; empty for
             a row that has none.
     """
+    parts = zip(rows, trees, logits, hidden, known or repeat(None), strict=False)
     views = [
-        attempt(row, _view, row, tree, part[: len(tree) + 1], states, chosen)
-        for row, tree, part, states, chosen in zip(
-            rows, trees, logits, hidden, known or [None] * len(rows), strict=False
-        )
+        attempt(row, _view, row, tree, scores[: len(tree) + 1], states, chosen)
+        for row, tree, scores, states, chosen in parts
     ]
     valid = [view for view in views if view is not None]
     if valid:
         valid[0].prepare_batch(valid)
-    judged: list[tuple[Verdict, RowView] | None] = []
-    for row, tree, view in zip(rows, trees, views, strict=True):
-        verdict = None if view is None else attempt(row, _judge, row, tree, view)
-        judged.append(None if view is None or verdict is None else (verdict, view))
-    return judged
+    return [
+        None if view is None else attempt(row, _judge, row, tree, view)
+        for row, tree, view in zip(rows, trees, views, strict=True)
+    ]
 
 
 def top_tokens_of(
@@ -135,8 +134,8 @@ def _view(
     return view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
-def _judge(row: Sequence, tree: DraftTree, view: RowView) -> Verdict:
-    """Return the verdict of the row's rule, and record the log-probabilities of its tokens."""
+def _judge(row: Sequence, tree: DraftTree, view: RowView) -> tuple[Verdict, RowView]:
+    """Return the verdict of the row's rule and its view; record log-probabilities of the tokens."""
     verdict = row.rule.judge(tree, view)
     if row.request.logprobs is not None:
         before = ROOT
@@ -145,7 +144,7 @@ def _judge(row: Sequence, tree: DraftTree, view: RowView) -> Verdict:
             before = node
         if verdict.token is not None:
             row.scored.append(view.logprob(before, verdict.token, row.request.logprobs))
-    return verdict
+    return verdict, view
 
 
 def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:

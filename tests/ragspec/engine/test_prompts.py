@@ -207,8 +207,7 @@ def test_every_form_is_read(form: Any) -> None:
 
 
 def test_no_prediction_is_no_text() -> None:
-    assert read(None) == []
-    assert read("") == read([]) == [None]
+    assert read(None) == read("") == read([]) == [None]
 
 
 def test_the_end_of_the_prompt_leads_into_it() -> None:
