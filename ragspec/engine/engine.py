@@ -252,8 +252,7 @@ class Engine:
     @property
     def parts(self) -> Parts:
         """The parts that a new call uses."""
-        drafting = self.drafter, self.rule, self.budget, self.cost
-        return Parts(self.target, *drafting, self.tokenizer, self._transform)
+        return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
 
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
         """Call `callback` with every finished text; return a function that unsubscribes it.
@@ -342,11 +341,11 @@ class Engine:
     ) -> None:
         """Set drafter, budget and rule; a measured cost is kept."""
         built = build_drafter(drafter, draft_model, self.tokenizer, self.target)
-        self._transform = required_transform(built)
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         self.drafter = with_head(built, self.target, self.rule)
+        required_transform(self.drafter)  # refuses several
         name = f"rule {self.rule.name!r}"
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
         match(name, self.rule.needs, offered)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import abc
 from contextlib import suppress
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class Loop:
         if job is not None:
             job.sequences.append(sequence)
         else:
-            self._jobs.append(PrefillJob.of([sequence]))
+            self._jobs.append(PrefillJob([sequence]))
 
     def leave(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Let a sequence leave, whether or not its text has ended.
@@ -305,7 +304,7 @@ class Loop:
                 row.error = error
                 continue
             self.leave(row, keep=False)
-            self._jobs.append(PrefillJob.restart(row))
+            self._jobs.append(PrefillJob([row], again=True))
         return []
 
     def _make_room(self) -> Emissions:
@@ -315,7 +314,7 @@ class Loop:
         new = any(row in job.sequences and not job.again for job in self._jobs)
         self.leave(row)
         self.session.shrink()
-        self._put_back.append(PrefillJob.of([row]) if new else PrefillJob.restart(row))
+        self._put_back.append(PrefillJob([row], again=not new))
         self._most = len(self.sequences)
         return []
 
@@ -339,10 +338,8 @@ class Loop:
 def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[PrefillJob]:
     """Yield the jobs less one sequence; if it read for others, their job begins again."""
     for job in jobs:
-        if row not in job.sequences:
-            yield job
-        elif others := [other for other in job.sequences if other is not row]:
-            if job.sequences[0] is row:
-                yield PrefillJob.of(others)
-            else:
-                yield replace(job, sequences=others)
+        reads = job.sequences[0] is row
+        if row in job.sequences:
+            job.sequences.remove(row)
+        if job.sequences:
+            yield PrefillJob(job.sequences) if reads else job

@@ -30,9 +30,9 @@ class PrefillJob:
     """The sequences of one prompt while it is read, once for all of them.
 
     Attributes:
-        left: Tokens that the target has not read; the last is the root, unless it is read again.
         again: Whether a sequence that was put back is read again. Its root waits for the next step,
             and its drafter is not notified.
+        left: Tokens that the target has not read; the last is the root, unless it is read again.
         began: Seconds of the performance counter.
         forwards: Number of forwards so far.
         total: Tokens to read, 0 before the first forward.
@@ -40,23 +40,17 @@ class PrefillJob:
     """
 
     sequences: list[Sequence]
-    left: list[int]
     again: bool = False
+    left: list[int] = field(init=False)
     began: float = field(default_factory=time.perf_counter)
     forwards: int = 0
     total: int = 0
     top_tokens: list[TopTokens] = field(default_factory=list)
     hidden: list[HiddenStates] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, sequences: list[Sequence]) -> PrefillJob:
-        """Return the job of new sequences, which reads the `pending` tokens of the first."""
-        return cls(sequences, list(sequences[0].pending))
-
-    @classmethod
-    def restart(cls, sequence: Sequence) -> PrefillJob:
-        """Return the job that reads a sequence again, which then continues."""
-        return cls([sequence], sequence.context.tokens[:-1], again=True)
+    def __post_init__(self) -> None:
+        first = self.sequences[0]
+        self.left = first.context.tokens[:-1] if self.again else list(first.pending)
 
     @property
     def tenant(self) -> str:

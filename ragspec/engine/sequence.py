@@ -12,6 +12,7 @@ from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
+from ragspec.drafters.fuse import required_transform
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
 from ragspec.models.device import out_of_memory
@@ -25,7 +26,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
 from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform, TextStart, Transform
+from ragspec.sampling.transform import RowTransform, TextStart
 from ragspec.trees.draft_tree import PREDICTION
 from ragspec.verification.causal import CausalTarget
 
@@ -39,7 +40,6 @@ class Parts:
     Attributes:
         cost: That of the target's forwards, None if no policy needs it.
         tokenizer: None for token ids only.
-        transform: The transform that the drafter requires, None for none.
     """
 
     target: CausalTarget
@@ -48,7 +48,6 @@ class Parts:
     budget: BudgetPolicy
     cost: ForwardCost | None
     tokenizer: Any
-    transform: Transform | None = None
 
 
 class Sequence:
@@ -85,7 +84,7 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
-        self.change = request.transform if parts.transform is None else parts.transform
+        self.change = required_transform(parts.drafter) or request.transform
         self.transform: RowTransform | None = None
         self.transform_taps = () if self.change is None else self.change.needs.hidden_states
         self.pending = list(tokens)
