@@ -192,8 +192,8 @@ class Engine:
             owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
                 a thread of the engine, as for `submit`.
         """
-        sequence = Sequence(request, self.parts)
-        handle = RequestHandle(sequence, self.scheduler, owner, self.notify)
+        handle = RequestHandle(Sequence(request, self.parts), self.scheduler, owner)
+        handle.future.add_done_callback(lambda end: end.exception() or self.notify(end.result()))
         self.scheduler.add(handle)
         return handle
 

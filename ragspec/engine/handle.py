@@ -19,8 +19,6 @@ from ragspec.rules.base import Step
 from ragspec.sampling.placed_tokens import PlacedToken, place
 from ragspec.sampling.text_output import TextOutput
 
-Notify = Callable[[Generation], None]
-
 
 class Driver(Protocol):
     """The part of a scheduler that a handle needs."""
@@ -48,7 +46,6 @@ class RequestHandle:
         sequence: The state of the text.
         owner: The call whose thread takes the steps of the request; None for a thread of the
             scheduler.
-        on_finish: Called with the generation, after the result is set.
 
     Attributes:
         future: The future of the generation, for callbacks.
@@ -58,9 +55,7 @@ class RequestHandle:
             seconds of the performance counter; 0 until they happen.
     """
 
-    def __init__(
-        self, sequence: Sequence, scheduler: Driver, owner: object | None, on_finish: Notify
-    ) -> None:
+    def __init__(self, sequence: Sequence, scheduler: Driver, owner: object | None) -> None:
         self.sequence = sequence
         self.request = sequence.request
         self.owner = owner
@@ -71,7 +66,6 @@ class RequestHandle:
         self.cancelled = False
         self.callback_error: BaseException | None = None
         self._scheduler = scheduler
-        self._on_finish = on_finish
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._events: deque[Step | Generation | BaseException] = deque()
         self._delivering = threading.Lock()
@@ -178,12 +172,11 @@ class RequestHandle:
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
     def _end(self, outcome: Generation | BaseException) -> None:
-        """Set the outcome, and call the callbacks of the future and of the engine."""
+        """Set the outcome, and call the callbacks of the future."""
         self.finished = time.perf_counter()
         outcome = self.callback_error or outcome
         if isinstance(outcome, Generation):
             call_or_warn(self.future.set_result, outcome)
-            self._on_finish(outcome)
             return
         if not isinstance(outcome, Exception):  # it would end the thread that asks for the result
             error = CallbackError(f"{type(outcome).__name__} ended the text: {outcome}")
