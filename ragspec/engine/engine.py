@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -192,8 +193,13 @@ class Engine:
             owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
                 a thread of the engine, as for `submit`.
         """
+
+        def notify(future: Future[Generation]) -> None:
+            if future.exception() is None:
+                self.notify(future.result())
+
         handle = RequestHandle(Sequence(request, self.parts), self.scheduler, owner)
-        handle.future.add_done_callback(lambda end: end.exception() or self.notify(end.result()))
+        handle.future.add_done_callback(notify)
         self.scheduler.add(handle)
         return handle
 

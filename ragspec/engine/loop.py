@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
-from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read, select
+from ragspec.engine.prefill import PrefillJob, portions, read, select
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import (
     InFlightStep,
@@ -31,6 +31,7 @@ from ragspec.engine.step import (
     top_tokens_of,
 )
 from ragspec.models.device import out_of_memory
+from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
@@ -242,7 +243,7 @@ class Loop:
         session = self.session
         logits = session.settle()
         best = top_tokens_of(step.rows, step.trees, logits)
-        hidden = hidden_of(session, step.rows)
+        hidden: abc.Sequence[HiddenStates | None] = session.hidden or [None] * len(step.rows)
         judged = judge(step.rows, step.trees, logits, hidden, session.chosen)
         verified = time.perf_counter()
         waited = max(step.launching + verified - landing, session.seconds)
@@ -258,9 +259,7 @@ class Loop:
         }
         emissions = []
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
-            states = hidden[i]
-            states = None if states is None else states.at(slice(len(tree) + 1))
-            emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], states)
+            emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], hidden[i])
             if emitted is not None:
                 emissions.append((row, emitted))
         host = 1000 * (time.perf_counter() - committed)

@@ -84,16 +84,6 @@ class PrefillJob:
             first.cached = max(first.cached, count)
         return first.slot
 
-    def note(self, count: int, top_tokens: TopTokens | None, hidden: HiddenStates | None) -> None:
-        """Record a forward that read `count` more tokens, and its best tokens and hidden states."""
-        self.total = self.total or len(self.left)
-        del self.left[:count]
-        self.forwards += 1
-        if top_tokens is not None:
-            self.top_tokens.append(top_tokens)
-        if hidden is not None:
-            self.hidden.append(hidden)
-
     def report(self) -> None:
         """Call the progress callbacks after a forward, unless it has read all of a short prompt."""
         first = self.forwards == 1
@@ -150,10 +140,14 @@ def read(
         logits, top_tokens = session.read_prompts(pending, k)
     else:
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
-    hidden = hidden_of(session, rows)
+    hidden = session.hidden
     session.commit([() for _ in rows])
     for i, (_, (job, count)) in enumerate(ordered):
-        job.note(count, top_tokens[i] if top_tokens else None, hidden[i])
+        job.total = job.total or len(job.left)
+        del job.left[:count]
+        job.forwards += 1
+        job.top_tokens += top_tokens[i : i + 1]
+        job.hidden += hidden[i : i + 1]
     return [job for _, (job, _) in ordered], logits
 
 
@@ -162,15 +156,6 @@ def select(session: TargetSession, items: Mapping[Sequence, T]) -> list[tuple[Se
     by_slot = {row.slot: (row, item) for row, item in items.items()}
     order = session.select_rows([slot for slot in by_slot if slot is not None])
     return [by_slot[slot] for slot in order]
-
-
-def hidden_of(
-    session: TargetSession, rows: abc.Sequence[Sequence]
-) -> abc.Sequence[HiddenStates | None]:
-    """Return the hidden states of the last forward, row by row; None if none are kept."""
-    needed = any(row.reads_hidden for row in rows)
-    states = session.hidden if needed and isinstance(session, TreeSession) else []
-    return states or [None] * len(rows)
 
 
 def _joined(top_tokens: abc.Sequence[TopTokens]) -> TopTokens | None:

@@ -143,9 +143,6 @@ def read_requests(
 ) -> tuple[list[Request], bool]:
     """Check the arguments of a call; return a request for each sample of each prompt.
 
-    Args:
-        tokenizer: For texts, stop strings, a prediction and a draft prompt; None without text.
-
     Returns:
         The requests, the samples of a prompt one after the other, and whether a single prompt was
         passed.
@@ -225,9 +222,7 @@ def _common(
 def _callables(
     options: Options, row: int, alone: bool, memo: dict[int, object]
 ) -> tuple[tuple[Criterion, ...], tuple[HFCallable, ...]]:
-    """Return the criteria and the processors of text number `row`.
-
-    They are those of a `ByRow`, or the caller's; of processors copies, unless it is `alone`.
+    """Return the criteria and processors of text number `row`; if it is not alone, copies of these.
 
     Args:
         memo: Objects that copies share, by id.
@@ -265,8 +260,8 @@ def _stop_rule(
     if new is None and sampling.defaults is not None:
         new = _configured_length(config, prompt, limit)
     if new is None:
-        new = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
-        new = max(1, new)
+        rest = DEFAULT_NEW_TOKENS if limit is None else limit - prompt
+        new = max(1, min(DEFAULT_NEW_TOKENS, rest))
     check_length(prompt, new, limit)
     if resumed > new:
         raise InputError(
@@ -350,8 +345,8 @@ def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
     """Return how many alternatives to keep with each log-probability, None for neither."""
     if logprobs is False or logprobs is None:
         return None
-    top = 0 if logprobs is True else logprobs
-    if (number := whole(top)) is None or not 0 <= number <= vocab_size:
+    number = whole(0 if logprobs is True else logprobs)
+    if number is None or not 0 <= number <= vocab_size:
         raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
     return number
 

@@ -185,7 +185,9 @@ def finish(
         # View, tokens and states are lent for this call; the steps that a row keeps hold none.
         # Stateful processors and transforms may see visited nodes alone, so they lend no view.
         step.view = None if row.distribution.lazy or row.transform is not None else view
-        step.best, step.hidden = best, hidden if row.needs.hidden_states else None
+        step.best = best
+        if hidden is not None and row.needs.hidden_states:
+            step.hidden = hidden.at(slice(len(tree) + 1))
         try:
             row.drafter.observe(step)
         except Exception as error:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
 from ragspec.models.supported import unwrapped
+from ragspec.needs import HiddenStates
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, keep_paths, limit_depth
@@ -199,11 +200,13 @@ class TargetSession:
 
     Attributes:
         ahead: Whether a launched forward runs while the host does other things.
+        hidden: Hidden states of the last forward, of each row; empty if none are kept.
         chosen: For each row the target's own tokens after the root and the nodes, of the last
             forward. The host computes tokens below 0 from the logits. None if it computes all.
     """
 
     ahead = False
+    hidden: Sequence[HiddenStates] = ()
     chosen: list[list[int]] | None = None
 
     def __init__(self, target: TargetModel, rows: int) -> None:
