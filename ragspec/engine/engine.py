@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -57,9 +58,8 @@ class Engine:
         max_batch_size: Texts decoded in one batch, of all callers together; see `with_limits`.
 
     Raises:
-        UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.
-        InputError: A number is out of range, or the budget goes by the clock for a model that is
-            split across several ranks.
+        UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError, InputError: A
+            part is unknown or does not suit the others, or a number is out of range.
     """
 
     def __init__(
@@ -148,7 +148,12 @@ class Engine:
         owner = object()
         with ExitStack() as stack:
             handles = [stack.enter_context(closing(self.add(each, owner))) for each in requests]
-            self.scheduler.drive(owner, lambda: _complete(handles))
+
+            def ended() -> bool:
+                failed = any(handle.done and handle.future.exception() for handle in handles)
+                return failed or all(handle.done for handle in handles)
+
+            self.scheduler.drive(owner, ended)
             texts: list[Any] = [handle.future.result() for handle in handles if handle.done]
         if (n := requests[0].sampling.n) > 1:
             texts = [texts[start : start + n] for start in range(0, len(texts), n)]
@@ -181,17 +186,14 @@ class Engine:
             QueueFullError: Too many requests wait.
             EngineClosedError: The engine was closed; also the errors of `generate`.
         """
-        if sample < 0:
-            raise InputError(f"sample is {sample}; expected 0 or more.")
         request = self._one("submit()", prompt, sampling, options)
-        return self.add(replace(request, sample=sample))
+        return self.add(replace(request, sample=checked_count(sample, "sample", 0)))
 
     def add(self, request: Request, owner: object | None = None) -> RequestHandle:
         """Queue a request that `prepare` made, and return its handle.
 
-        Args:
-            owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
-                a thread of the engine, as for `submit`.
+        Its owner takes the steps, by `step` or `handle.result`; without one, as for `submit`, a
+        thread of the engine does.
         """
 
         def notify(future: Future[Generation]) -> None:
@@ -260,7 +262,7 @@ class Engine:
         """The parts that a new call uses."""
         return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
 
-    def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
+    def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], object]:
         """Call `callback` with every finished text; return a function that unsubscribes it.
 
         Cancelled and paused texts are left out. An error of the callback becomes a RuntimeWarning
@@ -268,17 +270,10 @@ class Engine:
         """
         key = object()
         self._listeners[key] = callback
-
-        def unsubscribe() -> None:
-            self._listeners.pop(key, None)
-
-        return unsubscribe
+        return partial(self._listeners.pop, key, None)
 
     def without_callbacks(self) -> Engine:
-        """Return a copy without `on_finish` callbacks, for texts that may be discarded.
-
-        Call `notify` of this engine with the final text.
-        """
+        """Return a copy without `on_finish` callbacks, for texts that may be discarded."""
         other = copy.copy(self)
         other._listeners.clear()
         return other
@@ -319,9 +314,6 @@ class Engine:
             max_model_len: Most tokens of a text with its prompt, None for the model's context.
             kv_memory: Most bytes of keys and values, None for no limit: of running texts, each
                 with all tokens that it may have, and of the prefix cache. Requests wait for room.
-
-        Raises:
-            InputError: A limit is out of range.
         """
         other, memory = self.without_callbacks(), None
         if max_model_len is not None or kv_memory is not None:
@@ -336,8 +328,7 @@ class Engine:
                 )
             target.max_length = max_model_len
         if kv_memory is not None:
-            limit = checked_count(kv_memory, "kv_memory")
-            memory = KvMemory(target, limit, checked_count(max_batch_size, "max_batch_size"))
+            memory = KvMemory(target, kv_memory, max_batch_size)
             target.max_length = memory.max_length
         other.scheduler = Scheduler(target, max_batch_size, max_queue_size, chunk, memory)
         return other
@@ -355,20 +346,19 @@ class Engine:
         name = f"rule {self.rule.name!r}"
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
         match(name, self.rule.needs, offered)
-        if self.drafter is None:
-            return
-        match_drafter(self.drafter, offered)
-        if self.cost is None and self.budget.needs_cost:
-            self.cost = copy.deepcopy(self.target.known_cost)
-            if self.cost is None:
-                self.measure()
+        if self.drafter is not None:
+            match_drafter(self.drafter, offered)
+            if self.cost is None and self.budget.needs_cost:
+                self.cost = copy.deepcopy(self.target.known_cost)
+                if self.cost is None:
+                    self.measure()
 
     def measure(self) -> None:
         """Measure the cost of forwards, on which the budget "auto" depends, in about a second.
 
         Raises:
-            InputError: The model is split across ranks. Their forwards wait for each other: if each
-                verified other trees, by its own clock, all of them would hang.
+            InputError: The model is split across ranks, whose forwards wait for each other. If each
+                verified other trees, by its own clock, all would hang.
         """
         target, ranks = self.target, rank_count(self.model)
         if ranks > 1:
@@ -408,9 +398,3 @@ class Engine:
                 stacklevel=3,
             )
         return read_requests(prompts, sampling, options, self.target, self.tokenizer, mask)
-
-
-def _complete(handles: list[RequestHandle]) -> bool:
-    """Return whether all requests have ended, or one has failed."""
-    failed = any(handle.done and handle.future.exception() for handle in handles)
-    return failed or all(handle.done for handle in handles)

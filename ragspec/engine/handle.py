@@ -109,14 +109,10 @@ class RequestHandle:
         self._scheduler.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the end of the text and return its generation.
-
-        Args:
-            timeout: Seconds, None for no limit.
+        """Wait for the end of the text and return its generation, or raise what ended it.
 
         Raises:
-            TimeoutError: The text has not ended in time.
-            Exception: The error that ended the text.
+            TimeoutError: The text has not ended within `timeout` seconds, None for any number.
         """
         if self.owner is not None:
             self._scheduler.drive(self.owner, self.future.done)

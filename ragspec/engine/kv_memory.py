@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from ragspec.engine.sequence import MOST_NODES, Sequence
 from ragspec.errors import InputError
+from ragspec.sampling.settings import checked_count
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
@@ -30,8 +31,9 @@ class KvMemory:
 
     def __init__(self, target: CausalTarget, limit: int, max_batch_size: int) -> None:
         self._slot = slot_bytes(target.config, target.dtype) * target.copies
-        self._rows = 0 if target.runner is None else 1 << (max_batch_size - 1).bit_length()
-        self._limit = limit
+        most_rows = checked_count(max_batch_size, "max_batch_size")
+        self._rows = 0 if target.runner is None else 1 << (most_rows - 1).bit_length()
+        self._limit = limit = checked_count(limit, "kv_memory")
         slots = limit // self._slot // max(1, self._rows)
         most = (slots - 1) * GROWTH // (GROWTH + 1) - MOST_NODES
         if most < 2:

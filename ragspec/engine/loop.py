@@ -43,15 +43,11 @@ MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is rea
 
 
 class Loop:
-    """Sequences that join, take their steps together over one session, and leave.
-
-    Args:
-        forward: The forward that the budgets of the sequences observe, kept up to date.
-    """
+    """Sequences that join, take their steps together over one session, and leave."""
 
     def __init__(self, session: TargetSession, forward: SharedForward) -> None:
         self.session = session
-        self._forward = forward
+        self._forward = forward  # which the budgets of the sequences observe
         self._jobs: list[PrefillJob] = []
         self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
@@ -196,13 +192,27 @@ class Loop:
         self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
     ) -> Emissions:
         """Report the progress of prompts, and emit the first tokens of those that have ended."""
-        ended: list[tuple[Sequence, PrefillJob, Tensor]] = []
+        rows, scores, ends = list[Sequence](), list[Tensor](), list[HiddenStates | None]()
         for job, row_logits in zip(jobs, logits, strict=False):
             job.report()
             if not job.left:
-                ended += [(row, job, row_logits) for row in self._seat(job)]
+                seated = self._seat(job)
+                rows += seated
+                scores += [row_logits] * len(seated)
+                ends += [job.hidden[-1].at(slice(-1, None)) if job.hidden else None] * len(seated)
         self._jobs = [job for job in self._jobs if job.left]
-        return self._first(ended)
+        judged = judge(rows, [DraftTree.empty()] * len(rows), scores, ends)
+        emissions = []
+        for row, match in zip(rows, judged, strict=True):
+            # From the row's start: opening drafters (an index of the prompt, a draft model's own
+            # prefill) is work on the prompt too.
+            spent = 1000 * (time.perf_counter() - row.started)
+            row.prefill_ms += spent
+            spending = {"prefill": spent}
+            step = match and attempt(row, emit, row, DraftTree.empty(), match[0], spending)
+            if step is not None:
+                emissions.append((row, step))
+        return emissions
 
     def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
@@ -217,25 +227,6 @@ class Loop:
             if row.error is None and not job.again:
                 attempt(row, job.notify, row)
         return [] if job.again else [row for row in rows if not row.done]
-
-    def _first(self, ended: abc.Sequence[tuple[Sequence, PrefillJob, Tensor]]) -> Emissions:
-        """Emit the first token of each row from the logits [1, V] after its prompt."""
-        if not ended:
-            return []
-        rows, jobs, logits = zip(*ended, strict=True)
-        ends = [job.hidden[-1].at(slice(-1, None)) if job.hidden else None for job in jobs]
-        judged = judge(rows, [DraftTree.empty()] * len(rows), logits, ends)
-        emissions = []
-        for row, match in zip(rows, judged, strict=True):
-            # From the row's start: opening drafters (an index of the prompt, a draft model's own
-            # prefill) is work on the prompt too.
-            spent = 1000 * (time.perf_counter() - row.started)
-            row.prefill_ms += spent
-            spending = {"prefill": spent}
-            step = match and attempt(row, emit, row, DraftTree.empty(), match[0], spending)
-            if step is not None:
-                emissions.append((row, step))
-        return emissions
 
     def _finish(self, step: InFlightStep) -> Emissions:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""

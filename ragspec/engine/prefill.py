@@ -33,8 +33,6 @@ class PrefillJob:
         again: Whether a sequence that was put back is read again. Its root waits for the next step,
             and its drafter is not notified.
         left: Tokens that the target has not read; the last is the root, unless it is read again.
-        began: Seconds of the performance counter.
-        forwards: Number of forwards so far.
         total: Tokens to read, 0 before the first forward.
         top_tokens, hidden: The target's best tokens and hidden states so far, if needed.
     """

@@ -146,9 +146,6 @@ def read_requests(
     Returns:
         The requests, the samples of a prompt one after the other, and whether a single prompt was
         passed.
-
-    Raises:
-        InputError, SamplingError, PromptTooLongError: An argument is invalid.
     """
     refuse_unknown(options)
     every, single = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
@@ -222,11 +219,7 @@ def _common(
 def _callables(
     options: Options, row: int, alone: bool, memo: dict[int, object]
 ) -> tuple[tuple[Criterion, ...], tuple[HFCallable, ...]]:
-    """Return the criteria and processors of text number `row`; if it is not alone, copies of these.
-
-    Args:
-        memo: Objects that copies share, by id.
-    """
+    """Return the criteria and the processors of text number `row`, copies unless it is alone."""
     memo = dict(memo)  # one for all: processors may share objects
     criteria = (
         each.of_row(row) if isinstance(each, ByRow) else each

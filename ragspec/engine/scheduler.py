@@ -118,10 +118,7 @@ class Scheduler:
         """Add a request; its owner's thread, or that of the scheduler, takes its steps.
 
         Of one priority, the tenant with the fewest texts in the batch is next; others take turns.
-
-        Raises:
-            QueueFullError: Too many submitted requests wait.
-            EngineClosedError: The engine was closed.
+        Errors are those of `expect_room`.
         """
         with self._changed:
             self.expect_room(1 if handle.owner is None else -self.open_requests)
@@ -154,8 +151,7 @@ class Scheduler:
         """Wake the threads that wait; start the scheduler's own if callers need it."""
         with self._changed:
             if self._shared and (self._thread is None or not self._thread.is_alive()):
-                changed = self._changed
-                reference = weakref.ref(self, partial(_notify, changed))
+                reference = weakref.ref(self, partial(_notify, self._changed))
                 self._thread = threading.Thread(
                     target=_serve, args=(reference, self._changed), name="ragspec", daemon=True
                 )
@@ -351,7 +347,6 @@ class Scheduler:
         outcome: Generation | BaseException | None = handle.sequence.error
         if outcome is None:
             try:
-                handle.sequence.end()
                 outcome = handle.sequence.generation()
             except Exception as failed:  # for example of the tokenizer: it ends this request alone
                 outcome = failed

@@ -99,10 +99,7 @@ class Sequence:
         self.started = self.finished = 0.0
 
     def begin(self, forward: SharedForward) -> None:
-        """Open distribution, rule and drafter.
-
-        Args:
-            forward: The forward that the budgets of all sequences share.
+        """Open distribution, rule and drafter, whose budget observes the shared forward.
 
         Raises:
             InputError: The request and the drafter each bring a transform.
@@ -174,14 +171,8 @@ class Sequence:
         self.drafter = None
         self.reason = f"the drafter failed ({type(error).__name__}: {error})"
 
-    def end(self) -> None:
-        """Count a text that has not ended as cancelled."""
-        if self.stop.reason is None:
-            self.stop.reason = "cancelled"
-        self.finished = self.finished or time.perf_counter()
-
     def generation(self) -> Generation:
-        """Return the generation so far.
+        """Return the generation so far; a text that has not ended counts as cancelled.
 
         Raises:
             RuleError: The drafter changed tokens of its context in place.

@@ -81,7 +81,7 @@ class CorpusIndex:
         self._max_tokens = max_tokens
         self._closed = False
         self._lock = threading.RLock()
-        self._recording: dict[object, Callable[[], None]] = {}
+        self._recording: dict[object, Callable[[], object]] = {}
         # Not __del__: at interpreter exit it would run too late to warn.
         weakref.finalize(self, _warn_lost, root, self._buffer)
 
