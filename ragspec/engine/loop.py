@@ -69,8 +69,9 @@ class Loop:
 
         Sequences of equal prompts share one prefill, as far as it has not begun.
         """
-        if sequence.reads_hidden and isinstance(self.session, TreeSession):
-            self.session.keep_hidden(sorted(sequence.reads_hidden))
+        taps = {*sequence.needs.hidden_states, *sequence.transform_taps}
+        if taps and isinstance(self.session, TreeSession):
+            self.session.keep_hidden(sorted(taps))
         if sequence.done:
             return
         job = next((job for job in self._jobs if job.takes(sequence)), None)
@@ -80,11 +81,7 @@ class Loop:
             self._jobs.append(PrefillJob([sequence]))
 
     def leave(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Let a sequence leave, whether or not its text has ended.
-
-        Args:
-            keep: Whether its keys and values may serve other texts.
-        """
+        """Let a sequence leave, whether or not its text has ended; see `TargetSession.leave`."""
         if self._ahead is not None:
             self.session.discard_uncommitted()  # the other sequences draft again
             self._ahead = None

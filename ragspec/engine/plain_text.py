@@ -48,11 +48,7 @@ def without_marks(text: str) -> str:
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """Tokenize a text; special tokens count only where they are not marked.
-
-    Args:
-        add_special_tokens: Add those that the tokenizer puts around a text.
-    """
+    """Tokenize a text; special tokens count only where they are not marked."""
     encoded = _encode(tokenizer, [text], add_special_tokens)
     if MARK not in text:
         return encoded
@@ -89,10 +85,8 @@ def _encode(tokenizer: Tokenizer, parts: Sequence[str], add_special_tokens: bool
 def render_chat(tokenizer: Tokenizer, turns: Sequence[Message], /, **options: object) -> str:
     """Return turns in the chat template, followed by the beginning of an answer.
 
-    If the last turn is the assistant's, the answer goes on after its text.
-
-    Args:
-        **options: Of `apply_chat_template`, such as variables of the template.
+    If the last turn is the assistant's, the answer goes on after its text. Options are those of
+    `apply_chat_template`, such as variables of the template.
 
     Raises:
         InputError: The template refuses the turns.

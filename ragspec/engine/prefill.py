@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Prefill
-from ragspec.engine.sequence import Sequence
+from ragspec.engine.sequence import MOST_NODES, Sequence
 from ragspec.engine.step import attempt
 from ragspec.needs import HiddenStates
 from ragspec.sampling.top_tokens import TopTokens
@@ -50,34 +50,32 @@ class PrefillJob:
         first = self.sequences[0]
         self.left = first.context.tokens[:-1] if self.again else list(first.pending)
 
-    @property
-    def tenant(self) -> str:
-        """The owner of the prompt."""
-        return self.sequences[0].request.tenant
-
     def takes(self, sequence: Sequence) -> bool:
         """Return whether the sequence may share this prefill, which has not begun."""
+        first = self.sequences[0]
         return (
-            not (self.again or self.forwards or self.sequences[0].slot is not None)
+            not (self.again or self.forwards or first.slot is not None)
             and not sequence.request.resume_from  # it may be cached, and take steps at once
-            and self.tenant == sequence.request.tenant
+            and first.request.tenant == sequence.request.tenant
             and self.left == sequence.pending
         )
 
     def begins_like(self, other: PrefillJob) -> bool:
         """Return whether the prefix cache will hold the first tokens once the other is read."""
+        first, before = self.sequences[0], other.sequences[0]
         return (
-            self.sequences[0].slot is None
-            and self.tenant == other.tenant
+            first.slot is None
+            and first.request.tenant == before.request.tenant
             and len(self.left) > SHARED
-            and other.sequences[0].context.tokens[:SHARED] == self.left[:SHARED]
+            and before.context.tokens[:SHARED] == self.left[:SHARED]
         )
 
     def join(self, session: TargetSession) -> int:
         """Return the first sequence's row in the session; take one if it has none."""
         first = self.sequences[0]
         if first.slot is None:
-            first.slot, count = session.join(self.left, first.request.tenant, first.room)
+            room = first.context.remaining + (1 if first.drafter is None else MOST_NODES)
+            first.slot, count = session.join(self.left, first.request.tenant, room)
             del self.left[:count]
             first.cached = max(first.cached, count)
         return first.slot

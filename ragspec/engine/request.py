@@ -359,11 +359,7 @@ def _check_seeds(sampling: Sampling, prompts: int) -> None:
 
 
 def _check_sampling(sampling: Sampling, highest: int, size: int, ends: frozenset[int]) -> None:
-    """Raise SamplingError for biases, bad words or penalties that the model cannot apply.
-
-    Args:
-        highest: The highest id in a prompt, which the model may read and never produce.
-    """
+    """Raise SamplingError for biases, bad words or penalties that the model cannot apply."""
     words = sampling.bad_words_ids
     if not isinstance(words, Sequence | None):
         raise SamplingError(f"bad_words_ids is {words!r}; expected lists of token ids, or None")

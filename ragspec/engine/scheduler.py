@@ -321,11 +321,7 @@ class Scheduler:
             self._longest = 0
 
     def _end_all(self, error: BaseException | None) -> None:
-        """End the requests of the batch, or else those that wait; the session is left.
-
-        Args:
-            error: The error of each, None if they were interrupted.
-        """
+        """End the requests of the batch, or else those that wait, by an error or an interrupt."""
         if self._loop is not None:
             for sequence in self._live:
                 with suppress(Exception):  # the session may be broken

@@ -35,12 +35,7 @@ MOST_NODES = 64  # room of a cache for a draft
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of an engine that one request uses.
-
-    Attributes:
-        cost: That of the target's forwards, None if no policy needs it.
-        tokenizer: None for token ids only.
-    """
+    """The parts of an engine that one request uses."""
 
     target: CausalTarget
     drafter: Drafter | None
@@ -153,16 +148,6 @@ class Sequence:
     def done(self) -> bool:
         """Whether the text has ended."""
         return self.stop.reason is not None or self.error is not None
-
-    @property
-    def reads_hidden(self) -> set[int]:
-        """The hidden states that drafter and transform need, see `Needs.hidden_states`."""
-        return {*self.needs.hidden_states, *self.transform_taps}
-
-    @property
-    def room(self) -> int:
-        """Tokens that may follow those that are pending, a draft included."""
-        return self.context.remaining + (MOST_NODES if self.drafter is not None else 1)
 
     def drop_drafter(self, error: Exception) -> None:
         """Go on without a drafter for which memory ran out, as reported; raise other errors."""

@@ -205,11 +205,10 @@ class InFlightStep:
     Attributes:
         trees: Empty before drafting, or if it failed.
         drafting, launching: Seconds of the host.
-        error: The error of its drafts or of its launch.
     """
 
     rows: list[Sequence]
     trees: list[DraftTree] = field(default_factory=list)
     drafting: float = 0.0
     launching: float = 0.0
-    error: Exception | None = None
+    error: Exception | None = None  # of its drafts or its launch
