@@ -26,9 +26,6 @@ class Driver(Protocol):
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
         """Take steps, or wait while another thread takes them, until something holds."""
 
-    def wake(self) -> None:
-        """Wake the thread that takes the steps."""
-
     def remove(self, handle: RequestHandle, *, wait: bool = True) -> None:
         """End a request after the current step."""
 
@@ -67,7 +64,7 @@ class RequestHandle:
         self.callback_error: BaseException | None = None
         self._scheduler = scheduler
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
-        self._events: deque[Step | Generation | BaseException] = deque()
+        self._events: deque[Step | Generation | None] = deque()
         self._delivering = threading.Lock()
         self._putting = threading.Lock()
         self._complete = False  # whether the reader has the end
@@ -106,7 +103,6 @@ class RequestHandle:
     def cancel(self) -> None:
         """End the text after the current step; the result is the text written so far."""
         self.cancelled = True
-        self._scheduler.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Wait for the end of the text and return its generation, or raise what ended it.
@@ -131,8 +127,8 @@ class RequestHandle:
         if not self.done:
             self._scheduler.remove(self, wait=wait)
 
-    def put(self, event: Step | Generation | BaseException) -> None:
-        """Take a step, the generation or the error that ends the text; see `deliver`."""
+    def put(self, event: Step | Generation | None) -> None:
+        """Take a step, the generation, or None for the sequence's error; see `deliver`."""
         self._events.append(event)
 
     def deliver(self) -> None:
@@ -147,7 +143,7 @@ class RequestHandle:
             finally:
                 self._delivering.release()
 
-    def _hand(self, event: Step | Generation | BaseException) -> None:
+    def _hand(self, event: Step | Generation | None) -> None:
         if not isinstance(event, Step):
             self._end(event)
             self._put(None)
@@ -167,18 +163,17 @@ class RequestHandle:
                 self._complete = True
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
-    def _end(self, outcome: Generation | BaseException) -> None:
-        """Set the outcome, and call the callbacks of the future."""
+    def _end(self, generation: Generation | None) -> None:
+        """Set the generation or an error, and call the callbacks of the future."""
         self.finished = time.perf_counter()
-        outcome = self.callback_error or outcome
-        if isinstance(outcome, Generation):
-            call_or_warn(self.future.set_result, outcome)
+        error = self.callback_error or self.sequence.error
+        if error is None:
+            call_or_warn(self.future.set_result, generation)
             return
-        if not isinstance(outcome, Exception):  # it would end the thread that asks for the result
-            error = CallbackError(f"{type(outcome).__name__} ended the text: {outcome}")
-            error.__cause__ = outcome
-            outcome = error
-        call_or_warn(self.future.set_exception, outcome)
+        if not isinstance(error, Exception):  # it would end the thread that asks for the result
+            cause, error = error, CallbackError(f"{type(error).__name__} ended the text: {error}")
+            error.__cause__ = cause
+        call_or_warn(self.future.set_exception, error)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a callback of the request; its error ends the text."""

@@ -296,8 +296,7 @@ class Loop:
 
     def _make_room(self) -> Emissions:
         """Put the sequence with most left to do back, and free its memory."""
-        rows = self.sequences
-        row = max(rows, key=lambda row: len(row.pending) + row.context.remaining)
+        row = max(self.sequences, key=lambda row: len(row.pending) + row.context.remaining)
         new = any(row in job.sequences and not job.again for job in self._jobs)
         self.leave(row)
         self.session.shrink()

@@ -340,15 +340,11 @@ class Scheduler:
 
     def _end(self, handle: RequestHandle) -> None:
         """End a request with its generation or the error of its sequence."""
-        outcome: Generation | BaseException | None = handle.sequence.error
-        if outcome is None:
-            try:
-                outcome = handle.sequence.generation()
-            except Exception as failed:  # for example of the tokenizer: it ends this request alone
-                outcome = failed
-        self._live.pop(handle.sequence, None)
-        self._longest = max(self._longest, len(handle.sequence.context.tokens))
-        handle.put(outcome)
+        sequence = handle.sequence
+        # The tokenizer may fail, for example: that ends this request alone.
+        handle.put(None if sequence.error else attempt(sequence, sequence.generation))
+        self._live.pop(sequence, None)
+        self._longest = max(self._longest, len(sequence.context.tokens))
         self._touched[handle] = None
         with self._changed:
             self._owners[handle.owner] -= 1
