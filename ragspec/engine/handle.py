@@ -105,11 +105,7 @@ class RequestHandle:
         self.cancelled = True
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the end of the text and return its generation, or raise what ended it.
-
-        Raises:
-            TimeoutError: The text has not ended within `timeout` seconds, None for any number.
-        """
+        """Wait for the generation and return it; raise its error, or TimeoutError after seconds."""
         if self.owner is not None:
             self._scheduler.drive(self.owner, self.future.done)
         return self.future.result(timeout)

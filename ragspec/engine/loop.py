@@ -109,8 +109,9 @@ class Loop:
         if self._live and not (read_first and self._jobs):
             step, self._ahead = self._ahead or self._launch(InFlightStep(self._live.copy())), None
             emissions = self._take(step)
-        if self._jobs and (jobs := self._resumed()):
-            emissions += self._read(jobs, chunk)
+        self._jobs = [job for job in self._jobs if not self._resumes(job)]
+        if self._jobs:
+            emissions += self._read(self._jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self.session.ahead and self._live and not (read_first and self._jobs):
@@ -165,25 +166,21 @@ class Loop:
             return []
         return self._after_prefill(ordered, logits)
 
-    def _resumed(self) -> list[PrefillJob]:
-        """Return the jobs with tokens to read; resumed texts that are cached take steps at once.
+    def _resumes(self, job: PrefillJob) -> bool:
+        """Let a resumed text that is cached take steps at once; return whether it does.
 
         A drafter that learns from hidden states still needs those of the root.
         """
-        rest = []
-        for job in self._jobs:
-            first = job.sequences[0]
-            learns = first.needs.hidden_states
-            if first.stop.count > 0 and not (learns or job.again or job.forwards):
-                with suppress(Exception):  # the read raises it again
-                    job.join(self.session)
-                if len(job.left) == 1 and first.slot is not None:
-                    first.pending = list(job.left)
-                    self._live += job.sequences
-                    continue
-            rest.append(job)
-        self._jobs = rest
-        return rest
+        first = job.sequences[0]
+        if not first.stop.count or first.needs.hidden_states or job.again or job.forwards:
+            return False
+        with suppress(Exception):  # the read raises it again
+            job.join(self.session)
+        if len(job.left) > 1 or first.slot is None:
+            return False
+        first.pending = list(job.left)
+        self._live += job.sequences
+        return True
 
     def _after_prefill(
         self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]

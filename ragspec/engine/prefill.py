@@ -92,7 +92,9 @@ class PrefillJob:
 
     def notify(self, sequence: Sequence) -> None:
         """Give the drafter the best tokens and hidden states of the prompt's last tokens."""
-        best = _joined(self.top_tokens)
+        best = self.top_tokens[0] if self.top_tokens else None
+        if len(self.top_tokens) > 1:
+            best = TopTokens.of(torch.cat([part.there() for part in self.top_tokens]))
         states = HiddenStates.joined(self.hidden) if self.hidden else None
         count = len(best) if best is not None else 0 if states is None else len(states)
         if sequence.drafter is not None and count:
@@ -152,10 +154,3 @@ def select(session: TargetSession, items: Mapping[Sequence, T]) -> list[tuple[Se
     by_slot = {row.slot: (row, item) for row, item in items.items()}
     order = session.select_rows([slot for slot in by_slot if slot is not None])
     return [by_slot[slot] for slot in order]
-
-
-def _joined(top_tokens: abc.Sequence[TopTokens]) -> TopTokens | None:
-    """Return the best tokens of several forwards as those of one."""
-    if len(top_tokens) < 2:
-        return top_tokens[0] if top_tokens else None
-    return TopTokens.of(torch.cat([part.there() for part in top_tokens]))

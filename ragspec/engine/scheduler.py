@@ -107,12 +107,11 @@ class Scheduler:
         if self._closed:
             raise EngineClosedError("the engine was closed; expected an open one. Make another.")
         room = self.max_queue_size
-        if room is None or self.open_requests + requests <= self.max_batch_size + room:
-            return
-        raise QueueFullError(
-            f"The queue holds {pluralize(self.waiting, 'request')} of {room} at most; expected "
-            f"room for {requests} more. Try again later."
-        )
+        if room is not None and self.open_requests + requests > self.max_batch_size + room:
+            raise QueueFullError(
+                f"The queue holds {pluralize(self.waiting, 'request')} of {room} at most; expected "
+                f"room for {requests} more. Try again later."
+            )
 
     def add(self, handle: RequestHandle) -> None:
         """Add a request; its owner's thread, or that of the scheduler, takes its steps.

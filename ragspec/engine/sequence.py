@@ -60,9 +60,6 @@ class Sequence:
         cached: Prompt tokens whose keys and values were cached before.
         prefill_ms, prefill_forwards: Time and number of the forwards over the prompt.
         started, finished: Seconds of the performance counter, 0 until then.
-
-    Raises:
-        InputError: `resume_from` goes on after the end of its text.
     """
 
     distribution: TokenDistribution  # from `begin` on
