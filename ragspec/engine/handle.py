@@ -40,7 +40,6 @@ class RequestHandle:
     steps go to one reader. The iteration and `result` raise the error that ended the text, if any.
 
     Args:
-        sequence: The state of the text.
         owner: The call whose thread takes the steps of the request; None for a thread of the
             scheduler.
 
@@ -71,10 +70,9 @@ class RequestHandle:
         self._watcher: Callable[[], None] | None = None
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` for each step and for the end, in the thread that takes the steps.
+        """Call `watcher` for each step and for the end, so that an event loop never has to wait.
 
-        It is called at once, in this thread, for steps that have come already. So an event loop
-        never has to wait for one. The handle drops it at the end.
+        It is called here for steps that have come, later in the thread that takes the steps.
         """
         with self._putting:
             self._watcher = None if self._complete else watcher

@@ -20,16 +20,7 @@ from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
 from ragspec.engine.prefill import PrefillJob, portions, read, select
 from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import (
-    InFlightStep,
-    attempt,
-    emit,
-    finish,
-    follows,
-    judge,
-    propose,
-    top_tokens_of,
-)
+from ragspec.engine.step import InFlightStep, attempt, emit, finish, judge, propose, top_tokens_of
 from ragspec.models.device import out_of_memory
 from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step
@@ -65,10 +56,7 @@ class Loop:
         return [*self._live, *(each for job in self._jobs for each in job.sequences)]
 
     def join(self, sequence: Sequence) -> None:
-        """Let a sequence join; its prompt is read in the next steps.
-
-        Sequences of equal prompts share one prefill, as far as it has not begun.
-        """
+        """Let a sequence join, and share the prefill of an equal prompt if that has not begun."""
         taps = {*sequence.needs.hidden_states, *sequence.transform_taps}
         if taps and isinstance(self.session, TreeSession):
             self.session.keep_hidden(sorted(taps))
@@ -127,7 +115,7 @@ class Loop:
                 step.rows, step.trees = self._drafts(step.rows)
             drafted = time.perf_counter()
             if step.rows:
-                if all(map(follows, step.rows)):
+                if all(row.follows for row in step.rows):
                     texts = [row.context.tokens for row in step.rows]
                     self.session.follow([row.distribution for row in step.rows], texts)
                 self.session.launch([row.pending for row in step.rows], step.trees)

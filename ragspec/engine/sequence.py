@@ -21,6 +21,8 @@ from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of, label_under
 from ragspec.rules.base import Rule, Step
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
@@ -91,11 +93,7 @@ class Sequence:
         self.started = self.finished = 0.0
 
     def begin(self, forward: SharedForward) -> None:
-        """Open distribution, rule and drafter, whose budget observes the shared forward.
-
-        Raises:
-            InputError: The request and the drafter each bring a transform.
-        """
+        """Open distribution, rule and drafter, whose budget observes the shared forward."""
         request, target = self.request, self.parts.target
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
@@ -146,6 +144,12 @@ class Sequence:
         """Whether the text has ended."""
         return self.stop.reason is not None or self.error is not None
 
+    @property
+    def follows(self) -> bool:
+        """Whether its rule takes the target's own tokens, by their own distribution."""
+        usual = self.parts.target.open_view is RowView and self.transform is None
+        return usual and type(self.rule) is Walk
+
     def drop_drafter(self, error: Exception) -> None:
         """Go on without a drafter for which memory ran out, as reported; raise other errors."""
         if not out_of_memory(error):
@@ -154,11 +158,7 @@ class Sequence:
         self.reason = f"the drafter failed ({type(error).__name__}: {error})"
 
     def generation(self) -> Generation:
-        """Return the generation so far; a text that has not ended counts as cancelled.
-
-        Raises:
-            RuleError: The drafter changed tokens of its context in place.
-        """
+        """Return the generation so far; a text that has not ended counts as cancelled."""
         request, parts, budget = self.request, self.parts, self.budget
         tokens = [*request.resume_from, *(token for step in self.steps for token in step.tokens)]
         if self.context.tokens != [*request.prompt, *tokens]:

@@ -17,7 +17,6 @@ from ragspec.errors import RuleError
 from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step, Verdict
 from ragspec.rules.target_view import RowView
-from ragspec.rules.walk import Walk
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
@@ -46,10 +45,7 @@ def attempt(
 
 
 def propose(row: Sequence) -> DraftTree:
-    """Return a draft of the sequence's drafter, within its budget.
-
-    If memory runs out in the drafter, the sequence goes on without it.
-    """
+    """Return a draft within the budget; without memory, the sequence loses its drafter."""
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
     count = len(row.context.tokens)
@@ -68,12 +64,6 @@ def propose(row: Sequence) -> DraftTree:
         )
     # The target adds a token of its own, so a node at depth `remaining` could never pay.
     return limit_depth(tree, row.context.remaining - 1)
-
-
-def follows(row: Sequence) -> bool:
-    """Return whether the row's rule takes the target's own tokens, by its own distribution."""
-    usual = row.parts.target.open_view is RowView and row.transform is None
-    return usual and type(row.rule) is Walk
 
 
 def judge(
