@@ -190,10 +190,9 @@ class Engine:
         return self.add(replace(request, sample=checked_count(sample, "sample", 0)))
 
     def add(self, request: Request, owner: object | None = None) -> RequestHandle:
-        """Queue a request that `prepare` made, and return its handle.
+        """Queue a request of `prepare`; return its handle, by which its owner takes the steps.
 
-        Its owner takes the steps, by `step` or `handle.result`; without one, as for `submit`, a
-        thread of the engine does.
+        Without an owner, as for `submit`, a thread of the engine takes them.
         """
 
         def notify(future: Future[Generation]) -> None:
@@ -260,7 +259,8 @@ class Engine:
     @property
     def parts(self) -> Parts:
         """The parts that a new call uses."""
-        return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
+        drafting = self.drafter, self.rule, self.budget, self.cost
+        return Parts(self.target, *drafting, self.tokenizer, self._transform)
 
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], object]:
         """Call `callback` with every finished text; return a function that unsubscribes it.
@@ -342,7 +342,7 @@ class Engine:
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         self.drafter = with_head(built, self.target, self.rule)
-        required_transform(self.drafter)  # refuses several
+        self._transform = required_transform(self.drafter)
         name = f"rule {self.rule.name!r}"
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
         match(name, self.rule.needs, offered)

@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Protocol, Self
 
-from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import is_interrupt
+from ragspec.engine.sequence import Sequence, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Step

@@ -19,8 +19,8 @@ from torch import Tensor
 from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
 from ragspec.engine.prefill import PrefillJob, portions, read, select
-from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import InFlightStep, attempt, emit, finish, judge, propose, top_tokens_of
+from ragspec.engine.sequence import Sequence, attempt
+from ragspec.engine.step import InFlightStep, emit, finish, judge, propose, top_tokens_of
 from ragspec.models.device import out_of_memory
 from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step

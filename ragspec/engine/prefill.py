@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Prefill
-from ragspec.engine.sequence import MOST_NODES, Sequence
-from ragspec.engine.step import attempt
+from ragspec.engine.sequence import MOST_NODES, Sequence, attempt
 from ragspec.needs import HiddenStates
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree

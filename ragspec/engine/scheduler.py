@@ -27,8 +27,7 @@ from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
-from ragspec.engine.sequence import Sequence
-from ragspec.engine.step import attempt, is_interrupt
+from ragspec.engine.sequence import Sequence, attempt, is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
 from ragspec.models.device import as_loaded, release_memory
 from ragspec.reports.generation import Generation

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -12,7 +14,6 @@ from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
-from ragspec.drafters.fuse import required_transform
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
 from ragspec.models.device import out_of_memory
@@ -28,10 +29,12 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors, default_processors
 from ragspec.sampling.settings import TokenLogprob, fresh_seed
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform, TextStart
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import PREDICTION
 from ragspec.verification.causal import CausalTarget
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MOST_NODES = 64  # room of a cache for a draft
 
 
@@ -45,6 +48,7 @@ class Parts:
     budget: BudgetPolicy
     cost: ForwardCost | None
     tokenizer: Any
+    transform: Transform | None = None
 
 
 class Sequence:
@@ -78,7 +82,7 @@ class Sequence:
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
         self.needs = Needs()
-        self.change = required_transform(parts.drafter) or request.transform
+        self.change = parts.transform or request.transform
         self.transform: RowTransform | None = None
         self.transform_taps = () if self.change is None else self.change.needs.hidden_states
         self.pending = list(tokens)
@@ -212,3 +216,22 @@ def open_distribution(request: Request, target: CausalTarget, seed: int) -> Toke
     processors = build_processors(request.sampling, len(prompt), ends, current, request.processors)
     noise = NoiseStream(seed, request.sample)
     return TokenDistribution(request.sampling, noise, len(prompt), processors)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is the user's Ctrl-C, which arrives in the main thread alone."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and isinstance(error, KeyboardInterrupt)
+
+
+def attempt(
+    row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> T | None:
+    """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        row.error = error
+        return None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from ragspec.engine.sequence import Sequence
+from ragspec.engine.sequence import Sequence, attempt
 from ragspec.errors import RuleError
 from ragspec.needs import HiddenStates
 from ragspec.rules.base import Step, Verdict
@@ -20,28 +17,6 @@ from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Return whether an error is the user's Ctrl-C, which arrives in the main thread alone."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and isinstance(error, KeyboardInterrupt)
-
-
-def attempt(
-    row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-) -> T | None:
-    """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
-    try:
-        return function(*args, **kwargs)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        row.error = error
-        return None
 
 
 def propose(row: Sequence) -> DraftTree:
