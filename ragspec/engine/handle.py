@@ -102,7 +102,11 @@ class RequestHandle:
         self.cancelled = True
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the generation and return it; raise its error, or TimeoutError after seconds."""
+        """Return the generation once the text has ended; raise the error that ended it, if any.
+
+        Raises:
+            TimeoutError: It has not ended within `timeout` seconds.
+        """
         if self.owner is not None:
             self._scheduler.drive(self.owner, self.future.done)
         return self.future.result(timeout)
