@@ -295,9 +295,7 @@ def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InputError for a keyword that is not among `Options`."""
     for name in options:
         if name in Sampling.__dataclass_fields__:
-            raise InputError(
-                f"unknown option {name!r}: pass Sampling({name}=...), whose field it is."
-            )
+            raise InputError(f"unknown option {name!r} of Sampling; pass Sampling({name}=...).")
         if name not in Options.__annotations__:
             raise InputError(unknown("option", name, Options.__annotations__))
 
