@@ -13,7 +13,6 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,6 +47,9 @@ class ForwardCost:
         widths: Positions to which each sequence is padded, ascending; the number of sequences is
             then a power of two. Empty if forwards are packed.
 
+    Attributes:
+        learned: The positions of each sequence in the last forward whose time is known.
+
     Raises:
         InputError: A time is not above 0, or there is none of one position.
     """
@@ -75,6 +77,7 @@ class ForwardCost:
         # A timed curve is right until most of the recent forwards disagree.
         self._errors: deque[float] = deque([0.0] * (RECENT // 2 if seconds else 0), RECENT)
         self._last: tuple[int, float] | None = None  # positions and error of the last forward
+        self.learned: Sequence[int] = ()
 
     @classmethod
     def probe(cls, run: Timer, limit: int | None = None, widths: Sequence[int] = ()) -> ForwardCost:
@@ -168,30 +171,3 @@ def _over_sizes(timed: Mapping[int, float]) -> list[float]:
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     beyond = np.maximum(0, np.asarray(SIZES) - sizes[-1]) * slope
     return [float(each) for each in curve + beyond]
-
-
-@dataclass(slots=True)
-class SharedForward:
-    """The forward that is being prepared, or the last one; the loop keeps it up to date.
-
-    Attributes:
-        rows: Sequences in it.
-        counts: Positions of each sequence, empty while unknown.
-    """
-
-    rows: int = 1
-    counts: list[int] = field(default_factory=list)
-    _learned: bool = True
-
-    def begin(self, rows: int) -> None:
-        """Prepare a forward over so many sequences."""
-        self.rows = rows
-
-    def fill(self, counts: Sequence[int]) -> None:
-        """Set the positions of each sequence, once all drafts are known."""
-        self.counts, self._learned = list(counts), False
-
-    def learned(self) -> bool:
-        """Return whether a sequence has reported the forward's time, and note that one has."""
-        before, self._learned = self._learned, True
-        return before

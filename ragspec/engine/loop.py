@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
 from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read
 from ragspec.engine.sequence import Sequence
@@ -41,15 +40,10 @@ MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is rea
 
 
 class Loop:
-    """Sequences that join, take their steps together over one session, and leave.
+    """Sequences that join, take their steps together over one session, and leave."""
 
-    Args:
-        forward: The forward that the budgets of the sequences observe, kept up to date.
-    """
-
-    def __init__(self, session: TargetSession, forward: SharedForward) -> None:
+    def __init__(self, session: TargetSession) -> None:
         self.session = session
-        self._forward = forward
         self._jobs: list[PrefillJob] = []
         self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
@@ -333,8 +327,7 @@ class Loop:
 
     def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""
-        self._forward.begin(len(live))
-        drafts = {_known(row.slot): (row, attempt(row, propose, row)) for row in live}
+        drafts = {_known(row.slot): (row, attempt(row, propose, row, len(live))) for row in live}
         valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
         ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
         rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
@@ -342,10 +335,7 @@ class Loop:
             self.session.trim_draft(tree, place, row.context.tokens)
             for place, (row, tree) in enumerate(zip(rows, trees, strict=True))
         ]
-        lengths = [len(row.context.tokens) for row in rows]
-        admitted = fit_together([row.budget for row in rows], trimmed, lengths)
-        self._forward.fill([1 + len(tree) for tree in admitted])
-        return rows, admitted
+        return rows, fit_together([row.budget for row in rows], trimmed)
 
 
 def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[PrefillJob]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.forward_cost import ForwardCost, SharedForward
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
@@ -104,11 +104,8 @@ class Sequence:
         self.prefill_ms, self.prefill_forwards = 0.0, 0
         self.started = self.finished = 0.0
 
-    def begin(self, forward: SharedForward) -> None:
+    def begin(self) -> None:
         """Open distribution, rule and drafter.
-
-        Args:
-            forward: The forward that the budgets of all sequences share.
 
         Raises:
             InputError: The request and the drafter each bring a transform.
@@ -129,7 +126,7 @@ class Sequence:
         self.open_view = target.open_view
         self._open_transform()
         if not (request.prefill or self.done or self.context.remaining <= 1):
-            self._open_drafter(forward)
+            self._open_drafter()
 
     def _open_transform(self) -> None:
         """Open the transform of the request, or else the one that the drafter requires."""
@@ -149,7 +146,7 @@ class Sequence:
         self.distribution_name = transform.name
         self.transform_taps = transform.needs.hidden_states
 
-    def _open_drafter(self, forward: SharedForward) -> None:
+    def _open_drafter(self) -> None:
         """Open the drafter and the budget, if there is a drafter."""
         request, parts, drafter = self.request, self.parts, self.parts.drafter
         if drafter is None:
@@ -168,7 +165,7 @@ class Sequence:
             )
         )
         self.needs = drafter.needs
-        self.budget = parts.budget.open(parts.cost, forward)
+        self.budget = parts.budget.open(parts.cost)
         self.context.adviser = self.budget
 
     @property

@@ -54,14 +54,17 @@ class Emission:
     step: Step
 
 
-def propose(row: Sequence) -> DraftTree:
+def propose(row: Sequence, rows: int) -> DraftTree:
     """Return a draft of the sequence's drafter, within its budget.
 
     If memory runs out in the drafter, the sequence goes on without it.
+
+    Args:
+        rows: Sequences that share the forward.
     """
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
-    allowed = row.budget.allowance(len(row.context.tokens))
+    allowed = row.budget.allowance(len(row.context.tokens), rows)
     if allowed <= 0:
         return DraftTree.empty()
     count = len(row.context.tokens)
@@ -204,7 +207,7 @@ def finish(
             row.drop_drafter(error)
         step.view = step.best = step.hidden = None
     if row.budget is not None:
-        row.budget.observe(step, len(row.context.tokens))
+        row.budget.observe(step)
     return step
 
 
