@@ -30,8 +30,8 @@ import torch
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
 from ragspec.rules.rejection import check_draws, draft_distribution, draw, normalised, ratio
+from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.rules.codebook import CodeNeighbours

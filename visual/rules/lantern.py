@@ -31,8 +31,7 @@ from typing import Self, TypeVar
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
-from ragspec.rules.walk import Walk
+from ragspec.rules.walk import Walk, descend
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.checks import check_setting
