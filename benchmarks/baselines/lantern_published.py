@@ -124,7 +124,7 @@ class RelaxedRejection(Rule):
             distribution = p.numpy()
             among = related(self.relation, code, distribution)
             exact = ratio(p, draft, code)
-            relaxed = exact + among.mass / float(draft[code])
+            relaxed = exact + float(distribution[among].sum() / draft[code])
             spent += min(1.0, relaxed) - min(1.0, exact)
             if uniform(rank) < relaxed:
                 return rank, p, spent

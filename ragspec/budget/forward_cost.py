@@ -60,7 +60,7 @@ class ForwardCost:
         growth: tuple[float, float] = (0.0, 0.0),
         widths: Sequence[int] = (),
     ) -> None:
-        timed = dict(sorted((seconds or {n: 1.0 + PRIOR_SLOPE * (n - 1) for n in SIZES}).items()))
+        timed = dict(sorted((seconds or {1: 1.0}).items()))
         if 1 not in timed or not all(0.0 < each < math.inf for each in timed.values()):
             raise InputError(
                 f"got seconds {timed} of forwards; expected finite ones above 0, and those of one "

@@ -44,26 +44,22 @@ class TextCounts:
     def __init__(self) -> None:
         self._text: Sequence[int] = ()
         self._length = 0
-        self._reset(0)
-
-    def _reset(self, size: int) -> None:
-        self.counts = np.zeros((2, size), dtype=np.int32)
-        self._occurs = np.zeros(size, dtype=np.bool_)
+        self.counts = np.zeros((2, 0), dtype=np.int32)
         self.tokens = np.zeros(0, dtype=np.int64)
 
     def update(self, text: Sequence[int], first: int, prompt_length: int, size: int) -> None:
         """Count the tokens of a text from `first` on, or only new ones if the same list grew."""
         known = self._length
-        if text is not self._text or len(text) < known or size != len(self._occurs):
+        if text is not self._text or len(text) < known or size != self.counts.shape[1]:
             self._text, known = text, first
-            self._reset(size)
+            self.counts, self.tokens = np.zeros((2, size), dtype=np.int32), self.tokens[:0]
         self._length = len(text)
         if known < len(text):
             new = np.array(text[known:])
+            fresh = np.unique(new[self.counts[0, new] == 0])
+            self.tokens = np.concatenate([self.tokens, fresh])
             np.add.at(self.counts[0], new, 1)
             np.add.at(self.counts[1], new[max(0, prompt_length - known) :], 1)
-            self._occurs[new] = True
-            self.tokens = np.flatnonzero(self._occurs)
 
 
 @dataclass(frozen=True)
@@ -182,18 +178,17 @@ class BatchPenalties:
         bias, until = self._bias[row, 0], self._until[row, 0]
         for buffer in (bias, until):
             buffer.zero_()
-        for number, value in zip(self._numbers, (1.0, 0.0, 0.0), strict=True):
-            number[row] = value
+        values = 1.0, 0.0, 0.0
         for each in parts:
             bias[list(each.bias)] += each._biases.to(bias)
             ends = [end for end in each.ends if 0 <= end < len(bias)]
             until[ends] = until[ends].clamp(min=each.minimum + each.prompt_length - start)
             if each.shape.reads_texts:
                 values = each.repetition, each.frequency, each.presence
-                for number, value in zip(self._numbers, values, strict=True):
-                    number[row] = value
                 counts = torch.from_numpy(each.count(text, len(bias)).counts)
                 self._held[:, row, 0, :-1] = counts.to(bias.device)
+        for number, value in zip(self._numbers, values, strict=True):
+            number[row] = value
 
     def apply(
         self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor

@@ -156,7 +156,7 @@ class RelaxedWalk(Rule):
             return None
         p = self._distribution(target, node)  # computed only if needed
         for each in near:
-            if (related(self.relation, each, p).codes == code).any():
+            if (related(self.relation, each, p) == code).any():
                 return each
         return None
 
@@ -178,7 +178,7 @@ class RelaxedWalk(Rule):
         fresh = p.copy()  # mass of codes that no drafted code is or stands for yet
         fresh[drafted] = 0.0
         for each in eligible:
-            codes = related(self.relation, each, p).codes
+            codes = related(self.relation, each, p)
             if not len(codes):
                 continue
             masses = fresh[codes].cumsum()

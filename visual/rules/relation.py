@@ -107,20 +107,11 @@ def _if_likely(mass: float, p: float) -> float:
     return mass if p > 0.0 else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Related:
-    """The codes that a drafted code stands for, nearest first, and their mass under p."""
-
-    codes: Codes
-    mass: float
-
-
-def related(relation: Relation, code: int, p: Distribution) -> Related:
-    """Return A(code) under p [V], the longest prefix of `near` within the bound."""
+def related(relation: Relation, code: int, p: Distribution) -> Codes:
+    """Return A(code) under p [V], nearest first: the longest prefix of `near` within the bound."""
     codes = relation.near[code]
     masses = p[codes].cumsum()
-    count = int(masses.searchsorted(relation.bound(float(p[code])), side="right"))
-    return Related(codes[:count], float(masses[count - 1]) if count else 0.0)
+    return codes[: int(masses.searchsorted(relation.bound(float(p[code])), side="right"))]
 
 
 def check_size(relation: Relation, size: int) -> None:
