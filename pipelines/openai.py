@@ -21,7 +21,7 @@ from ragspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.prompt import Prompt
     from ragspec.reports.generation import Generation
-    from ragspec.sampling.placed_tokens import PlacedToken
+    from ragspec.sampling.text_output import PlacedToken
     from ragspec.types import Tokenizer
 
 
