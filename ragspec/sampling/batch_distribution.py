@@ -96,11 +96,6 @@ class BatchDistribution:
         """Size of the vocabulary."""
         return len(self._tokens)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the logits."""
-        return self._tokens.device
-
     @staticmethod
     def takes(distribution: TokenDistribution) -> bool:
         """Return whether the distribution can be computed here; others are left to the host."""
@@ -134,7 +129,8 @@ class BatchDistribution:
             Filters(temperature, top_p, least, kth, limited, shape.top_p) for kth in self._kth
         ]
         if self._penalties is None and any(shape.penalties):
-            self._penalties = BatchPenalties(len(self._distributions), self.size, self.device)
+            rows, device = len(self._distributions), self._tokens.device
+            self._penalties = BatchPenalties(rows, self.size, device)
         if self._penalties is not None:
             parts = _penalties(distribution)
             self._penalties.set(row, parts, text, distribution.prompt_length)
