@@ -48,6 +48,7 @@ class ForwardCost:
             then a power of two. Empty if forwards are packed.
 
     Attributes:
+        timings: The measured seconds by `SIZES`, and the growth, without what was learned since.
         learned: The positions of each sequence in the last forward whose time is known.
 
     Raises:
@@ -69,9 +70,8 @@ class ForwardCost:
         if len(timed) == 1:
             timed[SIZES[-1]] = timed[1] * (1.0 + PRIOR_SLOPE * (SIZES[-1] - 1))
         self.widths = tuple(widths)
-        self._measured = _over_sizes(timed)
-        self._growth = growth
-        self._curve = self._measured
+        self.timings = _over_sizes(timed), growth
+        self._curve = self.timings[0]
         self._steps = [0.0] * (len(SIZES) - 1)  # logarithmic corrections from each size to the next
         self._scale = 1.0  # the factor of the level
         # A timed curve is right until most of the recent forwards disagree.
@@ -98,18 +98,12 @@ class ForwardCost:
             point = padded(size, widths), short if length == SHORT else longest
             times[point] = max(run(*point), 1e-9)
         timed = {n: seconds for (n, length), seconds in times.items() if length == short}
-        slopes = [
-            (times[n, longest] - timed[n]) / (longest - short)
-            for n in (1, padded(16, widths))
-            if longest > short and (n, longest) in times
-        ]
-        each = max(0.0, slopes[1] - slopes[0]) / (padded(16, widths) - 1) if slopes[1:] else 0.0
-        return cls(timed, (max(0.0, slopes[0] - each) if slopes[1:] else 0.0, each), widths)
-
-    @property
-    def timings(self) -> tuple[list[float], tuple[float, float]]:
-        """The measured seconds by `SIZES`, and the growth, without what was learned since."""
-        return self._measured, self._growth
+        many, span = padded(16, widths), longest - short
+        if not span or not {(1, longest), (many, longest)} <= times.keys():
+            return cls(timed, widths=widths)
+        one, more = ((times[n, longest] - timed[n]) / span for n in (1, many))
+        each = max(0.0, more - one) / (many - 1)
+        return cls(timed, (max(0.0, one - each), each), widths)
 
     def positions(self, counts: Sequence[int]) -> int:
         """Return the positions of a forward, given those of each of its sequences."""
@@ -122,12 +116,11 @@ class ForwardCost:
         i = min(bisect_left(SIZES, positions), len(SIZES) - 1)
         seconds = self._curve[i]
         if SIZES[i] != positions:
-            before = (
-                i - 1 if positions < SIZES[i] else (i - 1) // 2
-            )  # beyond: the last half's slope
+            # Beyond the last size the slope is that of the last half.
+            before = i - 1 if positions < SIZES[i] else (i - 1) // 2
             slope = (seconds - self._curve[before]) / (SIZES[i] - SIZES[before])
             seconds += slope * (positions - SIZES[i])
-        whole, each = self._growth
+        whole, each = self.timings[1]
         return self._scale * (seconds + (whole + each * positions) * max(0, length - SHORT))
 
     def learn(self, positions: int, length: int, seconds: float) -> None:
@@ -154,7 +147,7 @@ class ForwardCost:
                 for old, share in zip(self._steps, crossed, strict=True)
             ]
             logs = itertools.accumulate(self._steps, initial=0.0)
-            learned = (t * math.exp(log) for t, log in zip(self._measured, logs, strict=True))
+            learned = (t * math.exp(log) for t, log in zip(self.timings[0], logs, strict=True))
             self._curve = list(itertools.accumulate(learned, max))
 
 

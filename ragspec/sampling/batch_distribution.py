@@ -70,13 +70,14 @@ class BatchDistribution:
         longest: A number above every generated index of a row, such as the slots of its cache.
 
     Attributes:
+        size: Size of the vocabulary.
         shape: The work of the distributions that are set at present.
     """
 
     def __init__(
         self, rows: int, vocab_size: int, device: torch.device | str, longest: int
     ) -> None:
-        self.shape = DistributionShape()
+        self.size, self.shape = vocab_size, DistributionShape()
         self._padding = TokenDistribution(Sampling(), NoiseStream(0))
         self._distributions = [self._padding] * rows
         self._penalties: BatchPenalties | None = None  # made for the first row that has penalties
@@ -90,11 +91,6 @@ class BatchDistribution:
         self._kth = torch.zeros(2, rows, 1, 1, dtype=torch.int64, device=device)
         self._uncertain = torch.tensor(-1, device=device)
         self._filters = [Filters.of(Sampling())] * 2  # over the candidates, and the vocabulary
-
-    @property
-    def size(self) -> int:
-        """Size of the vocabulary."""
-        return len(self._tokens)
 
     @staticmethod
     def takes(distribution: TokenDistribution) -> bool:
