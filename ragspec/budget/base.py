@@ -7,7 +7,7 @@ draft and learns from each step. It never changes the output, only its cost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.errors import InputError
@@ -71,15 +71,12 @@ class BudgetPolicy(ABC):
     """Decides how much of a draft is verified; its sessions share what they learn.
 
     Attributes:
+        name: The name by which the policy is reported.
         needs_cost: Whether `open` needs the cost of the target's forwards.
     """
 
+    name: str
     needs_cost = False
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name by which the policy is reported."""
 
     @abstractmethod
     def open(self, cost: ForwardCost | None = None) -> BudgetSession:
@@ -95,6 +92,7 @@ class FixedBudget(BudgetPolicy):
     """A fixed number of nodes, those most likely to be accepted; 0 never drafts."""
 
     nodes: int
+    name: str = field(init=False)
 
     def __post_init__(self) -> None:
         if self.nodes < 0:
@@ -102,11 +100,7 @@ class FixedBudget(BudgetPolicy):
                 f"got a budget of {self.nodes} draft nodes, expected 0 or more. Use 0 for plain "
                 "decoding or 'auto'."
             )
-
-    @property
-    def name(self) -> str:
-        """The name by which the policy is reported."""
-        return f"fixed-{self.nodes}"
+        object.__setattr__(self, "name", f"fixed-{self.nodes}")
 
     def open(self, cost: ForwardCost | None = None) -> BudgetSession:
         """Return the budget of one sequence; it ignores the cost."""
