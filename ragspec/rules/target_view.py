@@ -94,7 +94,7 @@ class RowView:
         return token
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
-        """Return the k tokens that the target prefers after each of the nodes, its own first."""
+        """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
         scores = torch.cat([self.scores(node) for node in nodes])
         indices = list(map(self.index, nodes))
         tokens: list[list[int]] = self.distribution.best(scores, indices, k)[0].tolist()
