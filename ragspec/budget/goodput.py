@@ -244,11 +244,12 @@ def fit_together(
 
     Policies that go by the clock choose its size together; others decide for each sequence.
     """
-    fitted = list(trees)
+    fitted, counts = list(trees), list[int]()
     offers: dict[int, Offer] = {}
     drafting = 0.0
     for row, (budget, tree) in enumerate(zip(budgets, trees, strict=True)):
         if isinstance(budget, GoodputSession):
+            budget.counts = counts
             drafting += budget.drafting
             if (offer := budget.offer(tree)) is not None:
                 offers[row] = offer
@@ -258,10 +259,7 @@ def fit_together(
         sizes, price = _best_sizes(list(offers.values()), drafting)
         for (row, offer), size in zip(offers.items(), sizes, strict=True):
             fitted[row] = offer.session.take(offer, size, price)
-    counts = [1 + len(tree) for tree in fitted]
-    for budget in budgets:
-        if isinstance(budget, GoodputSession):
-            budget.counts = counts
+    counts += [1 + len(tree) for tree in fitted]
     return fitted
 
 
