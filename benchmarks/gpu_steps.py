@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from gpu_models import ONLY_TOKEN, synchronize
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
@@ -111,11 +110,10 @@ class CellSession:
         sampling = DISTRIBUTIONS[self.cell.distribution]
         options: Any = {"max_new_tokens": ROOM, "ignore_eos": True}
         requests, _ = self.engine.prepare(self._prompts, sampling, options)
-        forward = SharedForward()
-        loop = Loop(self.session, forward)
+        loop = Loop(self.session)
         rows = [Row(request, self.engine.parts) for request in requests]
         for row in rows:
-            row.begin(forward)
+            row.begin()
             # The contents of the KV cache do not change the cost of a step, so skip prefill.
             row.stop.push(ONLY_TOKEN)
             row.context.tokens.append(ONLY_TOKEN)

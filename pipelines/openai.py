@@ -16,8 +16,8 @@ from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.registry import unknown
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
-from ragspec.sampling.placed_tokens import PlacedToken
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.text_output import PlacedToken
 from ragspec.types import Tokenizer
 
 # Names of OpenAI, transformers and Haystack for one of ours.

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragspec.budget.base import BudgetPolicy
-from ragspec.budget.goodput import AutoBudget
-from ragspec.budget.policy import FixedBudget, make_budget
+from ragspec.budget.base import BudgetPolicy, FixedBudget
+from ragspec.budget.goodput import AutoBudget, make_budget
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter

@@ -22,14 +22,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.rejection import (
-    check_chain,
-    check_draws,
-    draft_distribution,
-    draw,
-    normalised,
-    ratio,
-)
+from ragspec.rules.rejection import check_draws, draft_distribution, draw, normalised, ratio
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.rules.tv_budget import APPROXIMATE
@@ -96,8 +89,7 @@ class Cool(Rule):
         Raises:
             RuleError: The tree is no chain or lacks its distributions q.
         """
-        check_draws(self, tree)
-        check_chain(self, tree)
+        check_draws(self, tree, chain=True)
         excess: list[float] = []
         node = ROOT
         while True:

@@ -30,19 +30,13 @@ import torch
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
 from ragspec.rules.rejection import check_draws, draft_distribution, draw, normalised, ratio
+from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.rules.codebook import CodeNeighbours
-from ragspec.visual.rules.lantern import expect_table
-from ragspec.visual.rules.relation import (
-    Relation,
-    check_size,
-    nearest_by_ratio,
-    nearest_within,
-    related,
-)
+from ragspec.visual.rules.lantern import Lantern, LanternPlus, expect_table
+from ragspec.visual.rules.relation import Relation, check_size, related
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 from tests.support.codes import relaxed_distribution
 
@@ -124,7 +118,7 @@ class RelaxedRejection(Rule):
             distribution = p.numpy()
             among = related(self.relation, code, distribution)
             exact = ratio(p, draft, code)
-            relaxed = exact + among.mass / float(draft[code])
+            relaxed = exact + float(distribution[among].sum() / draft[code])
             spent += min(1.0, relaxed) - min(1.0, exact)
             if uniform(rank) < relaxed:
                 return rank, p, spent
@@ -151,7 +145,8 @@ class LanternRejection(RelaxedRejection):
         delta: float = 0.1,
         residual: Residual = "optimal",
     ) -> None:
-        super().__init__(nearest_within(expect_table(self.name, neighbours), k, delta), residual)
+        table = expect_table(self.name, neighbours)
+        super().__init__(Lantern(table, k, delta).relation, residual)
 
 
 class LanternPlusRejection(RelaxedRejection):
@@ -167,7 +162,8 @@ class LanternPlusRejection(RelaxedRejection):
         lam: float = 2.0,
         residual: Residual = "optimal",
     ) -> None:
-        super().__init__(nearest_by_ratio(expect_table(self.name, neighbours), k, lam), residual)
+        table = expect_table(self.name, neighbours)
+        super().__init__(LanternPlus(table, k, lam).relation, residual)
 
 
 def _one_hot(code: int, like: torch.Tensor) -> torch.Tensor:

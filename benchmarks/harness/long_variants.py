@@ -18,7 +18,7 @@ import torch
 from harness.long_tasks import Task
 from harness.tasks import plain_ids
 from harness.token_clock import TokenClock
-from ragspec.budget.policy import make_budget
+from ragspec.budget.goodput import make_budget
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
 from ragspec.engine.engine import Engine

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.policy import make_budget
+from ragspec.budget.goodput import make_budget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.drafters.fuse import Fuse
 from ragspec.errors import InputError
@@ -133,14 +133,14 @@ class Replay:
         tree = DraftTree.empty()
         if session is not None and (allowed := budget.allowance(length)) > 0:
             tree = limit_depth(session.propose(context, allowed), context.remaining - 1)
-            tree = budget.fit(tree, length)
+            tree = budget.fit(tree)
         step = _verdict(tree, text.text[context.generated :])
         context.tokens.extend(step.tokens)
         context.remaining -= len(step.tokens)
         self._count(step)
         if session is not None and context.generated < len(text.text):
             session.observe(step)
-            budget.observe(step, len(context.tokens))
+            budget.observe(step)
 
     def _open(self, text: ReplayText) -> Any:
         if self.drafter is None:

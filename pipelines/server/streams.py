@@ -27,7 +27,7 @@ from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.prompting import EngineRequest
 from ragspec.pipelines.server.schema import TextRequest
 from ragspec.reports.generation import Generation, place_tokens
-from ragspec.sampling.placed_tokens import PlacedToken
+from ragspec.sampling.text_output import PlacedToken
 
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")

@@ -6,9 +6,11 @@ draft and learns from each step. It never changes the output, only its cost.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
-from ragspec.budget.forward_cost import ForwardCost, SharedForward
+from ragspec.budget.forward_cost import ForwardCost
+from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
@@ -34,8 +36,12 @@ class BudgetSession:
         """Why speculation is off or did not pay, in one sentence; None if it paid."""
         return None if self.size else "the budget is 0: plain decoding was asked for"
 
-    def allowance(self, length: int) -> int:
-        """Return how many nodes may be proposed after `length` tokens; 0 = do not draft."""
+    def allowance(self, length: int, rows: int = 1) -> int:
+        """Return how many nodes may be proposed after `length` tokens; 0 = do not draft.
+
+        Args:
+            rows: Sequences that share the forward.
+        """
         return self.size
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
@@ -53,32 +59,49 @@ class BudgetSession:
     def spent(self, source: str, milliseconds: float) -> None:
         """Record the milliseconds of a source's draft, after any tree of it was appraised."""
 
-    def fit(self, tree: DraftTree, length: int) -> DraftTree:
+    def fit(self, tree: DraftTree) -> DraftTree:
         """Return the part of the draft that is worth verifying; possibly the empty tree."""
         return keep_best(tree, self.size)
 
-    def observe(self, step: Step, length: int) -> None:
+    def observe(self, step: Step) -> None:
         """Learn from a step, whose `milliseconds` hold draft, verify, commit and host."""
 
 
-@runtime_checkable
-class BudgetPolicy(Protocol):
-    """Decides how much of a draft is verified. Never changes the output, only its cost."""
+class BudgetPolicy(ABC):
+    """Decides how much of a draft is verified; its sessions share what they learn.
 
-    @property
-    def name(self) -> str:
-        """The name by which the policy is reported."""
+    Attributes:
+        name: The name by which the policy is reported.
+        needs_cost: Whether `open` needs the cost of the target's forwards.
+    """
 
-    @property
-    def needs_cost(self) -> bool:
-        """Whether `open` needs the cost of the target's forwards."""
+    name: str
+    needs_cost = False
 
-    def open(
-        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
-    ) -> BudgetSession:
+    @abstractmethod
+    def open(self, cost: ForwardCost | None = None) -> BudgetSession:
         """Return the budget of one sequence.
 
         Args:
             cost: That of the target's forwards, None if unknown.
-            forward: The forward that the sequences share, None for a single sequence.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBudget(BudgetPolicy):
+    """A fixed number of nodes, those most likely to be accepted; 0 never drafts."""
+
+    nodes: int
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 0:
+            raise InputError(
+                f"got a budget of {self.nodes} draft nodes, expected 0 or more. Use 0 for plain "
+                "decoding or 'auto'."
+            )
+        object.__setattr__(self, "name", f"fixed-{self.nodes}")
+
+    def open(self, cost: ForwardCost | None = None) -> BudgetSession:
+        """Return the budget of one sequence; it ignores the cost."""
+        return BudgetSession(self.nodes)

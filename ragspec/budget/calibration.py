@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
+
+import numpy as np
 
 from ragspec.trees.draft_tree import DraftTree
 
@@ -27,18 +29,8 @@ Kind = tuple[str, int, int]
 """Source, class of rank, and bin of a claim."""
 
 
-@dataclass(slots=True)
-class Appraisal:
-    """A proposed tree with its corrected acceptance probabilities [N], until its outcome is known.
-
-    Attributes:
-        claims: For each node the kind of its claim, and the corrected claim.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    accept_prob: list[float] = field(default_factory=list)
-    claims: list[tuple[Kind, float]] = field(default_factory=list)
+Claims = list[tuple[Kind, float]]
+"""For each node of a tree the kind of its claim, and the corrected claim."""
 
 
 @dataclass(slots=True)
@@ -53,18 +45,16 @@ class Calibration:
     kinds: dict[Kind, float] = field(default_factory=dict)
     text: float = 0.0
 
-    def appraise(self, tree: DraftTree) -> Appraisal:
-        """Return the tree's corrected probabilities, none of them above that of its parent.
+    def appraise(self, tree: DraftTree) -> tuple[DraftTree, Claims]:
+        """Return the tree with corrected probabilities, none of them above that of its parent.
 
         One pass over plain lists: at the sizes of a draft this beats array operations.
         """
         claimed, kinds, names = tree.accept_prob.tolist(), self.kinds, tree.sources
-        appraisal = Appraisal(tree.tokens.tolist(), tree.parents.tolist())
-        accept_prob = appraisal.accept_prob
+        accept_prob, claims = list[float](), Claims()
         ranks = [0] * (len(claimed) + 1)  # the last entry is that of the root, -1
-        for parent, claim, source in zip(
-            appraisal.parents, claimed, tree.source.tolist(), strict=True
-        ):
+        nodes = zip(tree.parents.tolist(), claimed, tree.source.tolist(), strict=True)
+        for parent, claim, source in nodes:
             above, rank = 1.0, ranks[parent]
             if parent >= 0:
                 above = accept_prob[parent]
@@ -72,9 +62,9 @@ class Calibration:
             ranks[parent] = rank + 1
             kind = names[source], min(rank, RANKS - 1), bisect_right(EDGES, claim)
             claim = self.shifted(claim, kinds.get(kind, 0.0))
-            appraisal.claims.append((kind, claim))
+            claims.append((kind, claim))
             accept_prob.append(above * claim)
-        return appraisal
+        return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32)), claims
 
     def shifted(self, claim: float, kind: float = 0.0) -> float:
         """Return a claim as this text suggests, and its kind if its shift is given."""
@@ -83,19 +73,20 @@ class Calibration:
         odds = claim / (1.0 - claim) * exp(self.text + kind)
         return odds / (1.0 + odds)
 
-    def learn(self, appraisal: Appraisal, tokens: Sequence[int]) -> int:
+    def learn(self, tree: DraftTree, claims: Claims, tokens: Sequence[int]) -> int:
         """Learn from the emitted tokens; return how many nodes of the tree they followed.
 
         Every child of a visited node is one outcome.
         """
         visited, most, kinds = {-1: 0}, len(tokens), self.kinds
-        for node, parent in enumerate(appraisal.parents):
+        drafted = tree.tokens.tolist()
+        for node, parent in enumerate(tree.parents.tolist()):
             depth = visited.get(parent, most)
             if depth < most:
-                hit = appraisal.tokens[node] == tokens[depth]
+                hit = drafted[node] == tokens[depth]
                 if hit:
                     visited[node] = depth + 1
-                kind, claim = appraisal.claims[node]
+                kind, claim = claims[node]
                 kinds[kind] = kinds.get(kind, 0.0) + KIND_RATE * (hit - claim)
                 self.text += TEXT_RATE * (hit - claim)
         return len(visited) - 1

@@ -13,7 +13,6 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,6 +47,10 @@ class ForwardCost:
         widths: Positions to which each sequence is padded, ascending; the number of sequences is
             then a power of two. Empty if forwards are packed.
 
+    Attributes:
+        timings: The measured seconds by `SIZES`, and the growth, without what was learned since.
+        learned: The positions of each sequence in the last forward whose time is known.
+
     Raises:
         InputError: A time is not above 0, or there is none of one position.
     """
@@ -58,7 +61,7 @@ class ForwardCost:
         growth: tuple[float, float] = (0.0, 0.0),
         widths: Sequence[int] = (),
     ) -> None:
-        timed = dict(sorted((seconds or {n: 1.0 + PRIOR_SLOPE * (n - 1) for n in SIZES}).items()))
+        timed = dict(sorted((seconds or {1: 1.0}).items()))
         if 1 not in timed or not all(0.0 < each < math.inf for each in timed.values()):
             raise InputError(
                 f"got seconds {timed} of forwards; expected finite ones above 0, and those of one "
@@ -67,14 +70,14 @@ class ForwardCost:
         if len(timed) == 1:
             timed[SIZES[-1]] = timed[1] * (1.0 + PRIOR_SLOPE * (SIZES[-1] - 1))
         self.widths = tuple(widths)
-        self._measured = _over_sizes(timed)
-        self._growth = growth
-        self._curve = self._measured
+        self.timings = _over_sizes(timed), growth
+        self._curve = self.timings[0]
         self._steps = [0.0] * (len(SIZES) - 1)  # logarithmic corrections from each size to the next
         self._scale = 1.0  # the factor of the level
         # A timed curve is right until most of the recent forwards disagree.
         self._errors: deque[float] = deque([0.0] * (RECENT // 2 if seconds else 0), RECENT)
         self._last: tuple[int, float] | None = None  # positions and error of the last forward
+        self.learned: Sequence[int] = ()
 
     @classmethod
     def probe(cls, run: Timer, limit: int | None = None, widths: Sequence[int] = ()) -> ForwardCost:
@@ -95,18 +98,12 @@ class ForwardCost:
             point = padded(size, widths), short if length == SHORT else longest
             times[point] = max(run(*point), 1e-9)
         timed = {n: seconds for (n, length), seconds in times.items() if length == short}
-        slopes = [
-            (times[n, longest] - timed[n]) / (longest - short)
-            for n in (1, padded(16, widths))
-            if longest > short and (n, longest) in times
-        ]
-        each = max(0.0, slopes[1] - slopes[0]) / (padded(16, widths) - 1) if slopes[1:] else 0.0
-        return cls(timed, (max(0.0, slopes[0] - each) if slopes[1:] else 0.0, each), widths)
-
-    @property
-    def timings(self) -> tuple[list[float], tuple[float, float]]:
-        """The measured seconds by `SIZES`, and the growth, without what was learned since."""
-        return self._measured, self._growth
+        many, span = padded(16, widths), longest - short
+        if not span or not {(1, longest), (many, longest)} <= times.keys():
+            return cls(timed, widths=widths)
+        one, more = ((times[n, longest] - timed[n]) / span for n in (1, many))
+        each = max(0.0, more - one) / (many - 1)
+        return cls(timed, (max(0.0, one - each), each), widths)
 
     def positions(self, counts: Sequence[int]) -> int:
         """Return the positions of a forward, given those of each of its sequences."""
@@ -119,12 +116,11 @@ class ForwardCost:
         i = min(bisect_left(SIZES, positions), len(SIZES) - 1)
         seconds = self._curve[i]
         if SIZES[i] != positions:
-            before = (
-                i - 1 if positions < SIZES[i] else (i - 1) // 2
-            )  # beyond: the last half's slope
+            # Beyond the last size the slope is that of the last half.
+            before = i - 1 if positions < SIZES[i] else (i - 1) // 2
             slope = (seconds - self._curve[before]) / (SIZES[i] - SIZES[before])
             seconds += slope * (positions - SIZES[i])
-        whole, each = self._growth
+        whole, each = self.timings[1]
         return self._scale * (seconds + (whole + each * positions) * max(0, length - SHORT))
 
     def learn(self, positions: int, length: int, seconds: float) -> None:
@@ -151,7 +147,7 @@ class ForwardCost:
                 for old, share in zip(self._steps, crossed, strict=True)
             ]
             logs = itertools.accumulate(self._steps, initial=0.0)
-            learned = (t * math.exp(log) for t, log in zip(self._measured, logs, strict=True))
+            learned = (t * math.exp(log) for t, log in zip(self.timings[0], logs, strict=True))
             self._curve = list(itertools.accumulate(learned, max))
 
 
@@ -168,30 +164,3 @@ def _over_sizes(timed: Mapping[int, float]) -> list[float]:
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     beyond = np.maximum(0, np.asarray(SIZES) - sizes[-1]) * slope
     return [float(each) for each in curve + beyond]
-
-
-@dataclass(slots=True)
-class SharedForward:
-    """The forward that is being prepared, or the last one; the loop keeps it up to date.
-
-    Attributes:
-        rows: Sequences in it.
-        counts: Positions of each sequence, empty while unknown.
-    """
-
-    rows: int = 1
-    counts: list[int] = field(default_factory=list)
-    _learned: bool = True
-
-    def begin(self, rows: int) -> None:
-        """Prepare a forward over so many sequences."""
-        self.rows = rows
-
-    def fill(self, counts: Sequence[int]) -> None:
-        """Set the positions of each sequence, once all drafts are known."""
-        self.counts, self._learned = list(counts), False
-
-    def learned(self) -> bool:
-        """Return whether a sequence has reported the forward's time, and note that one has."""
-        before, self._learned = self._learned, True
-        return before

@@ -114,10 +114,9 @@ class Experience:
     time: float = 0.0
     host: float = 0.0
 
-    def gain(self, source: str, expected_acceptance: float | None) -> Gain:
+    def gain(self, source: str, expected: float | None) -> Gain:
         """Return the gain of a source, or of drafts, at an expected acceptance."""
-        unknown = expected_acceptance is None
-        key = source, -1 if unknown else bisect_right(PROB_EDGES, expected_acceptance or 0.0)
+        key = source, -1 if expected is None else bisect_right(PROB_EDGES, expected)
         # Concurrent texts must share one, so the first that is set stays.
         return self.gains.get(key) or self.gains.setdefault(key, Gain())
 

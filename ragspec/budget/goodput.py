@@ -21,16 +21,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-
-from ragspec.budget.base import BudgetSession
-from ragspec.budget.calibration import Appraisal, Calibration
-from ragspec.budget.forward_cost import ForwardCost, SharedForward
+from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
+from ragspec.budget.calibration import Calibration, Claims
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
+from ragspec.errors import UnknownNameError
 from ragspec.rules.base import Step
+from ragspec.sampling.settings import whole
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 
@@ -43,22 +43,22 @@ class GoodputSession(BudgetSession):
 
     The milliseconds of drafting and of the host that it learns are those of one sequence.
 
-    Args:
-        forward: The forward that the sequences share.
-
     Attributes:
+        rows: Sequences that share the forward.
+        counts: Positions of each of them, in one list for all; empty while unknown.
         gain: That of drafts at this step's expected acceptance.
         extra: Milliseconds of this step's sources that must pay for themselves; the time of the
             others is the price of drafting.
     """
 
-    def __init__(self, experience: Experience, cost: ForwardCost, forward: SharedForward) -> None:
+    def __init__(self, experience: Experience, cost: ForwardCost) -> None:
         super().__init__(BUCKETS[LARGEST])
-        self.experience, self.cost, self.forward, self.length = experience, cost, forward, 0
+        self.experience, self.cost, self.length, self.rows = experience, cost, 0, 1
+        self.counts: Sequence[int] = ()
         self.calibration = Calibration(experience.claims)
         self.gain = experience.gain("", None)
         self.extra = self._plain = 0.0
-        self._open: list[Appraisal] = []
+        self._open: list[tuple[DraftTree, Claims]] = []  # the appraised trees of this step
         self._bucket = LARGEST  # size class of this step's draft; 0: drafting does not pay
         # The gain of the source being asked, and how many trees there were before it.
         self._asking: tuple[Gain, int] | None = None
@@ -86,9 +86,9 @@ class GoodputSession(BudgetSession):
         """Return those of a forward, given the positions of each sequence."""
         return 1000.0 * self.cost.seconds(self.cost.positions(counts), self.length)
 
-    def allowance(self, length: int) -> int:
+    def allowance(self, length: int, rows: int = 1) -> int:
         """Start a step, and return the largest number of nodes; see `nodes` and `share`."""
-        self.length, rows = length, self.forward.rows
+        self.length, self.rows = length, rows
         plain = self.milliseconds([1] * rows) + self.experience.host * rows
         self.rate, self._plain = rows * self.experience.rate(plain), plain / rows
         self.gain, self._bucket, self.extra = self.experience.gain("", None), LARGEST, 0.0
@@ -106,7 +106,7 @@ class GoodputSession(BudgetSession):
 
     def share(self, source: str, budget: int) -> int:
         """Return the nodes that a source may draft; 0 if it does not pay and no trial is due."""
-        best = max((max(each.accept_prob, default=0.0) for each in self._open), default=0.0)
+        best = max((float(tree.accept_prob.max()) for tree, _ in self._open), default=0.0)
         gain = self.experience.gain(source, best)
         if not gain.allows(self.rate, self._plain):
             steps = self._skipped[source] = self._skipped.get(source, 0) + 1
@@ -118,9 +118,9 @@ class GoodputSession(BudgetSession):
 
     def appraise(self, tree: DraftTree) -> DraftTree:
         """Return a source's tree with corrected claims, and record it for `observe`."""
-        appraisal = self.calibration.appraise(tree)
-        self._open.append(appraisal)
-        return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
+        appraised, claims = self.calibration.appraise(tree)
+        self._open.append((appraised, claims))
+        return appraised
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Learn the source's cost from the milliseconds of its draft."""
@@ -130,9 +130,9 @@ class GoodputSession(BudgetSession):
             self._tried.append((source, *asking, len(self._open)))
             self.extra += milliseconds
 
-    def fit(self, tree: DraftTree, length: int) -> DraftTree:
+    def fit(self, tree: DraftTree) -> DraftTree:
         """Return the part of the tree of most tokens per time; possibly the empty tree."""
-        return fit_together([self], [tree], [length])[0]
+        return fit_together([self], [tree])[0]
 
     def offer(self, tree: DraftTree) -> Offer | None:
         """Return the expected gain of a draft; None if there is no node."""
@@ -169,7 +169,7 @@ class GoodputSession(BudgetSession):
         settled, self._samples = self._samples, size if size < last else None
         return last if settled is None else min(settled, last)
 
-    def observe(self, step: Step, length: int) -> None:
+    def observe(self, step: Step) -> None:
         """Learn from the outcome of the draft, and from the times of the step before."""
         nodes = len(step.tree)
         if self._bucket:
@@ -177,10 +177,11 @@ class GoodputSession(BudgetSession):
             self._learn_gains(step)
         if self._last is not None:
             self._learn_times(*self._last)
-        counts = self.forward.counts or [nodes + 1]
+        counts = self.counts or [nodes + 1]
         gain = self.gain if self._bucket else None
-        self._last = step, self.milliseconds(counts), self.extra, gain, self.forward.rows
-        if not self.forward.learned():
+        self._last = step, self.milliseconds(counts), self.extra, gain, self.rows
+        if self.cost.learned is not counts:  # another sequence may have reported this forward
+            self.cost.learned = counts
             seconds = 0.001 * step.milliseconds.get("verify", 0.0)
             self.cost.learn(self.cost.positions(counts), self.length, seconds)
 
@@ -191,7 +192,7 @@ class GoodputSession(BudgetSession):
         the next one is due at once.
         """
         learn, tree = self.calibration.learn, step.tree
-        followed = [learn(each, step.tokens) for each in self._open]
+        followed = [learn(*appraised, step.tokens) for appraised in self._open]
         self.gain.learn_outcome(max(followed, default=0), self.rate)
         for source, gain, before, after in self._tried:
             nodes = sum(tree.sources[each] == source for each in tree.source.tolist())
@@ -237,26 +238,28 @@ class Offer:
 
 
 def fit_together(
-    budgets: Sequence[BudgetSession | None], trees: Sequence[DraftTree], lengths: Sequence[int]
+    budgets: Sequence[BudgetSession | None], trees: Sequence[DraftTree]
 ) -> list[DraftTree]:
     """Return the parts of the sequences' drafts that are worth the time of their shared forward.
 
     Policies that go by the clock choose its size together; others decide for each sequence.
     """
-    fitted = list(trees)
+    fitted, counts = list(trees), list[int]()
     offers: dict[int, Offer] = {}
     drafting = 0.0
-    for row, (budget, tree, length) in enumerate(zip(budgets, trees, lengths, strict=True)):
+    for row, (budget, tree) in enumerate(zip(budgets, trees, strict=True)):
         if isinstance(budget, GoodputSession):
+            budget.counts = counts
             drafting += budget.drafting
             if (offer := budget.offer(tree)) is not None:
                 offers[row] = offer
         elif budget is not None:
-            fitted[row] = budget.fit(tree, length)
+            fitted[row] = budget.fit(tree)
     if offers:
         sizes, price = _best_sizes(list(offers.values()), drafting)
         for (row, offer), size in zip(offers.items(), sizes, strict=True):
             fitted[row] = offer.session.take(offer, size, price)
+    counts += [1 + len(tree) for tree in fitted]
     return fitted
 
 
@@ -269,7 +272,7 @@ def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], fl
         drafting: The milliseconds of all drafts.
     """
     session = max((offer.session for offer in offers), key=lambda each: each.length)
-    rows = session.forward.rows
+    rows = session.rows
     fixed = session.experience.host * rows + drafting
     others = [1] * (rows - len(offers))
     last = bisect_left(BUCKETS, max(len(offer.order) for offer in offers))
@@ -302,7 +305,7 @@ def _likeliest(offers: Sequence[Offer], nodes: int, widths: Sequence[int]) -> li
     return sizes
 
 
-class AutoBudget:
+class AutoBudget(BudgetPolicy):
     """Chooses whether to draft and how much; all sequences opened here learn together."""
 
     name = "auto"
@@ -312,9 +315,27 @@ class AutoBudget:
         self.experience = Experience()
         self._cost: ForwardCost | None = None
 
-    def open(
-        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
-    ) -> GoodputSession:
+    def open(self, cost: ForwardCost | None = None) -> GoodputSession:
         """Return the budget of one sequence, which learns the cost of forwards."""
         cost = self._cost = cost or self._cost or ForwardCost()
-        return GoodputSession(self.experience, cost, forward or SharedForward())
+        return GoodputSession(self.experience, cost)
+
+
+def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
+    """Return the policy for "auto" or a number of nodes; a policy is returned as it is.
+
+    Raises:
+        InputError: The number is below 0.
+        UnknownNameError: The word is another.
+    """
+    if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
+        spec = int(spec)
+    if (nodes := whole(spec)) is not None:
+        return FixedBudget(nodes)
+    if spec == "auto":
+        return AutoBudget()
+    if isinstance(spec, BudgetPolicy):
+        return spec
+    raise UnknownNameError(
+        f"got budget {spec!r}, expected 'auto' or a number of draft nodes (0 = plain decoding)."
+    )

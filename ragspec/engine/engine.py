@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
-from ragspec.budget.policy import make_budget
+from ragspec.budget.goodput import make_budget
 from ragspec.drafters.build import DrafterSpec, DraftModel, build_drafter, with_head
 from ragspec.drafters.fuse import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn

@@ -15,8 +15,7 @@ from ragspec.engine.sequence import Sequence, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Step
-from ragspec.sampling.placed_tokens import PlacedToken, place
-from ragspec.sampling.text_output import TextOutput
+from ragspec.sampling.text_output import PlacedToken, TextOutput
 
 
 class Driver(Protocol):
@@ -261,7 +260,7 @@ class Stream:
         if self._scored and (piece or self.ended):
             reason = self.result.finish_reason if self.ended else None
             scored = self._handle.sequence.scored
-            self.tokens = place(self._text, scored, self._written, reason, self._placed)
+            self.tokens = self._text.place(scored, self._written, reason, self._placed)
             self._placed += len(self.tokens)
         return piece
 

@@ -16,7 +16,6 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.budget.goodput import fit_together
 from ragspec.engine.prefill import PrefillJob, portions, read, select
 from ragspec.engine.sequence import Sequence, attempt
@@ -36,9 +35,8 @@ MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is rea
 class Loop:
     """Sequences that join, take their steps together over one session, and leave."""
 
-    def __init__(self, session: TargetSession, forward: SharedForward) -> None:
+    def __init__(self, session: TargetSession) -> None:
         self.session = session
-        self._forward = forward  # which the budgets of the sequences observe
         self._jobs: list[PrefillJob] = []
         self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
@@ -291,8 +289,7 @@ class Loop:
 
     def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""
-        self._forward.begin(len(live))
-        drafts = {row: attempt(row, propose, row) for row in live}
+        drafts = {row: attempt(row, propose, row, len(live)) for row in live}
         valid = {row: tree for row, tree in drafts.items() if tree is not None}
         ordered = select(self.session, valid)
         trimmed = [
@@ -300,10 +297,7 @@ class Loop:
             for place, (row, tree) in enumerate(ordered)
         ]
         rows = [row for row, _ in ordered]
-        lengths = [len(row.context.tokens) for row in rows]
-        admitted = fit_together([row.budget for row in rows], trimmed, lengths)
-        self._forward.fill([1 + len(tree) for tree in admitted])
-        return rows, admitted
+        return rows, fit_together([row.budget for row in rows], trimmed)
 
 
 def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[PrefillJob]:

@@ -23,7 +23,6 @@ from itertools import chain
 
 import torch
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
@@ -61,7 +60,6 @@ class Scheduler:
         self.chunk = checked_count(chunk, "chunk")
         self.memory = memory
         self.prefix_cache = PrefixCache()
-        self._forward = SharedForward()
         self._driving = threading.RLock()  # held by the thread that takes a step
         self._changed = threading.Condition()  # guards the fields up to `_thread`
         # The queues of each priority and tenant; of equal ones, the first has the next turn.
@@ -305,8 +303,8 @@ class Scheduler:
             session = self._stack.enter_context(
                 self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
             )
-            self._loop = Loop(session, self._forward)
-        sequence.begin(self._forward)
+            self._loop = Loop(session)
+        sequence.begin()
         self._loop.join(sequence)
 
     def _close_if_idle(self) -> None:

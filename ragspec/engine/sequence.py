@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.forward_cost import ForwardCost, SharedForward
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
@@ -96,15 +96,15 @@ class Sequence:
         self.prefill_ms, self.prefill_forwards = 0.0, 0
         self.started = self.finished = 0.0
 
-    def begin(self, forward: SharedForward) -> None:
-        """Open distribution, rule and drafter, whose budget observes the shared forward."""
+    def begin(self) -> None:
+        """Open distribution, rule and drafter."""
         request, target = self.request, self.parts.target
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
         self.rule = self.parts.rule.open()
         self._open_transform()
         if not (self.done or self.context.remaining <= 1):
-            self._open_drafter(forward)
+            self._open_drafter()
 
     def _open_transform(self) -> None:
         """Open the change of the distribution, if there is one."""
@@ -121,7 +121,7 @@ class Sequence:
             TextStart(self.distribution, request.prompt, target.vocab_size, request.draft_prompt)
         )
 
-    def _open_drafter(self, forward: SharedForward) -> None:
+    def _open_drafter(self) -> None:
         """Open the drafter and the budget, if there is a drafter."""
         request, parts, drafter = self.request, self.parts, self.parts.drafter
         if drafter is None:
@@ -140,7 +140,7 @@ class Sequence:
             )
         )
         self.needs = drafter.needs
-        self.budget = parts.budget.open(parts.cost, forward)
+        self.budget = parts.budget.open(parts.cost)
         self.context.adviser = self.budget
 
     @property

@@ -19,12 +19,16 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 
 
-def propose(row: Sequence) -> DraftTree:
-    """Return a draft within the budget; without memory, the sequence loses its drafter."""
+def propose(row: Sequence, rows: int) -> DraftTree:
+    """Return a draft within the budget; without memory, the sequence loses its drafter.
+
+    Args:
+        rows: Sequences that share the forward.
+    """
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
     count = len(row.context.tokens)
-    allowed = row.budget.allowance(count)
+    allowed = row.budget.allowance(count, rows)
     if allowed <= 0:
         return DraftTree.empty()
     try:
@@ -159,7 +163,7 @@ def finish(
             row.drop_drafter(error)
         step.view = step.best = step.hidden = None
     if row.budget is not None:
-        row.budget.observe(step, len(row.context.tokens))
+        row.budget.observe(step)
     return step
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.rules.base import Step
-from ragspec.sampling.placed_tokens import PlacedToken, place
 from ragspec.sampling.settings import TokenLogprob
-from ragspec.sampling.text_output import TextOutput
+from ragspec.sampling.text_output import PlacedToken, TextOutput
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 from ragspec.types import Tokenizer
 
@@ -44,11 +43,11 @@ class Generation:
 
 
 def place_tokens(tokenizer: Tokenizer, generation: Generation) -> list[PlacedToken]:
-    """Return the tokens of a text that have log-probabilities, see `place`."""
+    """Return the tokens of a text that have log-probabilities, see `TextOutput.place`."""
     output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
     scored = generation.logprobs or []
     output.push([each.token for each in scored])
-    return place(output, scored, generation.text, generation.finish_reason)
+    return output.place(scored, generation.text, generation.finish_reason)
 
 
 def sources_of(step: Step) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +13,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ragspec.rules.target_view import RowView
     from ragspec.sampling.noise import NoiseStream
     from ragspec.sampling.top_tokens import TopTokens
 
@@ -34,9 +34,6 @@ class TargetView(Protocol):
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node, argmax(log p + g)."""
-
-    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
-        """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
 
     def probabilities(self, node: int) -> Tensor:
         """Return the distribution after the node, all processors applied: f64 [V], on the CPU."""
@@ -112,7 +109,7 @@ class Step:
     milliseconds: dict[str, float] = field(default_factory=dict)
     best: TopTokens | None = None
     hidden: HiddenStates | None = None
-    view: TargetView | None = None
+    view: RowView | None = None
     excess: tuple[float, ...] = ()
     nll_gap: tuple[float, ...] = ()
 

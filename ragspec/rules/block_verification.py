@@ -20,14 +20,7 @@ from torch import Tensor
 
 from ragspec.needs import Needs
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.rejection import (
-    check_chain,
-    check_draws,
-    draft_distribution,
-    draw,
-    normalised,
-    ratio,
-)
+from ragspec.rules.rejection import check_draws, draft_distribution, draw, normalised, ratio
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
@@ -49,8 +42,7 @@ class Block(Rule):
         Raises:
             RuleError: The tree is no chain, or has no distributions q.
         """
-        check_draws(self, tree)
-        check_chain(self, tree)
+        check_draws(self, tree, chain=True)
         ended = next((node for node in range(len(tree)) if target.ends(node)), None)
         nodes = len(tree) if ended is None else ended + 1
         uniform = partial(target.noise.uniform, target.index(ROOT), NoiseUse.ACCEPT)

@@ -30,7 +30,7 @@ from torch import Tensor
 from ragspec.errors import RuleError
 from ragspec.needs import Needs
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
+from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
@@ -45,20 +45,24 @@ class Descent(Rule):
     """A rule that walks down from the root; `choose` accepts a child or ends the path.
 
     Subclasses set `name`, `accepts` and `choose`.
+
+    Attributes:
+        chain: Whether the draft must be a chain.
     """
 
     label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
     needs = Needs(probabilities=True)
+    chain = False
     choose: Choose
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.
 
         Raises:
-            RuleError: The tree has no distributions q, or a draft token has q = 0.
+            RuleError: The tree is refused, see `check_draws`, or a draft token has q = 0.
         """
-        check_draws(self, tree)
+        check_draws(self, tree, self.chain)
         tokens = tree.tokens.tolist()
 
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
@@ -104,15 +108,7 @@ class ChainRejection(MultiStep):
     """Accepts the one child of each node with probability min(1, p / q)."""
 
     name = "rejection"
-
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it.
-
-        Raises:
-            RuleError: The tree is no chain, has no distributions q, or a draft token has q = 0.
-        """
-        check_chain(self, tree)
-        return super().judge(tree, target)
+    chain = True
 
 
 class WithoutReplacement(MultiStep):
@@ -161,24 +157,25 @@ def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
     """Return q after the node [V], with the dtype and device of the target's distribution `like`.
 
     Raises:
-        RuleError: The tree has no q, or the two vocabularies differ.
+        RuleError: The two vocabularies differ.
     """
-    if tree.q is None or tree.q.shape[1] != len(like):
-        got = "no q" if tree.q is None else f"distributions q over {tree.q.shape[1]} tokens"
+    assert tree.q is not None  # see `check_draws`
+    if tree.q.shape[1] != len(like):
         raise RuleError(
-            f"the draft has {got}, the target's distribution has {len(like)} tokens; expected one "
-            "vocabulary. Use a draft model with the target's vocabulary, or rule='walk'."
+            f"the draft has distributions q over {tree.q.shape[1]} tokens, the target's has "
+            f"{len(like)}; expected one vocabulary. Use a draft model with the target's "
+            "vocabulary, or rule='walk'."
         )
     return tree.q[node + 1].to(like)
 
 
-def check_draws(rule: Rule, tree: DraftTree) -> None:
-    """Refuse a tree of a kind that the rule does not accept, or without its distributions q.
+def check_draws(rule: Rule, tree: DraftTree, chain: bool = False) -> None:
+    """Raise RuleError for a tree of another kind than the rule accepts, or without its q.
 
     A tree without nodes passes.
 
-    Raises:
-        RuleError: The tree is refused.
+    Args:
+        chain: Whether every node must continue the one before it.
     """
     if len(tree) == 0:
         return
@@ -195,11 +192,7 @@ def check_draws(rule: Rule, tree: DraftTree) -> None:
             "distributions that its tokens were drawn from, one row for the root and one per node. "
             "Use a drafter that fills q, or rule='walk', which needs none."
         )
-
-
-def check_chain(rule: Rule, tree: DraftTree) -> None:
-    """Raise RuleError unless every node continues the one before it."""
-    if any(parent != node - 1 for node, parent in enumerate(tree.parents.tolist())):
+    if chain and any(parent != node - 1 for node, parent in enumerate(tree.parents.tolist())):
         raise RuleError(
             f"rule {rule.name!r} got a tree with branches; expected a chain. Set the drafter to "
             "one candidate per node, or use rule='multi-step' or 'walk'."

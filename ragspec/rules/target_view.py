@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 
@@ -18,38 +19,31 @@ from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
+@dataclass(eq=False)
 class RowView:
     """The target's logits for one tree, each row processed when a rule reads it.
 
     Processors with state need this order of reading, which is that of the walk.
 
-    Args:
+    Attributes:
         logits: Those after the root and after each node [N + 1, V].
         chosen: The target's tokens after them, if the session computed them; below 0 for one that
             it did not, empty if it computed none.
         transform: Changes the logits before the distribution's processors.
     """
 
-    def __init__(
-        self,
-        logits: Tensor,
-        tree: DraftTree,
-        distribution: TokenDistribution,
-        stop: StopState,
-        context: Sequence[int],
-        chosen: Sequence[int] | None = None,
-        transform: RowTransform | None = None,
-    ) -> None:
-        self.noise = distribution.noise
-        self._logits = logits
-        self._tree = tree
-        self._distribution = distribution
-        self._stop = stop
-        self._context = context
-        self._chosen = chosen
-        self._transform = transform
-        self._length = len(context)
-        self._generated = len(context) - distribution.prompt_length
+    logits: Tensor
+    tree: DraftTree
+    distribution: TokenDistribution
+    stop: StopState
+    context: Sequence[int]
+    chosen: Sequence[int] | None = None
+    transform: RowTransform | None = None
+
+    def __post_init__(self) -> None:
+        self.noise = self.distribution.noise
+        self._length = len(self.context)
+        self._generated = self._length - self.distribution.prompt_length
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, Tensor] = {}
 
@@ -59,26 +53,26 @@ class RowView:
         Tokens are better computed on demand with lazy processors, and on a CPU unless all rows take
         an argmax, as filtering all nodes costs too much there.
         """
-        trivial = all(view._distribution.trivial for view in views)
-        if not trivial and self._logits.device.type == "cpu":
+        trivial = all(view.distribution.trivial for view in views)
+        if not trivial and self.logits.device.type == "cpu":
             return
         if any(
-            view._chosen is not None or view._transform is not None or view._distribution.lazy
+            view.chosen is not None or view.transform is not None or view.distribution.lazy
             for view in views
         ):
             return
         parts = [view.all_tokens() for view in views]
         tokens = iter((torch.cat(parts) if len(parts) > 1 else parts[0]).tolist())
         for view, part in zip(views, parts, strict=True):
-            view._chosen = list(islice(tokens, len(part)))
+            view.chosen = list(islice(tokens, len(part)))
 
     def all_tokens(self) -> Tensor:
         """Return the target's tokens after the root and all nodes, on its device: i64 [N + 1]."""
-        if self._distribution.trivial:
-            return sure_token(best_token(self._logits), self._logits)
-        nodes = range(ROOT, len(self._tree))
-        scores = self._distribution.process(self._logits, self._context, [*map(self.path, nodes)])
-        return sure_token(self._distribution.select(scores, list(map(self.index, nodes))), scores)
+        if self.distribution.trivial:
+            return sure_token(best_token(self.logits), self.logits)
+        nodes = range(ROOT, len(self.tree))
+        scores = self.distribution.process(self.logits, self.context, [*map(self.path, nodes)])
+        return sure_token(self.distribution.select(scores, list(map(self.index, nodes))), scores)
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
@@ -91,26 +85,26 @@ class RowView:
             ModelError: The model's logits are not finite there.
             SamplingError: Processors, biases or penalties leave no token there.
         """
-        if self._chosen and (token := self._chosen[node + 1]) >= 0:
+        if self.chosen and (token := self.chosen[node + 1]) >= 0:
             return token
         scores = self.scores(node)
-        token = int(self._distribution.select(scores, [self.index(node)]))
+        token = int(self.distribution.select(scores, [self.index(node)]))
         if not isfinite(scores[0, token]):
             self._refuse(node)
         return token
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
-        """Return the k tokens that the target prefers after each of the nodes, its own first."""
+        """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
         scores = torch.cat([self.scores(node) for node in nodes])
         indices = list(map(self.index, nodes))
-        tokens: list[list[int]] = self._distribution.best(scores, indices, k)[0].tolist()
+        tokens: list[list[int]] = self.distribution.best(scores, indices, k)[0].tolist()
         return tokens
 
     def probabilities(self, node: int) -> Tensor:
         """Return the distribution f64 [V] after the node, on the CPU; see `token` for errors."""
         scores = self.scores(node)
-        probabilities = self._distribution.probabilities(scores)[0].cpu()
-        greedy = self._distribution.sampling.greedy
+        probabilities = self.distribution.probabilities(scores)[0].cpu()
+        greedy = self.distribution.sampling.greedy
         if not isfinite(scores.max() if greedy else probabilities.sum()):
             self._refuse(node)
         return probabilities
@@ -118,23 +112,23 @@ class RowView:
     def distributions(self, nodes: Sequence[int]) -> Tensor:
         """Return the distributions f64 [n, V] after several nodes at once, on the CPU."""
         scores = torch.cat([self.scores(node) for node in nodes])
-        return self._distribution.probabilities(scores).cpu()
+        return self.distribution.probabilities(scores).cpu()
 
     def ends(self, node: int) -> bool:
         """Return whether the text ends with the node."""
-        return self._stop.peek(self.path(node))
+        return self.stop.peek(self.path(node))
 
     def scores(self, node: int) -> Tensor:
         """Return the processed logits [1, V] after the node, computed once."""
         scores = self._scores.get(node)
         if scores is None:
-            row = self._logits[node + 1 : node + 2]
-            if self._transform is not None:
-                row = self._transform.logits(node, row, self.index(node))
-            context = self._context
+            row = self.logits[node + 1 : node + 2]
+            if self.transform is not None:
+                row = self.transform.logits(node, row, self.index(node))
+            context = self.context
             if len(context) > self._length:  # after the verdict, which committed more tokens
-                self._context = context = context[: self._length]
-            scores = self._distribution.process(row, context, [self.path(node)])
+                self.context = context = context[: self._length]
+            scores = self.distribution.process(row, context, [self.path(node)])
             self._scores[node] = scores
         return scores
 
@@ -144,7 +138,7 @@ class RowView:
         NaN and infinity from the model's settings pass: transformers takes such a token.
         """
         place = f"at generated token {self.index(node) + 1}"
-        if not isfinite(self._logits[node + 1].max()):
+        if not isfinite(self.logits[node + 1].max()):
             raise ModelError(
                 f"the model's logits are not finite numbers {place}; expected numbers. Its weights "
                 "are damaged, or its dtype is too narrow: load it in float32."
@@ -163,6 +157,6 @@ class RowView:
         """Return the draft tokens from below the root to the node."""
         path = self._paths.get(node)
         if path is None:
-            path = [*self.path(int(self._tree.parents[node])), int(self._tree.tokens[node])]
+            path = [*self.path(int(self.tree.parents[node])), int(self.tree.tokens[node])]
             self._paths[node] = path
         return path

@@ -18,7 +18,7 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.descent import path_to
+from ragspec.rules.walk import path_to
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragspec.sampling.distribution import Filters, TokenDistribution, candidate_counts
-from ragspec.sampling.noise import exponential_of_keys
+from ragspec.sampling.noise import NoiseStream, exponential_of_keys
 from ragspec.sampling.penalties import BatchPenalties, Penalties, PenaltyShape
 from ragspec.sampling.settings import Sampling
 
@@ -45,17 +45,14 @@ class DistributionShape:
         return not (self.candidates or self.unfiltered)
 
     @classmethod
-    def of(
-        cls, distributions: Sequence[TokenDistribution | None], vocab_size: int
-    ) -> DistributionShape:
+    def of(cls, distributions: Sequence[TokenDistribution], vocab_size: int) -> DistributionShape:
         """Return the shape of rows with these distributions."""
-        present = [each for each in distributions if each is not None]
-        sampled = [each.sampling for each in present if not each.sampling.greedy]
+        sampled = [each.sampling for each in distributions if not each.sampling.greedy]
         filtered = [each for each in sampled if each.filtered]
         most = max((each.top_k for each in filtered), default=0)
         candidates = candidate_counts(most, vocab_size)[0] if filtered else 0
         nuclei = [each for each in filtered if each.top_p < 1.0]
-        parts = [part.shape for each in present for part in _penalties(each)]
+        parts = [part.shape for each in distributions for part in _penalties(each)]
         return cls(
             candidates,
             unfiltered=len(filtered) < len(sampled),
@@ -73,14 +70,16 @@ class BatchDistribution:
         longest: A number above every generated index of a row, such as the slots of its cache.
 
     Attributes:
+        size: Size of the vocabulary.
         shape: The work of the distributions that are set at present.
     """
 
     def __init__(
         self, rows: int, vocab_size: int, device: torch.device | str, longest: int
     ) -> None:
-        self.shape = DistributionShape()
-        self._distributions: list[TokenDistribution | None] = [None] * rows
+        self.size, self.shape = vocab_size, DistributionShape()
+        self._padding = TokenDistribution(Sampling(), NoiseStream(0))
+        self._distributions = [self._padding] * rows
         self._penalties: BatchPenalties | None = None  # made for the first row that has penalties
         self._tokens = torch.arange(vocab_size, device=device)
         self._indices = torch.arange(longest, device=device)
@@ -92,16 +91,6 @@ class BatchDistribution:
         self._kth = torch.zeros(2, rows, 1, 1, dtype=torch.int64, device=device)
         self._uncertain = torch.tensor(-1, device=device)
         self._filters = [Filters.of(Sampling())] * 2  # over the candidates, and the vocabulary
-
-    @property
-    def size(self) -> int:
-        """Size of the vocabulary."""
-        return len(self._tokens)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the logits."""
-        return self._tokens.device
 
     @staticmethod
     def takes(distribution: TokenDistribution) -> bool:
@@ -118,15 +107,15 @@ class BatchDistribution:
         Args:
             text: Committed tokens of the row, the root last; for penalties alone.
         """
-        self._distributions[row] = distribution
-        sampling = Sampling() if distribution is None else distribution.sampling
+        distribution = self._distributions[row] = distribution or self._padding
+        sampling = distribution.sampling
         filters, filtered = Filters.of(sampling), sampling.filtered and not sampling.greedy
         numbers = [filters.temperature, filters.top_p, filters.log_min_p]
         kinds = [filtered, not (filtered or sampling.greedy), sampling.top_k > 0]
         self._numbers[:, row, 0, 0].copy_(torch.tensor(numbers, dtype=torch.float64))
         self._kinds[:, row, 0].copy_(torch.tensor(kinds))
         self._kth[1, row] = min(sampling.top_k or self.size, self.size) - 1
-        if distribution is not None and not sampling.greedy:
+        if not sampling.greedy:
             self._keys[row] = distribution.noise.keys(self._indices)
         shape = self.shape = DistributionShape.of(self._distributions, self.size)
         limited = self._limited[..., None] if shape.top_k else False
@@ -136,11 +125,11 @@ class BatchDistribution:
             Filters(temperature, top_p, least, kth, limited, shape.top_p) for kth in self._kth
         ]
         if self._penalties is None and any(shape.penalties):
-            self._penalties = BatchPenalties(len(self._distributions), self.size, self.device)
+            rows, device = len(self._distributions), self._tokens.device
+            self._penalties = BatchPenalties(rows, self.size, device)
         if self._penalties is not None:
-            parts = () if distribution is None else _penalties(distribution)
-            start = 0 if distribution is None else distribution.prompt_length
-            self._penalties.set(row, parts, text, start)
+            parts = _penalties(distribution)
+            self._penalties.set(row, parts, text, distribution.prompt_length)
 
     def grow(self, tokens: Tensor) -> None:
         """Add tokens i64 [B, m] to the rows' texts; entries of `size` add nothing."""

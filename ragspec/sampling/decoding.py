@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, proxy
@@ -21,7 +21,7 @@ class Decoder:
     """Decodes tokens with a transformers tokenizer, another tokenizer, or a function.
 
     Attributes:
-        size: Tokens of the vocabulary.
+        size: Tokens of the vocabulary of a transformers tokenizer, else 0.
         special: The special tokens as they are written.
         skipped: The ids of those.
         byte_ids: Tokens of single bytes. A run of them is decoded as a whole, so that its last byte
@@ -32,7 +32,7 @@ class Decoder:
     def __init__(self, tokenizer: Decodes) -> None:
         from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-        self.size = _size(tokenizer)
+        self.size = 0
         self.special: tuple[str, ...] = ()
         self.skipped: frozenset[int] = frozenset()
         self.byte_ids: frozenset[int] = frozenset()
@@ -42,7 +42,7 @@ class Decoder:
         self._skips = hasattr(tokenizer, "decode")
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             return
-        special = special_tokens(tokenizer)
+        self.size, special = len(tokenizer), special_tokens(tokenizer)
         self.special, self.skipped = tuple(special), frozenset(special.values())
         vocabulary = tokenizer.get_vocab()
         names = (f"<0x{byte:02X}>" for byte in range(256))
@@ -88,10 +88,6 @@ def special_tokens(tokenizer: object) -> dict[str, int]:
     return special | {name: token for name, token in zip(names, ids, strict=False) if name}
 
 
-def _size(tokenizer: object) -> int:
-    return len(tokenizer) if isinstance(tokenizer, Sized) else 0
-
-
 _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
 
@@ -102,7 +98,7 @@ def decoder_of(tokenizer: Decodes) -> Decoder:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return Decoder(tokenizer)
     decoder = _decoders.get(tokenizer)
-    if decoder is None or decoder.size != _size(tokenizer):
+    if decoder is None or decoder.size != len(tokenizer):
         decoder = _decoders[tokenizer] = Decoder(tokenizer)
     return decoder
 

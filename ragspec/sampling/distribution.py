@@ -122,6 +122,10 @@ class TokenDistribution:
 
     Args:
         processors: See `build_processors`; None for those of the settings alone.
+
+    Attributes:
+        trivial: Whether the token is simply the argmax of the raw logits.
+        lazy: Whether nodes must be processed one at a time, and visited nodes alone.
     """
 
     def __init__(
@@ -138,16 +142,8 @@ class TokenDistribution:
         if processors is None:
             processors = build_processors(sampling, prompt_length)
         self.processors = processors
-
-    @property
-    def trivial(self) -> bool:
-        """Whether the token is simply the argmax of the raw logits."""
-        return self.sampling.greedy and not self.processors
-
-    @property
-    def lazy(self) -> bool:
-        """Whether nodes must be processed one at a time, and visited nodes alone."""
-        return any(processor.lazy for processor in self.processors)
+        self.trivial = sampling.greedy and not processors
+        self.lazy = any(processor.lazy for processor in processors)
 
     def without_lazy(self) -> TokenDistribution:
         """Return this distribution without processors that keep state, for drafters."""

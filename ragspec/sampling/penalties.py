@@ -33,40 +33,7 @@ class PenaltyShape(NamedTuple):
         return self.repetition or self.counts
 
 
-class TextCounts:
-    """How often tokens occur in a growing text, and among its generated tokens.
-
-    Attributes:
-        counts: i32 [2, V].
-        tokens: The distinct tokens that occur, i64 [K].
-    """
-
-    def __init__(self) -> None:
-        self._text: Sequence[int] = ()
-        self._length = 0
-        self._reset(0)
-
-    def _reset(self, size: int) -> None:
-        self.counts = np.zeros((2, size), dtype=np.int32)
-        self._occurs = np.zeros(size, dtype=np.bool_)
-        self.tokens = np.zeros(0, dtype=np.int64)
-
-    def update(self, text: Sequence[int], first: int, prompt_length: int, size: int) -> None:
-        """Count the tokens of a text from `first` on, or only new ones if the same list grew."""
-        known = self._length
-        if text is not self._text or len(text) < known or size != len(self._occurs):
-            self._text, known = text, first
-            self._reset(size)
-        self._length = len(text)
-        if known < len(text):
-            new = np.array(text[known:])
-            np.add.at(self.counts[0], new, 1)
-            np.add.at(self.counts[1], new[max(0, prompt_length - known) :], 1)
-            self._occurs[new] = True
-            self.tokens = np.flatnonzero(self._occurs)
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Penalties:
     """The changes of the logits of one text, a processor.
 
@@ -78,6 +45,10 @@ class Penalties:
             tokens, as OpenAI does.
         ends, minimum: Tokens that are forbidden until `minimum` tokens were generated.
         prompt_length: Tokens of the text that were not generated.
+        shape: The kinds of these changes.
+        counts: How often tokens occur in the text that was counted last, and among its generated
+            tokens, i32 [2, V].
+        tokens: The distinct tokens that occur in it, i64 [K].
     """
 
     bias: Mapping[int, float] = field(default_factory=dict)
@@ -87,15 +58,17 @@ class Penalties:
     ends: Sequence[int] = ()
     minimum: int = 0
     prompt_length: int = 0
-    _texts: TextCounts = field(default_factory=TextCounts, init=False, repr=False, compare=False)
 
     lazy = False
 
-    @property
-    def shape(self) -> PenaltyShape:
-        """The kinds of these changes."""
+    def __post_init__(self) -> None:
         counts = bool(self.frequency or self.presence)
-        return PenaltyShape(bool(self.bias), self.repetition != 1.0, counts, bool(self.ends))
+        self.shape = PenaltyShape(bool(self.bias), self.repetition != 1.0, counts, bool(self.ends))
+        self._biases = torch.tensor(list(self.bias.values()), dtype=torch.float64)
+        self._text: Sequence[int] = ()
+        self._length = 0
+        self.counts = np.zeros((2, 0), dtype=np.int32)
+        self.tokens = np.zeros(0, dtype=np.int64)
 
     @property
     def forbids(self) -> bool:
@@ -121,25 +94,29 @@ class Penalties:
             scores[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = _NEVER
         return scores
 
-    @property
-    def _biases(self) -> Tensor:
-        return torch.tensor(list(self.bias.values()), dtype=torch.float64)
-
-    def count(self, text: Sequence[int], vocab_size: int) -> TextCounts:
-        """Return the counts of the text, valid until the next call; only new tokens are counted."""
-        first = 0 if self.shape.repetition else self.prompt_length
-        self._texts.update(text, first, self.prompt_length, vocab_size)
-        return self._texts
+    def count(self, text: Sequence[int], size: int) -> None:
+        """Count the tokens of a text, or only new ones if the same list grew."""
+        known = self._length
+        if text is not self._text or len(text) < known or size != self.counts.shape[1]:
+            self._text, known = text, 0 if self.shape.repetition else self.prompt_length
+            self.counts, self.tokens = np.zeros((2, size), dtype=np.int32), self.tokens[:0]
+        self._length = len(text)
+        if known < len(text):
+            new = np.array(text[known:])
+            fresh = np.unique(new[self.counts[0, new] == 0])
+            self.tokens = np.concatenate([self.tokens, fresh])
+            np.add.at(self.counts[0], new, 1)
+            np.add.at(self.counts[1], new[max(0, self.prompt_length - known) :], 1)
 
     def _after_text(
         self, scores: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
         """Return scores [R, V] less the penalties of context and paths."""
-        text = self.count(context, scores.shape[1])
+        self.count(context, scores.shape[1])
         drafted = list(dict.fromkeys(token for path in paths for token in path))
         # Tokens of both are there twice, with the same score.
-        tokens = np.concatenate([text.tokens, drafted]) if drafted else text.tokens
-        counts = text.counts[:, None, tokens].repeat(len(paths), 1)
+        tokens = np.concatenate([self.tokens, drafted]) if drafted else self.tokens
+        counts = self.counts[:, None, tokens].repeat(len(paths), 1)
         for row, path in enumerate(paths):
             for token in path:
                 counts[:, row] += tokens == token
@@ -182,18 +159,17 @@ class BatchPenalties:
         bias, until = self._bias[row, 0], self._until[row, 0]
         for buffer in (bias, until):
             buffer.zero_()
-        for number, value in zip(self._numbers, (1.0, 0.0, 0.0), strict=True):
-            number[row] = value
+        values = 1.0, 0.0, 0.0
         for each in parts:
             bias[list(each.bias)] += each._biases.to(bias)
             ends = [end for end in each.ends if 0 <= end < len(bias)]
             until[ends] = until[ends].clamp(min=each.minimum + each.prompt_length - start)
             if each.shape.reads_texts:
                 values = each.repetition, each.frequency, each.presence
-                for number, value in zip(self._numbers, values, strict=True):
-                    number[row] = value
-                counts = torch.from_numpy(each.count(text, len(bias)).counts)
-                self._held[:, row, 0, :-1] = counts.to(bias.device)
+                each.count(text, len(bias))
+                self._held[:, row, 0, :-1] = torch.from_numpy(each.counts).to(bias.device)
+        for number, value in zip(self._numbers, values, strict=True):
+            number[row] = value
 
     def apply(
         self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -159,7 +160,7 @@ def build_processors(
         sampling.presence_penalty,
         prompt_length=prompt_length,
     )
-    if penalties != Penalties(prompt_length=prompt_length):
+    if any(penalties.shape):
         results.append(penalties)
     if sampling.no_repeat_ngram_size:
         results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
@@ -186,34 +187,28 @@ def default_processors(
         limit: Most tokens of prompt and text together.
         ends: Token ids that end the text.
     """
-    start = prompt.shape[1]
-    first = start + (start == 1 and getattr(config, "forced_bos_token_id", None) is not None)
-    makers: dict[str, Callable[[Any], Any]] = {
-        "encoder_repetition_penalty": lambda penalty: _hf(
-            "EncoderRepetitionPenaltyLogitsProcessor", penalty, prompt
-        ),
-        "encoder_no_repeat_ngram_size": lambda size: (
-            size and _hf("EncoderNoRepeatNGramLogitsProcessor", size, prompt)
-        ),
-        "min_length": lambda least: (
-            least and Penalties(ends=ends, minimum=least - start, prompt_length=start)
-        ),
-        "forced_bos_token_id": lambda token: _hf("ForcedBOSTokenLogitsProcessor", token),
-        "forced_eos_token_id": lambda token: _hf("ForcedEOSTokenLogitsProcessor", limit, token),
-        "remove_invalid_values": lambda remove: remove and _hf("InfNanRemoveLogitsProcessor"),
-        "exponential_decay_length_penalty": lambda decay: (
-            ends and _hf("ExponentialDecayLengthPenalty", decay, list(ends), start)
-        ),
-        "suppress_tokens": lambda tokens: Penalties(
-            {token: float("-inf") for token in tokens if 0 <= token < vocab_size}
-        ),
-        "begin_suppress_tokens": lambda tokens: _hf(
-            "SuppressTokensAtBeginLogitsProcessor", tokens, first
-        ),
-    }
-    values = ((make, getattr(config, name, None)) for name, make in makers.items())
-    processors = [make(value) for make, value in values if value is not None]
-    return [processor for processor in processors if processor]
+    results, start = list[Processor](), prompt.shape[1]
+    setting = partial(getattr, config)
+    if (penalty := setting("encoder_repetition_penalty", None)) is not None:
+        results.append(_hf("EncoderRepetitionPenaltyLogitsProcessor", penalty, prompt))
+    if size := setting("encoder_no_repeat_ngram_size", None):
+        results.append(_hf("EncoderNoRepeatNGramLogitsProcessor", size, prompt))
+    if least := setting("min_length", None):
+        results.append(Penalties(ends=ends, minimum=least - start, prompt_length=start))
+    if (forced := setting("forced_bos_token_id", None)) is not None:
+        results.append(_hf("ForcedBOSTokenLogitsProcessor", forced))
+    if (last := setting("forced_eos_token_id", None)) is not None:
+        results.append(_hf("ForcedEOSTokenLogitsProcessor", limit, last))
+    if setting("remove_invalid_values", None):
+        results.append(_hf("InfNanRemoveLogitsProcessor"))
+    if ends and (decay := setting("exponential_decay_length_penalty", None)) is not None:
+        results.append(_hf("ExponentialDecayLengthPenalty", decay, list(ends), start))
+    if (tokens := setting("suppress_tokens", None)) is not None:
+        results.append(Penalties({t: -math.inf for t in tokens if 0 <= t < vocab_size}))
+    if (tokens := setting("begin_suppress_tokens", None)) is not None:
+        first = start + (start == 1 and forced is not None)
+        results.append(_hf("SuppressTokensAtBeginLogitsProcessor", tokens, first))
+    return results
 
 
 def _hf(name: str, *arguments: object) -> HFProcessor:

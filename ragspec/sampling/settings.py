@@ -97,8 +97,8 @@ class Sampling:
             value = _plain_number(getattr(self, name))
             if value is None and optional:
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and low <= value <= high):
+            number = value if isinstance(value, int | float) else None
+            if number is None or isinstance(value, bool) or not low <= number <= high:
                 off = "; 0 is off" if isinstance(low, int) and not low else ""
                 raise SamplingError(
                     f"{name} is {value!r}, expected a number from {low} to {high}{off}"
@@ -196,9 +196,9 @@ def _values(config: object) -> dict[str, Any]:
     return values
 
 
-def _plain_number(value: Any) -> Any:
+def _plain_number(value: object) -> object:
     """Return a number of NumPy or torch as one of Python."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    return getattr(value, "item", lambda: value)() if getattr(value, "ndim", None) == 0 else value
 
 
 def fresh_seed() -> int:

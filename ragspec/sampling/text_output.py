@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from ragspec.sampling.decoding import Decodes, Decoding, decoder_of
+from ragspec.sampling.settings import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken:
+    """A token, the character at which it begins in the text, and its part of the text.
+
+    The parts join to the text: a character of several tokens belongs to the last one, and a token
+    that a stop string cuts has the part before the cut.
+    """
+
+    scored: TokenLogprob
+    start: int
+    part: str
 
 
 class TextOutput:
@@ -98,6 +114,34 @@ class TextOutput:
         if not self._stops or self.stopped:
             return self.stopped
         return any([_push(text.fork(), s, tokens) for text, s in self._searches if s])
+
+    def place(
+        self,
+        scored: Sequence[TokenLogprob],
+        text: str,
+        finish_reason: str | None = None,
+        first: int = 0,
+    ) -> list[PlacedToken]:
+        """Return the recorded tokens from number `first` on that end in the first part of the text.
+
+        Of a whole text they are all, but those of a stop string that begin after the cut.
+
+        Args:
+            scored: The log-probabilities of all tokens so far.
+            text: The first part: all pieces so far.
+            finish_reason: That of the text if it is whole.
+        """
+        starts, end = self.starts, len(text)
+        if finish_reason is None:
+            count = bisect_right(starts, end, 1) - 1
+            end = starts[count]
+        elif finish_reason == "stop" and starts[-1] > end:  # a stop string cut the text
+            count = bisect_left(starts, end)
+        else:
+            count = len(scored)
+        bounds = pairwise([*starts[first:count], end])
+        tokens = zip(scored[first:count], bounds, strict=True)
+        return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
 
     def _take(self, token: int) -> None:
         """Decode one token, and search it for stop strings."""

@@ -85,9 +85,6 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     parents = renamed[tree.parents[picked]]
     if (parents >= np.arange(len(picked))).any():
         raise InputError("the nodes to keep leave out a parent, or list it after its child.")
-    q = tree.q
-    if q is not None:
-        q = q[np.concatenate(([0], picked + 1))]
     return DraftTree(
         tokens=tree.tokens[picked],
         parents=parents,
@@ -96,7 +93,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
         origin=tree.origin[picked],
         sources=tree.sources,
         kind=tree.kind,
-        q=q,
+        q=None if tree.q is None else tree.q[np.concatenate(([0], picked + 1))],
     )
 
 

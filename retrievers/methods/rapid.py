@@ -36,7 +36,7 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs
 from ragspec.rules.base import Step
-from ragspec.rules.descent import path_to
+from ragspec.rules.walk import path_to
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform

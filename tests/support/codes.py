@@ -13,19 +13,22 @@ from numpy.typing import NDArray
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.rules.codebook import CodeNeighbours
-from ragspec.visual.rules.relation import Related
+from ragspec.visual.rules.codebook import CodeNeighbours, Codes
 from tests.support.distributions import Distributions, Grow, Place, generate, grow, judged
 from tests.support.enumeration import enumerate_outcomes
 
 Distribution = NDArray[np.float64]
 
 
-def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribution:
+def mass(p: Distribution, codes: Codes) -> float:
+    return float(p[codes].cumsum()[-1]) if len(codes) else 0.0
+
+
+def relaxed_distribution(p: Distribution, code: int, among: Codes) -> Distribution:
     """Return p [V] with the mass of the related codes moved to `code`."""
     distribution = p.copy()
-    distribution[among.codes] = 0.0
-    distribution[code] = p[code] + among.mass
+    distribution[among] = 0.0
+    distribution[code] = p[code] + mass(p, among)
     return distribution
 
 

@@ -87,9 +87,6 @@ class DistributionTarget:
     def probabilities(self, node: int) -> torch.Tensor:
         return self.distributions.target((*self.context, *self._texts[node]))
 
-    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
-        raise NotImplementedError("no rule asks for more than one")
-
     def ends(self, node: int) -> bool:
         return int(self.tree.tokens[node]) == self.distributions.end
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.drafters.base import Drafter
 from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request
@@ -32,7 +31,7 @@ def sequence(
 
 def decode(session: Any, *sequences: Sequence) -> None:
     """Decode sequences until all have ended; raise the first error of one."""
-    loop = Loop(session, SharedForward())
+    loop = Loop(session)
     for each in sequences:
         loop.join(each)
     while loop.sequences:

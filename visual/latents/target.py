@@ -154,7 +154,7 @@ class LatentView(RowView):
         target: LatentDraws,
     ) -> None:
         super().__init__(states, tree, distribution, stop, context)
-        self.states, self.context, self.target = states, context, target
+        self.states, self.target = states, target
         self.target_number: Sequence[int] = ()  # of the target's own latents, once sampled
         self.indices = [self.index(node) for node in range(ROOT, len(tree))]
 

@@ -68,7 +68,7 @@ def make_rule(
         positions: Codes per image.
         normalised: See `CodeNeighbours.build`.
         marks: How many ids behind those of the codes are no codes, such as the end of a row.
-        settings: delta, lam, least_gain, residual, nu, mu or length; None for the default.
+        settings: Those of the rule, such as delta, lam and least_gain; None for the default.
 
     Raises:
         InputError: The rule has no such setting, or it is out of range.

@@ -149,10 +149,8 @@ class CodePartition:
     def with_marks(self, count: int) -> CodePartition:
         """Return the partition with `count` more ids that are no codes, each its own cluster."""
         marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
-        partition = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
-        if self._units is not None:
-            rows = np.zeros((count, self._units.shape[1]))
-            partition._units = np.concatenate([self._units, rows])
+        partition = CodePartition(np.concatenate([self.clusters, marks]))
+        partition.mates = [*self.mates, *[np.empty(0, np.int32)] * count]
         return partition
 
     @cached_property

@@ -14,7 +14,8 @@ stand for add up: c deterministic candidates may spend c delta at a position.
 
 For GSD's partition the cluster of the emitted code is always that of t: the distribution of the
 clusters is the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never
-relax it; the published code does, by the probabilities before temperature.
+relax it; the published code does, by the probabilities before temperature. It also reads one number
+as delta up to 1 and as lambda above; here they are two settings.
 
 `least_gain` is our addition. Every replaced code costs the same likeness, but saves as many codes
 as the draft expects below it. A code is only replaced if at least `least_gain` codes are expected.
@@ -23,27 +24,20 @@ as the draft expects below it. A code is only replaced if at least `least_gain` 
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from math import inf
+from operator import mul
 from typing import Self, TypeVar
 
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
-from ragspec.rules.walk import Walk
+from ragspec.rules.walk import Walk, descend
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.checks import check_setting
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
-from ragspec.visual.rules.relation import (
-    Distribution,
-    Relation,
-    check_size,
-    nearest_by_ratio,
-    nearest_within,
-    related,
-    same_cluster,
-)
+from ragspec.visual.rules.relation import Distribution, Relation, check_size, nearest, related
 from ragspec.visual.rules.tv_budget import APPROXIMATE, TVBudget
 
 Table = TypeVar("Table", CodeNeighbours, CodePartition)
@@ -155,7 +149,7 @@ class RelaxedWalk(Rule):
             return None
         p = self._distribution(target, node)  # computed only if needed
         for each in near:
-            if (related(self.relation, each, p).codes == code).any():
+            if (related(self.relation, each, p) == code).any():
                 return each
         return None
 
@@ -177,7 +171,7 @@ class RelaxedWalk(Rule):
         fresh = p.copy()  # mass of codes that no drafted code is or stands for yet
         fresh[drafted] = 0.0
         for each in eligible:
-            codes = related(self.relation, each, p).codes
+            codes = related(self.relation, each, p)
             if not len(codes):
                 continue
             masses = fresh[codes].cumsum()
@@ -198,11 +192,17 @@ class RelaxedWalk(Rule):
 
 
 class Lantern(RelaxedWalk):
-    """LANTERN: a drafted code stands for near codes whose mass is at most delta.
+    """LANTERN: a drafted code stands for the nearest codes whose mass is at most delta.
+
+    A code without probability stands for no other: filters keep it out of the image.
 
     Args:
         neighbours: Table of the target's code-book.
-        k, delta: See `nearest_within`.
+        k: Nearest codes to consider; None for all of the table.
+        delta: The largest mass, from 0 to below 1.
+
+    Raises:
+        InputError: delta is outside its limits, or k is beyond the table.
     """
 
     name = "lantern"
@@ -216,15 +216,21 @@ class Lantern(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        relation = nearest_within(expect_table(self.name, neighbours), k, delta)
+        table = expect_table(self.name, neighbours)
+        check_setting("delta", delta)
+        relation = nearest(table, k, partial(_if_likely, delta), delta == 0.0)
         super().__init__(relation, tv_budget, least_gain)
 
 
 class LanternPlus(RelaxedWalk):
-    """LANTERN++: a drafted code becomes at most lam times as likely, through near codes.
+    """LANTERN++: the mass is at most (lam - 1) p(c), so c becomes at most lam times as likely.
 
     Args:
-        neighbours, k, lam: See `Lantern` and `nearest_by_ratio`.
+        neighbours, k: See `Lantern`.
+        lam: At least 1.
+
+    Raises:
+        InputError: lam is outside its limits, or k is beyond the table.
     """
 
     name = "lantern++"
@@ -238,12 +244,18 @@ class LanternPlus(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        relation = nearest_by_ratio(expect_table(self.name, neighbours), k, lam)
+        table = expect_table(self.name, neighbours)
+        check_setting("lam", lam)
+        relation = nearest(table, k, partial(mul, lam - 1.0), lam == 1.0)
         super().__init__(relation, tv_budget, least_gain)
 
 
 class GSD(RelaxedWalk):
-    """GSD over fixed clusters: a drafted code stands for all codes of its cluster."""
+    """GSD (arXiv 2508.07747) over fixed clusters, where the paper forms one around each draft.
+
+    A drafted code stands for all codes of its cluster; one without probability for none, so that
+    fixed and removed codes stay.
+    """
 
     name = "gsd"
     relaxed_by = "partition"
@@ -254,7 +266,9 @@ class GSD(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        super().__init__(same_cluster(expect_table(self.name, partition)), tv_budget, least_gain)
+        mates = expect_table(self.name, partition).mates
+        relation = Relation(mates, partial(_if_likely, inf), not any(map(len, mates)))
+        super().__init__(relation, tv_budget, least_gain)
 
 
 def expect_table(rule: str, table: Table | None) -> Table:
@@ -266,3 +280,7 @@ def expect_table(rule: str, table: Table | None) -> Table:
             f"ragspec.visual.rules.make_rule({rule!r}, codebook), or use ImagePipeline."
         )
     return table
+
+
+def _if_likely(mass: float, p: float) -> float:
+    return mass if p > 0.0 else 0.0

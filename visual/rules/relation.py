@@ -4,27 +4,17 @@ For a drafted code c and the target's distribution p a relation names the codes 
 the target chooses one of them, the rule may emit c instead. The *mass* is p(A(c)). The relaxed
 distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total variation
 from p is the mass.
-
-`nearest_within` is LANTERN's (arXiv 2410.03355): the longest nearest-first prefix of the k nearest
-codes whose mass is at most delta. `nearest_by_ratio` is LANTERN++'s (arXiv 2502.06352): at most
-(lam - 1) p(c), so that c becomes at most lam times as likely. `same_cluster` is GSD's (arXiv
-2508.07747) with a fixed partition, where the paper forms one around each draft. The published code
-reads one number as delta up to 1 and as lambda above; here they are two settings.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import inf
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, RuleError
 from ragspec.sampling.settings import whole
-from ragspec.visual.checks import check_setting
-from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, Codes
+from ragspec.visual.rules.codebook import CodeNeighbours, Codes
 
 Distribution = NDArray[np.float64]
 
@@ -66,59 +56,11 @@ def nearest(
     return Relation(neighbours.rows[:, :count], bound, nothing or count == 0)
 
 
-def nearest_within(
-    neighbours: CodeNeighbours, k: int | None = None, delta: float = 0.1
-) -> Relation:
-    """Return LANTERN's relation: the nearest codes whose mass is at most delta.
-
-    A code without probability stands for no other: filters keep it out of the image.
-
-    Raises:
-        InputError: delta is outside [0, 1), or k is beyond the table.
-    """
-    check_setting("delta", delta)
-    return nearest(neighbours, k, partial(_if_likely, delta), delta == 0.0)
-
-
-def nearest_by_ratio(
-    neighbours: CodeNeighbours, k: int | None = None, lam: float = 2.0
-) -> Relation:
-    """Return LANTERN++'s: the nearest codes that make the code at most lam times as likely.
-
-    Raises:
-        InputError: lam is below 1 or not finite, or k is beyond the table.
-    """
-    check_setting("lam", lam)
-    return nearest(neighbours, k, partial(mul, lam - 1.0), lam == 1.0)
-
-
-def same_cluster(partition: CodePartition) -> Relation:
-    """Return GSD's relation over fixed clusters: all codes of one cluster stand for each other.
-
-    A code without probability stands for none, so that fixed and removed codes stay.
-    """
-    alone = not any(map(len, partition.mates))
-    return Relation(partition.mates, partial(_if_likely, inf), alone)
-
-
-def _if_likely(mass: float, p: float) -> float:
-    return mass if p > 0.0 else 0.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Related:
-    """The codes that a drafted code stands for, nearest first, and their mass under p."""
-
-    codes: Codes
-    mass: float
-
-
-def related(relation: Relation, code: int, p: Distribution) -> Related:
-    """Return A(code) under p [V], the longest prefix of `near` within the bound."""
+def related(relation: Relation, code: int, p: Distribution) -> Codes:
+    """Return A(code) under p [V], nearest first: the longest prefix of `near` within the bound."""
     codes = relation.near[code]
     masses = p[codes].cumsum()
-    count = int(masses.searchsorted(relation.bound(float(p[code])), side="right"))
-    return Related(codes[:count], float(masses[count - 1]) if count else 0.0)
+    return codes[: int(masses.searchsorted(relation.bound(float(p[code])), side="right"))]
 
 
 def check_size(relation: Relation, size: int) -> None:

@@ -25,11 +25,16 @@ def trees(draw: st.DrawFn) -> DraftTree:
 
 def test_an_unknown_source_is_believed() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.5, 0.4, 0.2])
-    assert Calibration().appraise(tree).accept_prob == pytest.approx([0.5, 0.4, 0.2])
+    assert corrected(Calibration(), tree) == pytest.approx([0.5, 0.4, 0.2])
+
+
+def corrected(calibration: Calibration, tree: DraftTree) -> list[float]:
+    accept_prob: list[float] = calibration.appraise(tree)[0].accept_prob.tolist()
+    return accept_prob
 
 
 def learn(calibration: Calibration, tree: DraftTree, tokens: Sequence[int]) -> int:
-    return calibration.learn(calibration.appraise(tree), tokens)
+    return calibration.learn(*calibration.appraise(tree), tokens)
 
 
 @given(trees(), st.lists(st.integers(0, 12), max_size=6), st.integers(1, 4))
@@ -39,7 +44,7 @@ def test_accept_prob_is_a_probability_and_never_grows_downwards(
     calibration = Calibration()
     for _ in range(rounds):
         learn(calibration, tree, tokens)
-    accept_prob = calibration.appraise(tree).accept_prob
+    accept_prob = corrected(calibration, tree)
     for value, parent in zip(accept_prob, tree.parents.tolist(), strict=True):
         assert 0.0 <= value <= (accept_prob[parent] if parent >= 0 else 1.0)
 
@@ -49,16 +54,16 @@ def test_larger_claims_of_one_kind_stay_larger() -> None:
     calibration = Calibration()
     for hit in (True, False, True, True, True):
         learn(calibration, low, (1,) if hit else (2,))
-        pair = calibration.appraise(low).accept_prob + calibration.appraise(high).accept_prob
+        pair = corrected(calibration, low) + corrected(calibration, high)
         assert 0.0 < pair[0] < pair[1] < 1.0
 
 
 def test_a_liar_is_discounted_within_ten_steps() -> None:
     calibration, tree = Calibration(), chain(8, 1.0)
-    before = math.fsum(calibration.appraise(tree).accept_prob)
+    before = math.fsum(corrected(calibration, tree))
     for _ in range(10):
         learn(calibration, tree, (99,))
-    after = math.fsum(calibration.appraise(tree).accept_prob)
+    after = math.fsum(corrected(calibration, tree))
     assert before > 7.5
     assert after < 0.5
 
@@ -69,7 +74,7 @@ def test_an_honest_drafter_is_left_alone() -> None:
     for _ in range(500):
         hits = (random.random(6) < 0.7).tolist()
         learn(calibration, chain(6, 0.7), [*range(hits.index(False) if False in hits else 6), 99])
-        seen.append(calibration.appraise(chain(6, 0.7)).accept_prob)
+        seen.append(corrected(calibration, chain(6, 0.7)))
     claimed = [0.7 ** (i + 1) for i in range(6)]
     assert np.mean(seen, axis=0) == pytest.approx(claimed, abs=0.05)
 
@@ -78,7 +83,7 @@ def test_a_modest_drafter_is_credited() -> None:
     calibration = Calibration()
     for _ in range(60):
         learn(calibration, chain(3, 0.3), (0, 1, 2, 3))
-    assert calibration.appraise(chain(3, 0.3)).accept_prob == pytest.approx([1, 1, 1], abs=0.15)
+    assert corrected(calibration, chain(3, 0.3)) == pytest.approx([1, 1, 1], abs=0.15)
 
 
 def test_another_text_learns_of_kinds_alone() -> None:
@@ -88,9 +93,9 @@ def test_another_text_learns_of_kinds_alone() -> None:
         learn(first, chain(4, 0.8, "liar"), (99,))
     second = Calibration(first.kinds)
     assert second.text == 0.0 > first.text
-    [liar] = second.appraise(chain(1, 0.8, "liar")).accept_prob
-    [other] = second.appraise(chain(1, 0.8, "other")).accept_prob
-    assert first.appraise(chain(1, 0.8, "liar")).accept_prob[0] < liar < other
+    [liar] = corrected(second, chain(1, 0.8, "liar"))
+    [other] = corrected(second, chain(1, 0.8, "other"))
+    assert corrected(first, chain(1, 0.8, "liar"))[0] < liar < other
     assert other == pytest.approx(0.8)
 
 
@@ -98,7 +103,7 @@ def test_a_text_corrects_claims_of_every_source() -> None:
     calibration = Calibration()
     for _ in range(5):
         learn(calibration, chain(1, 0.8, "a"), (99,))
-    [other] = calibration.appraise(chain(1, 0.8, "b")).accept_prob
+    [other] = corrected(calibration, chain(1, 0.8, "b"))
     assert other == pytest.approx(calibration.shifted(0.8))
     assert other < 0.6
 
@@ -130,9 +135,9 @@ def test_claims_that_are_no_probabilities_do_no_harm() -> None:
     )
     calibration = Calibration()
     expected = [SURE, SURE * (1 - SURE), 1 - SURE, (1 - SURE) ** 2]
-    assert calibration.appraise(tree).accept_prob == pytest.approx(expected)
+    assert corrected(calibration, tree) == pytest.approx(expected)
     learn(calibration, tree, (1, 2))
-    assert all(0.0 <= value <= 1.0 for value in calibration.appraise(tree).accept_prob)
+    assert all(0.0 <= value <= 1.0 for value in corrected(calibration, tree))
 
 
 def test_the_first_the_second_and_all_other_siblings_are_corrected_separately() -> None:
@@ -142,5 +147,5 @@ def test_the_first_the_second_and_all_other_siblings_are_corrected_separately() 
     for turn in range(120):
         learn(Calibration(kinds), tree, (1 + turn % 2,))
     assert set(kinds) == {("a", rank, bisect_right(EDGES, 0.2)) for rank in range(RANKS)}
-    first, second, third, fourth = Calibration(kinds).appraise(tree).accept_prob
+    first, second, third, fourth = corrected(Calibration(kinds), tree)
     assert third == fourth < 0.05 < 0.2 < min(first, second)

@@ -55,7 +55,7 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
         time = 1000 * cost.seconds(len(chosen) + 1, 128)
         return (1.0 + sum(accept_prob[i] for i in chosen)) / time
 
-    selected = tuple(session.fit(tree, 128).tokens.tolist())
+    selected = tuple(session.fit(tree).tokens.tolist())
     sizes = {*BUCKETS, len(tree)}
     best = max(ratio(chosen) for chosen in closed_sets(tree) if len(chosen) in sizes)
     assert selected in closed_sets(tree)
@@ -68,7 +68,7 @@ def test_a_sure_token_is_verified_in_poor_text_however_fast_rich_text_goes() -> 
     session = AutoBudget().open(linear(base=5.5, row=2.0))
     session.experience.learn_step(15.0, 12.0)
     session.allowance(128)
-    assert len(session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)) == 1
+    assert len(session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]))) == 1
 
 
 @pytest.mark.parametrize("row", [(0.1, 1.3), (1.3, 2.5), (2.5, 8.0)])
@@ -78,7 +78,7 @@ def test_costlier_verification_never_gets_a_larger_tree(row: tuple[float, float]
     for each in row:
         session = AutoBudget().open(linear(row=each))
         session.allowance(128)
-        verified = session.fit(tree, 128)
+        verified = session.fit(tree)
         sizes.append(len(verified))
         # What is learned of a draft is what it gains beyond the time of its nodes.
         assert not len(verified) or session.gain.mean < 0.95 * float(verified.accept_prob.sum())
@@ -96,9 +96,9 @@ def test_a_drafter_that_proposes_nothing_is_left_out_like_any_that_does_not_pay(
     session, requests = AutoBudget().open(linear()), list[int]()
     for _ in range(20):
         requests.append(session.nodes(None, session.allowance(128)))
-        session.fit(NONE, 128)
+        session.fit(NONE)
         spent = {"draft": 5.0 if requests[-1] else 0.0, "verify": PLAIN, "host": HOST}
-        session.observe(Step(NONE, (), (5,), spent), 128)
+        session.observe(Step(NONE, (), (5,), spent))
     assert requests[0] > 0 == requests[-1]
 
 
@@ -118,14 +118,14 @@ class Drafter:
         if allowed:
             claims = [self.claim ** (i + 1) for i in range(allowed)]
             tree = DraftTree.chain(list(range(allowed)), "a", accept_prob=claims)
-        tree = session.fit(tree, 128)
+        tree = session.fit(tree)
         self.verified.append(len(tree))
         accepted = min(right, len(tree))
         token = accepted if accepted < right else 99
         spent = {"verify": PLAIN + 0.4 * len(tree), "commit": 0.0, "host": HOST}
         spent["draft"] = self.milliseconds if allowed else 0.0
         step = Step(tree, tuple(range(accepted)), (*range(accepted), token), spent)
-        session.observe(step, 128)
+        session.observe(step)
         return sum(spent.values())
 
 
@@ -190,15 +190,15 @@ def test_one_expected_acceptance_does_not_suffer_for_another() -> None:
 def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
     session = AutoBudget().open(linear())
     session.allowance(128)
-    session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
+    session.observe(Step(session.fit(DraftTree.empty()), (), (5,), {"draft": 0.0}))
     assert session.reason is None, "the report says that nothing was drafted"
     session.allowance(128)
-    poor = session.fit(DraftTree.chain([1], "a", accept_prob=[0.01]), 128)
-    session.observe(Step(poor, (), (5,), {}), 128)
+    poor = session.fit(DraftTree.chain([1], "a", accept_prob=[0.01]))
+    session.observe(Step(poor, (), (5,), {}))
     assert session.reason is not None and "save time" in session.reason
     session.allowance(128)
-    good = session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)
-    session.observe(Step(good, (0,), (1, 5), {}), 128)
+    good = session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]))
+    session.observe(Step(good, (0,), (1, 5), {}))
     assert session.reason is None, "a draft was verified"
 
 
@@ -213,9 +213,9 @@ def test_works_without_costs_and_without_times() -> None:
     session = AutoBudget().open(None)
     for _ in range(20):
         assert session.allowance(10) > 0
-        tree = session.fit(DraftTree.chain([0, 1, 2], "a", accept_prob=[0.9, 0.8, 0.7]), 10)
+        tree = session.fit(DraftTree.chain([0, 1, 2], "a", accept_prob=[0.9, 0.8, 0.7]))
         assert len(tree) == 3
-        session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
+        session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}))
 
 
 def ask(
@@ -230,8 +230,8 @@ def ask(
         if len(after):
             tree = session.appraise(after)
         session.spent("model", ms)
-    tree = session.fit(tree, 128)
-    session.observe(Step(tree, (), tokens, {}), 128)
+    tree = session.fit(tree)
+    session.observe(Step(tree, (), tokens, {}))
     return request
 
 
@@ -274,7 +274,7 @@ def test_a_source_that_proposes_nothing_gets_no_credit_for_the_next_one() -> Non
                 session.appraise(OTHER)
             if source != "failing":  # a source that fails reports no time
                 session.spent(source, PLAIN)
-        session.observe(Step(NONE, (), (5, 6, 7, 8), {}), 128)
+        session.observe(Step(NONE, (), (5, 6, 7, 8), {}))
     gains = [session.experience.gain(name, 0.0) for name in ("silent", "failing", "model")]
     assert [gain.mean for gain in gains] == [0.0, 0.0, 3.0]
     assert gains[1].trials == 0
@@ -292,7 +292,7 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
         assert session.share("model", 8)
         session.appraise(fused)
         session.spent("model", 0.4)
-        session.observe(Step(fused, (), (9,), {}), 128)
+        session.observe(Step(fused, (), (9,), {}))
         return session.experience.gain("model", 0.0).mean
 
     assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"

@@ -2,11 +2,10 @@
 
 import pytest
 
-from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.forward_cost import SIZES, ForwardCost, SharedForward
+from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
+from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.gains import BUCKETS
-from ragspec.budget.goodput import AutoBudget, GoodputSession, fit_together
-from ragspec.budget.policy import FixedBudget, make_budget
+from ragspec.budget.goodput import AutoBudget, GoodputSession, fit_together, make_budget
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -43,17 +42,17 @@ def test_fixed_keeps_the_best_nodes_with_their_parents() -> None:
     tree = DraftTree.build([7, 8, 9, 6], [-1, -1, 1, 0], "a", accept_prob=[0.2, 0.7, 0.6, 0.1])
     session = FixedBudget(2).open(None)
     assert session.allowance(99) == 2
-    small = session.fit(tree, 99)
+    small = session.fit(tree)
     assert small.tokens.tolist() == [8, 9]
     assert small.parents.tolist() == [-1, 0]
-    session.observe(Step(small, (), (3,)), 99)
+    session.observe(Step(small, (), (3,)))
     assert session.reason is None
 
 
 def test_zero_is_plain_decoding_and_says_so() -> None:
     session = FixedBudget(0).open(None)
     assert session.allowance(1) == 0
-    assert len(session.fit(DraftTree.chain([1, 2], "a"), 1)) == 0
+    assert len(session.fit(DraftTree.chain([1, 2], "a"))) == 0
     assert session.reason is not None and "asked for" in session.reason
 
 
@@ -67,9 +66,9 @@ def chain(count: int, chance: float) -> DraftTree:
     return DraftTree.chain(list(range(count)), "a", accept_prob=accept_prob)
 
 
-def ready(policy: AutoBudget, cost: ForwardCost, forward: SharedForward) -> GoodputSession:
-    session = policy.open(cost, forward)
-    session.allowance(128)
+def ready(policy: AutoBudget, cost: ForwardCost, rows: int = 1) -> GoodputSession:
+    session = policy.open(cost)
+    session.allowance(128, rows)
     return session
 
 
@@ -78,12 +77,11 @@ def fitted(chances: list[float], cost: ForwardCost, drafting: float = 0.0) -> li
 
     drafting: milliseconds of each sequence's draft.
     """
-    forward, policy = SharedForward(), AutoBudget()
-    forward.begin(len(chances))
+    policy = AutoBudget()
     policy.experience.gain("", None).cost = drafting
-    sessions = [ready(policy, cost, forward) for _ in chances]
+    sessions = [ready(policy, cost, len(chances)) for _ in chances]
     trees = [chain(23, chance) if chance else DraftTree.empty() for chance in chances]
-    return [len(tree) for tree in fit_together(sessions, trees, [128] * len(chances))]
+    return [len(tree) for tree in fit_together(sessions, trees)]
 
 
 @pytest.mark.parametrize(("row", "drafting"), [(0.1, 0.0), (0.4, 0.0), (1.5, 0.0), (1.5, 9.0)])
@@ -112,23 +110,22 @@ def test_a_padded_forward_gives_each_draft_the_same_room() -> None:
 
 
 def test_other_policies_decide_for_themselves() -> None:
-    forward = SharedForward()
     trees = [chain(9, 0.9), chain(9, 0.9), chain(0, 0.9)]
     budgets: list[BudgetSession | None]
-    budgets = [FixedBudget(5).open(), ready(AutoBudget(), linear(row=9.0), forward), None]
-    assert [len(tree) for tree in fit_together(budgets, trees, [1, 1, 1])] == [5, 0, 0]
+    budgets = [FixedBudget(5).open(), ready(AutoBudget(), linear(row=9.0)), None]
+    assert [len(tree) for tree in fit_together(budgets, trees)] == [5, 0, 0]
 
 
 def test_sequences_report_the_time_of_their_forward_once() -> None:
-    cost, once, forward = linear(), linear(), SharedForward()
-    sessions = [AutoBudget().open(cost, forward) for _ in range(4)]
+    cost, once = linear(), linear()
+    sessions = [AutoBudget().open(cost) for _ in range(4)]
     for _ in range(9):
-        forward.begin(4)
+        counts = [8, 2, 1, 1]
         for session in sessions:
-            session.allowance(128)
-        forward.fill([8, 2, 1, 1])
+            session.allowance(128, 4)
+            session.counts = counts
         for session in sessions:
-            session.observe(Step(DraftTree.empty(), (), (5,), {"verify": 20.0}), 128)
+            session.observe(Step(DraftTree.empty(), (), (5,), {"verify": 20.0}))
         once.learn(12, 128, 0.02)
     assert cost.seconds(12, 128) == once.seconds(12, 128) == pytest.approx(0.02)
 
@@ -137,29 +134,27 @@ def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
     """Eight take eight times the host and draft; what is learned serves one as well."""
     results = []
     for rows in (1, 8):
-        forward, policy = SharedForward(), AutoBudget()
-        forward.begin(rows)
-        session = policy.open(linear(), forward)
+        policy = AutoBudget()
+        session = policy.open(linear())
         for _ in range(6):
-            session.nodes(None, session.allowance(128))
-            tree = session.fit(chain(7, 0.9), 128)
-            forward.fill([1 + len(tree)] * rows)
+            session.nodes(None, session.allowance(128, rows))
+            tree = session.fit(chain(7, 0.9))
+            session.counts = [1 + len(tree)] * rows
             spent = {"draft": 2.0 * rows, "host": 0.5 * rows, "verify": 12.0}
-            session.observe(Step(tree, (), (5,), spent), 128)
+            session.observe(Step(tree, (), (5,), spent))
         results.append((policy.experience.host, session.gain.cost))
     assert results[0] == pytest.approx(results[1], rel=0.2)
 
 
 def test_a_draft_must_be_worth_the_time_of_all_that_wait_for_it() -> None:
-    forward, policy = SharedForward(), AutoBudget()
+    policy = AutoBudget()
     gain = policy.experience.gain("", None)
     for _ in range(5):
         gain.learn(0.5)
         gain.learn_cost(3.0)
-    session = policy.open(linear(), forward)
+    session = policy.open(linear())
     assert session.nodes(None, session.allowance(128)) > 0
-    forward.begin(4)
-    assert session.nodes(None, session.allowance(128)) == 0
+    assert session.nodes(None, session.allowance(128, 4)) == 0
 
 
 def test_a_cost_that_was_measured_again_replaces_the_last_one() -> None:

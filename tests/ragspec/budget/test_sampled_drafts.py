@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from ragspec.budget import goodput
-from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.goodput import AutoBudget, GoodputSession
-from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.cache import DraftCache
@@ -153,7 +152,7 @@ def draft(
     fused = Fuse([drafter]).open(request)
     tree = fused.propose(context, allowed)
     assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
-    tree = session.fit(limit_depth(tree, context.remaining - 1), LENGTH)
+    tree = session.fit(limit_depth(tree, context.remaining - 1))
     if not chains:
         return tree
     target = PathTarget.__new__(PathTarget)
@@ -174,7 +173,7 @@ def trained(policy: BudgetPolicy, drafter: Sampled, cost: ForwardCost) -> Budget
             text.append(int(whole.tokens[node]))
         if drafter.widths == (1, 1) and seed % 2:
             text = text[:1]  # a chain is right by halves
-        session.observe(Step(tree, (), (*text, 99)), LENGTH)
+        session.observe(Step(tree, (), (*text, 99)))
     return session
 
 
@@ -196,7 +195,7 @@ def bias(
             tree = draft(row, replace(drafter, noise=noise), text, chains)
             verdict = rule.judge(tree, DistributionTarget(drafter.truth, tree, text, noise))
             new = emitted(tree, verdict)
-            row.observe(Step(tree, verdict.path, new), LENGTH)
+            row.observe(Step(tree, verdict.path, new))
             text = (*text, *new)
         return text
 
@@ -310,7 +309,7 @@ def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
     for seed in range(8):
         tree = draft(row, replace(drafter, noise=NoiseStream(seed)), ())
         sizes.add(len(tree))
-        row.observe(Step(tree, (), (99,)), LENGTH)
+        row.observe(Step(tree, (), (99,)))
     assert sizes >= {1, 6}, "the policy never had the choice"
     for each in (opened(), row):
         assert bias(each, WithoutReplacement(), drafter) <= EXACT

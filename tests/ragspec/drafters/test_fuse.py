@@ -199,7 +199,7 @@ def test_sources_of_one_name_are_reported_separately() -> None:
     with pytest.warns(RuntimeWarning, match="'rest 3' is switched off"):
         for _ in range(20):
             tree = session.propose(replace(PLACE, adviser=claims), claims.allowance(1))
-            claims.observe(Step(claims.fit(tree, 1), (), (1, 5)), 1)
+            claims.observe(Step(claims.fit(tree), (), (1, 5)))
     accept_prob = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
     assert accept_prob == pytest.approx({9: 0.0, 1: 1.0}, abs=0.2)
     assert tree.sources == ("rest", "rest 2")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.budget.policy import FixedBudget
+from ragspec.budget.base import FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine

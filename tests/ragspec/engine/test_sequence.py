@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
@@ -32,7 +31,7 @@ def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
     requests, _ = engine.prepare(prompts, sampling, {"max_new_tokens": 4})
     sequences = [Sequence(request, engine.parts) for request in requests]
     for each in sequences:
-        each.begin(SharedForward())
+        each.begin()
     return sequences
 
 

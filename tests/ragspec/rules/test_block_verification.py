@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
+from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq, division_factor
 from ragspec.rules.rejection import ChainRejection, MultiStep
@@ -45,14 +46,6 @@ def test_accepts_no_less_than_chain_rejection() -> None:
     assert np.mean(gains) > 0.02
 
 
-def test_one_token_is_chain_rejection() -> None:
-    distributions = Distributions(5, 7)
-    block, single = (
-        mean_length(rule, distributions, chain(1)) for rule in (Block(), ChainRejection())
-    )
-    assert block == pytest.approx(single, abs=EXACT)
-
-
 def test_published_shape_of_gain() -> None:
     # Laws that do not depend on the context: two tokens, target (1/3, 2/3), draft (2/3, 1/3).
     distributions = Distributions(2, 0)
@@ -78,9 +71,10 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
     assert distribution_deviation(ChainRejection(), *case, reuse=True) <= EXACT
 
 
-def test_one_candidate_is_chain_rejection() -> None:
-    distributions, tree = Distributions(4, 2), partial(grow, widths=(1, 1))
-    ours = enumerate_outcomes(lambda noise: generate(KSeq(), distributions, noise, tree))
+@pytest.mark.parametrize(("rule", "widths"), [(KSeq(), (1, 1)), (Block(), (1,))])
+def test_one_candidate_is_chain_rejection(rule: Rule, widths: tuple[int, ...]) -> None:
+    distributions, tree = Distributions(4, 2), partial(grow, widths=widths)
+    ours = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
     theirs = enumerate_outcomes(
         lambda noise: generate(ChainRejection(), distributions, noise, tree)
     )

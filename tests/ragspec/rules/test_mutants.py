@@ -186,7 +186,7 @@ def test_draft_and_residual_must_not_share_a_stream() -> None:
 
 
 def test_a_walk_that_emits_the_draft_is_caught() -> None:
-    lax = broken(rules, "tokens[each] == token", "tokens[each] == min(token, 1)").Walk()
+    lax = broken(rules, "tokens[each] == token)", "tokens[each] == min(token, 1))").Walk()
     tree = partial(grow, widths=(2,), draw=likeliest, kind=DraftKind.DETERMINISTIC)
     distributions = Distributions(3, 0)
     assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT

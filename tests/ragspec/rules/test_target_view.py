@@ -83,7 +83,7 @@ def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() ->
         small = RowView(logits()[1:2], DraftTree.empty(), mine, stop, CONTEXT)
         views = [view(mine), small]
         small.prepare_batch(views)
-        return [each._chosen for each in views]
+        return [each.chosen for each in views]
 
     greedy = TokenDistribution(Sampling(), NoiseStream(0))
     assert chosen(greedy) == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]

@@ -117,7 +117,7 @@ def written(
         fresh = emitted(tree, verdict)
         if number:
             # After the verdict the view still speaks of the text before it.
-            opened.observe(Step(tree, verdict.path, fresh, view=view))
+            opened.observe(Step(tree, verdict.path, fresh, view=view))  # type: ignore[arg-type]
         context = (*context, *fresh)
     return context
 

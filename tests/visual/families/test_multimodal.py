@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ragspec.budget.policy import FixedBudget
+from ragspec.budget.base import FixedBudget
 from ragspec.errors import (
     InputError,
     ModelError,

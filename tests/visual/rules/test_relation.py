@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 from ragspec.errors import InputError
 from ragspec.visual.rules import relation as module
 from ragspec.visual.rules.codebook import CodePartition
-from ragspec.visual.rules.relation import (
-    Relation,
-    nearest_by_ratio,
-    nearest_within,
-    related,
-    same_cluster,
-)
+from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus
+from ragspec.visual.rules.relation import Relation, related
 from tests.support.codes import (
     Distribution,
     broken,
     codebook,
+    mass,
     neighbours,
     relaxed_distribution,
     variation,
@@ -43,21 +39,20 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
     seed: int, code: int, k: int
 ) -> None:
     p = distribution(seed)
-    choices: list[Relation] = [nearest_within(TABLE, k, 0.07), nearest_by_ratio(TABLE, k, 2.5)]
+    choices = [each.relation for each in (Lantern(TABLE, k, 0.07), LanternPlus(TABLE, k, 2.5))]
     for relation in choices:
         bound = 0.07 * (p[code] > 0.0) if relation is choices[0] else 1.5 * p[code]
         result = related(relation, code, p)
-        n = len(result.codes)
-        assert result.codes.tolist() == TABLE.rows[code, :n].tolist() and n <= k
-        assert result.mass == pytest.approx(p[result.codes].sum(), abs=1e-12)
-        assert result.mass <= bound
+        n = len(result)
+        assert result.tolist() == TABLE.rows[code, :n].tolist() and n <= k
+        assert mass(p, result) <= bound
         if n < k:
             assert p[TABLE.rows[code, : n + 1]].sum() > bound - 1e-12
         relaxed = relaxed_distribution(p, code, result)
         assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
-        assert variation(relaxed, p) == pytest.approx(result.mass, abs=1e-6)
-        assert (relaxed[result.codes] == 0.0).all()
-        others = np.setdiff1d(np.arange(CODES), [*result.codes, code])
+        assert variation(relaxed, p) == pytest.approx(mass(p, result), abs=1e-6)
+        assert (relaxed[result] == 0.0).all()
+        others = np.setdiff1d(np.arange(CODES), [*result, code])
         assert (relaxed[others] == p[others]).all()
         if relation is choices[1]:
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
@@ -68,59 +63,59 @@ def test_more_relaxation_relates_more(kind: str) -> None:
     for seed, code in itertools.product(range(20), range(0, CODES, 5)):
         p = distribution(seed)
         chain: list[Relation] = {
-            "k": [nearest_within(TABLE, k, 0.3) for k in range(0, 21, 4)],
-            "delta": [nearest_within(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
-            "lam": [nearest_by_ratio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
+            "k": [Lantern(TABLE, k, 0.3).relation for k in range(0, 21, 4)],
+            "delta": [Lantern(TABLE, 20, d).relation for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
+            "lam": [LanternPlus(TABLE, 20, x).relation for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
         }[kind]
         for less, more in itertools.pairwise([related(relation, code, p) for relation in chain]):
-            assert less.codes.tolist() == more.codes.tolist()[: len(less.codes)]
-            assert less.mass <= more.mass
+            assert less.tolist() == more.tolist()[: len(less)]
 
 
 def test_two_parameters_never_mean_one_another() -> None:
     p = distribution(0)
     code = int(p.argmax())
-    assert nearest_within(TABLE, 5, 0.5).bound(p[code]) == 0.5
-    assert nearest_by_ratio(TABLE, 5, 1.5).bound(p[code]) == 0.5 * p[code]
+    assert Lantern(TABLE, 5, 0.5).relation.bound(p[code]) == 0.5
+    assert LanternPlus(TABLE, 5, 1.5).relation.bound(p[code]) == 0.5 * p[code]
     with pytest.raises(InputError, match=r"delta=5.*lantern\+\+"):
-        nearest_within(TABLE, 5, 5.0)
+        Lantern(TABLE, 5, 5.0)
     with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
-        nearest_by_ratio(TABLE, 5, 0.5)
+        LanternPlus(TABLE, 5, 0.5)
 
 
 def test_what_relates_nothing_says_so() -> None:
-    assert nearest_within(TABLE, 0, 0.5).nothing and nearest_within(TABLE, 5, 0.0).nothing
-    assert nearest_by_ratio(TABLE, 5, 1.0).nothing and nearest_by_ratio(TABLE, 0, 9.0).nothing
-    assert not nearest_within(TABLE, 1, 0.1).nothing
-    assert same_cluster(CodePartition(np.arange(CODES, dtype=np.int32))).nothing
-    assert not same_cluster(CodePartition(np.zeros(CODES, np.int32))).nothing
+    for rule in (Lantern(TABLE, 0, 0.5), Lantern(TABLE, 5, 0.0), LanternPlus(TABLE, 5, 1.0)):
+        assert rule.relation.nothing
+    assert LanternPlus(TABLE, 0, 9.0).relation.nothing
+    assert not Lantern(TABLE, 1, 0.1).relation.nothing
+    assert GSD(CodePartition(np.arange(CODES, dtype=np.int32))).relation.nothing
+    assert not GSD(CodePartition(np.zeros(CODES, np.int32))).relation.nothing
 
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
     partition = CodePartition.build(codebook(CODES), 4)
     p = distribution(1)
-    result = related(same_cluster(partition), 9, p)
+    result = related(GSD(partition).relation, 9, p)
     inside = partition.clusters == partition.clusters[9]
-    assert sorted([*result.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
-    assert result.mass == pytest.approx(p[inside].sum() - p[9])
+    assert sorted([*result.tolist(), 9]) == np.flatnonzero(inside).tolist()
+    assert mass(p, result) == pytest.approx(p[inside].sum() - p[9])
 
 
 @pytest.mark.parametrize(
     "relation",
-    [same_cluster(CodePartition.build(codebook(CODES), 4)), nearest_within(TABLE, 5, 0.9)],
+    [GSD(CodePartition.build(codebook(CODES), 4)).relation, Lantern(TABLE, 5, 0.9).relation],
 )
 def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Relation) -> None:
     code = next(c for c in range(relation.size) if len(relation.near[c]))
     p = np.zeros(relation.size)
     p[relation.near[code][0]] = 0.8
-    assert related(relation, code, p).mass == 0.0
+    assert mass(p, related(relation, code, p)) == 0.0
     p[code] = 0.2
-    assert related(relation, code, p).mass == 0.8
+    assert mass(p, related(relation, code, p)) == 0.8
 
 
 def test_k_beyond_the_table_is_refused() -> None:
     with pytest.raises(InputError, match="holds 20 neighbours"):
-        nearest_within(TABLE, 21)
+        Lantern(TABLE, 21)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +131,12 @@ def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
     wrong = broken(module, old, new)
 
     def sound(where: object) -> bool:
-        relation = where.nearest_within(TABLE, 4, 0.07)  # type: ignore[attr-defined]
+        relation = where.nearest(TABLE, 4, lambda p: 0.07, False)  # type: ignore[attr-defined]
         for seed, code in itertools.product(range(10), range(CODES)):
             p = distribution(seed)
             result = where.related(relation, code, p)  # type: ignore[attr-defined]
-            prefix = TABLE.rows[code, : len(result.codes)].tolist()
-            if result.mass > 0.07 or len(result.codes) > 4 or result.codes.tolist() != prefix:
+            prefix = TABLE.rows[code, : len(result)].tolist()
+            if mass(p, result) > 0.07 or len(result) > 4 or result.tolist() != prefix:
                 return False
         return True
 

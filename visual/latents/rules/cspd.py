@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
-from ragspec.rules.descent import descend
+from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.checks import check_setting

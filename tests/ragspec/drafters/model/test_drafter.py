@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.budget.base import FixedBudget
 from ragspec.budget.goodput import AutoBudget
-from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.coupled import CoupledGrowth

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.goodput import AutoBudget
-from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
@@ -200,7 +199,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
     trees = [propose(drafter, 9, seed) for seed in range(30)]
     for tree in trees:  # the text always goes on with the last draw
         last = int(np.flatnonzero(tree.parents == -1)[-1])
-        session.observe(Step(offered(session, tree), (), (int(tree.tokens[last]), 99)), 9)
+        session.observe(Step(offered(session, tree), (), (int(tree.tokens[last]), 99)))
     selected = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
     assert len(selected) == 1 and 0 < len(selected.pop()) < 9
     if isinstance(policy, AutoBudget):
@@ -211,7 +210,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
 def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
     """Return what a policy verifies of a drawn tree, after a check that it is its beginning."""
     session.allowance(9)
-    part = session.fit(tree, 9)
+    part = session.fit(tree)
     assert part.kind is tree.kind
     assert part.tokens.tolist() == tree.tokens[: len(part)].tolist()
     assert part.parents.tolist() == tree.parents[: len(part)].tolist()
@@ -226,7 +225,7 @@ def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
     distribution = TokenDistribution(HOT, NoiseStream(0), len(PROMPT))
     session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
     context = DraftContext(list(PROMPT), len(PROMPT), 50)
-    tree = FixedBudget(9).open(None).fit(session.propose(context, 9), len(PROMPT))
+    tree = FixedBudget(9).open(None).fit(session.propose(context, 9))
     assert tree.tokens.tolist() == alone.tokens.tolist()
     assert (tree.parents == alone.parents).all()
     assert tree.q is not None and alone.q is not None and (tree.q == alone.q).all()
