@@ -4,13 +4,12 @@ That their pictures are those of the models' own decoding is in `test_multimodal
 """
 
 import copy
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from accelerate import cpu_offload
-from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
@@ -31,26 +30,15 @@ COUNT = 9  # tokens of a picture
 PROMPTS = [[BOS, 11, 13, 14, BOI], [BOS, 15, 11, 12, BOI]]
 GRID, ROW, SQUARE = Raster(3, 2), Raster(1, COUNT), Raster(3, 3)  # the grid has line ends
 NOTHING = [BOS, PAD, PAD, PAD, BOI]
+model = partial(tiny_prompted.model, seed=1)
 KINDS = pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
-
-
-@cache
-def model(kind: str, seed: int = 1) -> Any:
-    """Return a float64 model with random weights; the same object for equal calls."""
-    if kind != "imagegpt":
-        return tiny_prompted.model(kind, seed)
-    sizes = {"n_positions": COUNT, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    config = ImageGPTConfig(vocab_size=BOOK + 1, initializer_range=0.4, **sizes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ImageGPTForCausalImageModeling(config).double().eval()
 
 
 def target(
     kind: str, seed: int = 1, scale: float = 3.0, prompts: Any = PROMPTS, beside: Any = None
 ) -> ImageTarget:
     """Return the target of prompts; beside: what they are guided from, None for the usual."""
-    instance = model(kind, seed)
+    instance = tiny_prompted.model(kind, seed)
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
     if kind == "janus":
