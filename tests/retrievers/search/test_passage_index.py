@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, StoreError
+from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.resolve import BUNDLED
 from ragspec.retrievers.search.dense import (
     DenseIndex,
@@ -197,11 +197,6 @@ def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_
     index = DenseIndex(first.encode(["cat"]), narrow)
     with pytest.raises(InputError, match="8 dimensions, the index has 16"):
         index.search("cat", 1)
-
-
-def test_unknown_embedder_is_refused() -> None:
-    with pytest.raises(ModelNotFoundError):
-        load_embedder("no-such-embedder")
 
 
 def test_a_language_model_is_no_embedder(tmp_path: Path) -> None:
