@@ -1,6 +1,5 @@
 """The benchmark scripts run on generated data."""
 
-import copy
 import gzip
 import importlib
 import importlib.util
@@ -43,8 +42,7 @@ def write_gzip(path: Path, value: Any) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a tiny model, its tokenizer, and data in the layout of the scripts."""
     data = tmp_path_factory.mktemp("data")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(data)
-    tiny.tokenizer().save_pretrained(data)
+    tiny.save(data)
     prompts = [{"ids": [5, 6, 7, 8, 9, 5, 6, 7]}, {"ids": [3, 4, 3, 4]}, {"ids": [1, 2]}]
     (data / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
     write_gzip(data / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
