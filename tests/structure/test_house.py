@@ -121,9 +121,6 @@ def python(code: str) -> str:
     return done.stdout
 
 
-# --- layers and circles -------------------------------------------------------------------------
-
-
 def part_of(dotted: str) -> str:
     """Return the part of the library that a module belongs to, as LAYERS calls it."""
     return dotted.split(".")[1] if "." in dotted else dotted
@@ -252,16 +249,10 @@ def test_only_the_registry_names_a_room() -> None:
                 assert not named, f"{name(path)} names {text!r}"
 
 
-# --- sizes --------------------------------------------------------------------------------------
-
-
 def test_the_usual_function_is_short() -> None:
     nodes = (node for path in LIBRARY for node in ast.walk(parse(path)))
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert statistics.median((f.end_lineno or f.lineno) - f.lineno + 1 for f in functions) <= 10
-
-
-# --- packaging ----------------------------------------------------------------------------------
 
 
 def test_every_folder_is_packaged_under_its_import_name() -> None:
@@ -295,9 +286,6 @@ def test_bundled_files_stay_small() -> None:
     assert not [name(path) for path, size in sizes.items() if size > 15e6]
     foreign = {p.suffix for p in sizes} & {".pt", ".pth", ".bin", ".pkl", ".pickle"}
     assert not foreign, "weights come as safetensors"
-
-
-# --- light import and public names --------------------------------------------------------------
 
 
 def loaded_by(modules: list[str], selection: tuple[str, ...]) -> dict[str, str]:
@@ -363,9 +351,6 @@ def test_every_public_name_is_exported(package: str) -> None:
 def test_promised_names_stay(module: str) -> None:
     for public in PROMISED[module]:
         assert getattr(import_module(module), public) is not None
-
-
-# --- words that have no place -------------------------------------------------------------------
 
 
 def sins(tree: ast.AST, file: str) -> Iterator[str]:
