@@ -83,6 +83,12 @@ def test_no_segment_grows_beyond_the_largest(revision: Revision) -> None:
     assert len(held(revision)) == 30
 
 
+def test_empty_text_makes_no_segment(revision: Revision) -> None:
+    revision.write([np.empty(0, np.int64)], "a", SegmentSource.BUILT)
+    assert not revision.catalogue.segments
+    assert not list(revision.folder.iterdir())
+
+
 def stored(root: Path, documents: list[np.ndarray]) -> OpenStore:
     def fill(revision: Revision) -> None:
         for document in documents:
