@@ -179,7 +179,9 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
     pipe = opened(folder)
     wrong: list[dict[str, Any]] = [
         {"class_labels": 3},
-        *({"class_labels": nothing} for nothing in ([], (), torch.tensor([]))),
+        {"class_labels": []},
+        {"class_labels": ()},
+        {"class_labels": torch.tensor([])},
         {"prompt": "cat"},
         {},
         {"class_labels": 1, "prompt": "cat"},

@@ -167,6 +167,27 @@ def test_windows_that_are_switched_off_or_of_other_layers(
     assert layer_windows(SimpleNamespace(get_text_config=lambda: text)) == expected
 
 
+def test_a_window_counts_the_query_itself() -> None:
+    places = torch.arange(6)
+    reached = AttentionWindow(size=3).reaches(places[:, None], places[None])
+    assert [int(row.nonzero().min()) for row in reached] == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_chunk_begins_again() -> None:
+    places = torch.arange(6)
+    reached = AttentionWindow(chunk=4).reaches(places[:, None], places[None])
+    assert reached[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
+    assert reached[4].nonzero().flatten().tolist() == [4, 5]
+
+
+def test_window_and_chunk_hold_at_once_and_none_bounds_nothing() -> None:
+    assert AttentionWindow().plain
+    assert not AttentionWindow(size=2).plain and not AttentionWindow(chunk=2).plain
+    both = AttentionWindow(size=2, chunk=4).reaches(torch.tensor(5), torch.arange(8))
+    assert both.nonzero().flatten().tolist() == [4, 5, 6, 7]  # causality is not its business
+    assert bool(AttentionWindow().reaches(torch.tensor(5), torch.arange(8)).all())
+
+
 def test_vocabularies_that_agree_pass() -> None:
     tokenizer = tiny.tokenizer()
     check_vocabulary(tokenizer, tiny.tokenizer(chat=True), 97, 97)

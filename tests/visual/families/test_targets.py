@@ -4,7 +4,6 @@ That their pictures are those of the models' own decoding is in `test_multimodal
 """
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -30,15 +29,18 @@ COUNT = 9  # tokens of a picture
 PROMPTS = [[BOS, 11, 13, 14, BOI], [BOS, 15, 11, 12, BOI]]
 GRID, ROW, SQUARE = Raster(3, 2), Raster(1, COUNT), Raster(3, 3)  # the grid has line ends
 NOTHING = [BOS, PAD, PAD, PAD, BOI]
-model = partial(tiny_prompted.model, seed=1)
 KINDS = pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
+
+
+def model(kind: str, seed: int = 1) -> Any:
+    return tiny_prompted.model(kind, seed)
 
 
 def target(
     kind: str, seed: int = 1, scale: float = 3.0, prompts: Any = PROMPTS, beside: Any = None
 ) -> ImageTarget:
     """Return the target of prompts; beside: what they are guided from, None for the usual."""
-    instance = tiny_prompted.model(kind, seed)
+    instance = model(kind, seed)
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
     if kind == "janus":
