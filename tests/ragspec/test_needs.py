@@ -15,16 +15,14 @@ from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import LAST, Capabilities, Needs, match
 from ragspec.registry import names
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.retrievers.methods.rasd import Rasd
-from ragspec.retrievers.methods.sam_decoding import Select
-from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from tests.ragspec.engine.test_pause import Tilt
+from tests.retrievers import test_fingerprints
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, FixedSession
 
@@ -70,13 +68,10 @@ class States(Drafter):
 
 
 HOLDERS: dict[str, Callable[[Drafter], Drafter]] = {
+    **{name: holder for name, holder in test_fingerprints.HOLDERS.items() if name != "list"},
     "alone": lambda drafter: drafter,
-    "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
     "fuse of fuses": lambda drafter: Fuse([Fuse([Fuse([drafter], "a")], "b"), FixedDrafter([1])]),
-    "hierarchy": lambda drafter: HierarchyDrafter(drafter, lookahead=False),
-    "select": lambda drafter: Select([ContextDrafter()], drafter),
-    "suffix": lambda drafter: SuffixDrafter(drafter),
-    "rasd": lambda drafter: Rasd(drafter, [ContextDrafter()]),
+    "rasd's drafter": lambda drafter: Rasd(drafter, [ContextDrafter()]),
     "rapid": lambda drafter: Rapid(drafter),
 }
 FIELDS = [field.name for field in fields(Needs)]

@@ -1,6 +1,5 @@
 """The benchmark scripts run on generated data."""
 
-import copy
 import gzip
 import importlib
 import importlib.util
@@ -27,6 +26,13 @@ def run(script: str, *arguments: str | Path) -> str:
     return run_script(SCRIPTS / script, *arguments)
 
 
+def figures_of(folder: Path, script: str, *arguments: str | Path) -> tuple[str, Any]:
+    """Run a script; return what it printed and, by way of a file in the folder, its figures."""
+    out = folder / "figures.json"
+    printed = run(script, *arguments, "--json", out)
+    return printed, json.loads(out.read_text(encoding="utf-8"))
+
+
 def write_gzip(path: Path, value: Any) -> None:
     with gzip.open(path, "wt", encoding="utf-8") as file:
         json.dump(value, file)
@@ -36,8 +42,7 @@ def write_gzip(path: Path, value: Any) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a tiny model, its tokenizer, and data in the layout of the scripts."""
     data = tmp_path_factory.mktemp("data")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(data)
-    tiny.tokenizer().save_pretrained(data)
+    tiny.save(data)
     prompts = [{"ids": [5, 6, 7, 8, 9, 5, 6, 7]}, {"ids": [3, 4, 3, 4]}, {"ids": [1, 2]}]
     (data / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
     write_gzip(data / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
@@ -74,13 +79,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_probe(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
     methods = "context,rest,suffix-history,auto"
-    printed = run(
-        *("probe.py", "--data", folder, "--json", out, "--limit", "2"),
-        *("--methods", methods, "--budgets", "4,auto"),
-    )
-    rows = {(row["method"], row["budget"]): row for row in json.loads(out.read_text())["rows"]}
+    options = ("--limit", "2", "--methods", methods, "--budgets", "4,auto")
+    printed, figures = figures_of(tmp_path, "probe.py", "--data", folder, *options)
+    rows = {(row["method"], row["budget"]): row for row in figures["rows"]}
     assert set(rows) == {("plain", 0)} | {(m, b) for m in methods.split(",") for b in (4, "auto")}
     plain = rows["plain", 0]
     assert plain["nodes"] == plain["tokens_per_forward"] == plain["ratio_plain"] == 1.0
@@ -105,14 +107,11 @@ def test_probe_refuses_unknown_methods(folder: Path) -> None:
 
 
 def test_gold(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    printed = run(
-        *("gold.py", "--data", folder, "--model", folder, "--json", out),
-        *("--methods", "plain,lookup,context", "--window", "300"),
-    )
-    document = json.loads(out.read_text())
-    assert document["simulated"] is True
-    rows = {(row["category"], row["method"]): row for row in document["rows"]}
+    options = ("--methods", "plain,lookup,context", "--window", "300")
+    places = ("--data", folder, "--model", folder)
+    printed, figures = figures_of(tmp_path, "gold.py", *places, *options)
+    assert figures["simulated"] is True
+    rows = {(row["category"], row["method"]): row for row in figures["rows"]}
     assert {category for category, _ in rows} == {"words", "quotation"}
     for category in ("words", "quotation"):
         assert rows[category, "plain"]["tokens_per_step"] == 1.0
@@ -122,25 +121,22 @@ def test_gold(folder: Path, tmp_path: Path) -> None:
 
 
 def test_budget(tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    arguments = ("--groups", "copies,free", "--prompts", "2", "--tokens", "8", "--budgets", "4,8")
-    printed = run("budget.py", *arguments, "--json", out)
-    document = json.loads(out.read_text())
-    assert {row["group"] for row in document["rows"]} == {"copies", "free"}
-    assert {row["variant"] for row in document["rows"]} == {"plain", "auto", "4", "8"}
+    options = ("--groups", "copies,free", "--prompts", "2", "--tokens", "8", "--budgets", "4,8")
+    printed, figures = figures_of(tmp_path, "budget.py", *options)
+    assert {row["group"] for row in figures["rows"]} == {"copies", "free"}
+    assert {row["variant"] for row in figures["rows"]} == {"plain", "auto", "4", "8"}
     for kind in ("gate", "gate_of_medians"):
-        assert set(document[kind]) == {"of_best", "of_plain"}
+        assert set(figures[kind]) == {"of_best", "of_plain"}
     assert "| cpu | copies | free | mean |" in printed
 
 
 def test_text_categories(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    printed = run(
-        *("text.py", "--data", folder, "--model", folder, "--draft-model", "", "--json", out),
+    printed, figures = figures_of(
+        *(tmp_path, "text.py", "--data", folder, "--model", folder, "--draft-model", ""),
         *("--categories", "quotation,code", "--items", "1", "--variants", "plain,context"),
         *("--budget", "3", "--device", "cpu"),
     )
-    rows = json.loads(out.read_text())["rows"]
+    rows = figures["rows"]
     expected = [(c, m) for c in ("quotation", "code") for m in ("plain", "context")]
     assert [(row["category"], row["variant"]) for row in rows] == expected
     assert all(row["equal_to_plain"] == 1.0 for row in rows)
@@ -154,14 +150,13 @@ def test_distractors(folder: Path, tmp_path: Path) -> None:
     for name in ("train", "valid"):
         row = {"kind": "docs", "doc": "manual/page", "text": manual}
         write_gzip(tmp_path / "lm" / f"{name}.jsonl.gz", row)
-    out = tmp_path / "rows.json"
-    run("distractors.py", "--data", tmp_path, "--model", folder, "--json", out, "--budget", "6")
-    document = json.loads(out.read_text())
-    (row,) = document["rows"]
-    assert document["simulated"] is True
-    assert (document["others"], row["manual"]) == (1, "manual")
+    places = ("--data", tmp_path, "--model", folder)
+    _, figures = figures_of(tmp_path, "distractors.py", *places, "--budget", "6")
+    (row,) = figures["rows"]
+    assert figures["simulated"] is True
+    assert (figures["others"], row["manual"]) == (1, "manual")
     assert row["alone"] > 3.0
-    assert document["share"] == row["share"] == round(row["beside"] / row["alone"], 4)
+    assert figures["share"] == row["share"] == round(row["beside"] / row["alone"], 4)
 
 
 def test_lengths(folder: Path) -> None:
@@ -174,12 +169,9 @@ def test_lengths(folder: Path) -> None:
 
 
 def test_windowed_prompts(tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    printed = run(
-        *("windowed_prompts.py", "--tokens", "200", "--window", "64", "--against", SCRIPTS.parent),
-        *("--json", out),
-    )
-    rows = json.loads(out.read_text())["rows"]
+    options = ("--tokens", "200", "--window", "64", "--against", SCRIPTS.parent)
+    printed, figures = figures_of(tmp_path, "windowed_prompts.py", *options)
+    rows = figures["rows"]
     assert [row["checkout"] for row in rows] == ["here", "against"]
     assert rows[0]["checksum"] == rows[1]["checksum"] != 0, "one and the same checkout"
     assert rows[1]["ratio"] == 1.0 < rows[0]["cache_MB"] < rows[0]["grown_MB"]
@@ -187,23 +179,20 @@ def test_windowed_prompts(tmp_path: Path) -> None:
 
 
 def test_answers(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    printed = run(
-        *("answers.py", "--data", folder, "--model", "starter", "--sets", "docqa"),
-        *("--half", "tune", "--prompts", "quote", "--tokens", "24", "--json", out),
+    printed, figures = figures_of(
+        *(tmp_path, "answers.py", "--data", folder, "--model", "starter", "--sets", "docqa"),
+        *("--half", "tune", "--prompts", "quote", "--tokens", "24"),
     )
-    (row,) = json.loads(out.read_text())["quote"]
+    (row,) = figures["quote"]
     assert row["passages"] is True and row["tokens"] <= 24 and not row["refused"]
     assert "'passages hold an answer': '100.0% of 1'" in printed
 
 
 def test_long_documents(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    run(
-        *("long_documents.py", "--data", folder, "--model", folder, "--json", out),
+    _, figures = figures_of(
+        *(tmp_path, "long_documents.py", "--data", folder, "--model", folder),
         *("--tokens", "60", "--documents", "1", "--dtype", "float32", "--start", "10"),
     )
-    figures = json.loads(out.read_text())
     (row,) = figures["rows"]
     assert row["equal"] and row["tokens"] > 60 and row["memory, first"] > 0
     assert set(figures["ratios"]) == {
@@ -214,14 +203,13 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
 
 
 def test_long_heads(folder: Path, tmp_path: Path) -> None:
-    target, out = CausalTarget(tiny.model("llama")), tmp_path / "rows.json"
-    save_head(heads.fresh(target), tmp_path / "head")
-    run(
-        *("long_heads.py", "--data", folder, "--model", folder, "--head", tmp_path / "head"),
+    head = tmp_path / "head"
+    save_head(heads.fresh(CausalTarget(tiny.model("llama"))), head)
+    _, figures = figures_of(
+        *(tmp_path, "long_heads.py", "--data", folder, "--model", folder, "--head", head),
         *("--tokens", "60", "--documents", "1", "--questions", "3", "--dtype", "float32"),
-        *("--start", "10", "--new-tokens", "12", "--budget", "4", "--json", out),
+        *("--start", "10", "--new-tokens", "12", "--budget", "4"),
     )
-    figures = json.loads(out.read_text())
     assert len(figures["rows"]) == 3
     for row in figures["rows"]:
         assert row["equal"]
@@ -233,16 +221,12 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a tiny model of continuous latents."""
-    root = tmp_path_factory.mktemp("latents")
-    models.save(root)
-    return root
+    return models.save(tmp_path_factory.mktemp("latents"))
 
 
 def test_latent_paths(latents: Path, tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
     inputs = ("--images", "5", "--batch", "3", "--variants", "plain,aligned,path")
-    printed = run("latent_paths.py", "--model", latents, *inputs, "--json", out)
-    figures = json.loads(out.read_text())
+    printed, figures = figures_of(tmp_path, "latent_paths.py", "--model", latents, *inputs)
     assert list(figures) == ["plain", "aligned", "path"]
     noise = [float(each) for each in printed.splitlines()[0].split()[1:]]
     # The steps of plain drawing are the seeds' noise.
@@ -254,10 +238,8 @@ def test_latent_paths(latents: Path, tmp_path: Path) -> None:
 
 
 def test_latent_curves(latents: Path, tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    inputs = ("--images", "1", "--only", "r", "--json", out)
-    run("latent_curves.py", "--model", latents, *inputs)
-    rows = json.loads(out.read_text())
+    inputs = ("--images", "1", "--only", "r")
+    _, rows = figures_of(tmp_path, "latent_curves.py", "--model", latents, *inputs)
     assert {(row["varied"], row["window"]) for row in rows} == {("r", 12)}
     plain = [row for row in rows if row["variant"] == "plain"]
     assert all(row["codes_per_forward"] == row["ratio"] == 1.0 for row in plain)
@@ -265,8 +247,7 @@ def test_latent_curves(latents: Path, tmp_path: Path) -> None:
 
 
 def test_image_sizes(tmp_path: Path) -> None:
-    run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
-    figures = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    _, figures = figures_of(tmp_path, "image_sizes.py", "--small", "--draw", "--repeats", "1")
     assert figures["label"] == "random weights" and figures["size"] == "small"
     table = figures["table"]
     assert table["table_MB"] == 4 * table["codes"] * table["k"] / 1e6
@@ -278,19 +259,16 @@ def test_image_sizes(tmp_path: Path) -> None:
 
 
 def test_server(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    inputs = ("--rounds", "1", "--requests", "12", "--json", out)
-    run("server.py", "--only", "stream,prediction,soak", *inputs)
-    figures = json.loads(out.read_text())
+    options = ("--only", "stream,prediction,soak", "--rounds", "1", "--requests", "12")
+    _, figures = figures_of(tmp_path, "server.py", *options)
     assert figures["stream"]["token_ratio"] > 0 < figures["stream"]["first_ms"][1]
     assert figures["prediction"]["right"] > 3 * figures["prediction"]["none"] / 2
     assert figures["soak"]["requests"] == 12 and figures["soak"]["threads"][0] > 1
 
 
 def test_gpu_probe(tmp_path: Path) -> None:
-    out = tmp_path / "gpu.json"
-    printed = run(*("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out))
-    figures = json.loads(out.read_text(encoding="utf-8"))
+    options = ("--small", "--device", "cpu", "--repeats", "1")
+    printed, figures = figures_of(tmp_path, "gpu_probe.py", *options)
     assert figures["device"] == "cpu" and figures["versions"]["torch"] == torch.__version__
     assert figures["weight_bytes"] < 4 * figures["parameters"] and figures["copy_GB_per_second"] > 0
     cells = {
@@ -317,11 +295,11 @@ def test_gpu_probe(tmp_path: Path) -> None:
 
 
 def test_gpu_text(tmp_path: Path) -> None:
-    out, data = tmp_path / "text.json", tmp_path / "prompts.jsonl"
+    data = tmp_path / "prompts.jsonl"
     data.write_text('{"id": "1", "category": "docqa", "prompt": "A generator is"}\n')
     options = "--draft-model", "", "--drafters", "plain,context,model", "--data", data
-    run("gpu_text.py", *options, "--repeats", "1", "--json", out)
-    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    _, figures = figures_of(tmp_path, "gpu_text.py", *options, "--repeats", "1")
+    rows = figures["rows"]
     ours = map(" ".join, product(("plain", "context"), ("off", "eager")))
     assert {row["variant"] for row in rows} == {"hf-greedy", "hf-lookup", *ours}
     assert {(row["category"], row["equal_to_plain"]) for row in rows} == {("docqa", 1.0)}

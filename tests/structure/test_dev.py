@@ -154,9 +154,6 @@ def test_the_pins_cover_and_satisfy_every_requirement(dev: ModuleType) -> None:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
-# --- the proof of the wheel ---------------------------------------------------------------------
-
-
 def test_the_wheel_must_hold_rooms_and_starter_files() -> None:
     files = wheel.packaged_files()
     assert {"ragspec/errors.py", "ragspec/py.typed", "ragspec/visual/__init__.py"} <= files

@@ -119,8 +119,7 @@ def home(tmp_path: Path) -> Path:
     book = "\n\n".join(path.read_text(encoding="utf-8") for path in guide)
     (folder / "book.txt").write_text(book[:6000], encoding="utf-8")
     (folder / "prompts.jsonl").write_text('{"prompt": "A generator is"}\n', encoding="utf-8")
-    tiny.model(max_position_embeddings=4096).save_pretrained(folder / CHAT)
-    tiny.tokenizer(chat=True).save_pretrained(folder / CHAT)
+    tiny.save(folder / CHAT, chat=True, max_position_embeddings=4096)
     return folder
 
 

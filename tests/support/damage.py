@@ -1,9 +1,13 @@
 """Ways in which a file, or the weights in one, may come to harm."""
 
 import errno
+import os
 import random
 import shutil
+import signal
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,64 @@ def check_damage(
                 opened(twin)
         shutil.rmtree(twin)
     assert hurt > times // 2
+
+
+CHANGES = {f"os.{name}" for name in ("link", "mkdir", "remove", "rename", "rmdir", "truncate")}
+
+
+def kill_before(number: int) -> None:
+    """Have this process killed before it changes files for the n-th time; see `check_kills`."""
+    left = number
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        opened = event == "open" and arguments[2] & (os.O_CREAT | os.O_TRUNC)
+        for after in (False, True) if opened else (False,) * (event in CHANGES):
+            left -= 1
+            if not left:
+                with suppress(OSError):  # as where a file of that name is there already
+                    if after:
+                        os.open(arguments[0], arguments[2])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(note)
+
+
+def check_kills(
+    folder: Path, copies: Path, write: Callable[[Path], object], read: Callable[[Path], object]
+) -> None:
+    """Assert that a writer of a store that is killed at any moment leaves the old or the new store.
+
+    Each process writes to a copy of the folder, and is killed before its first change of a file,
+    before its second, and so on to its last, where opening a file to write it and the writing are
+    two; the next writer clears up and goes on.
+    """
+    shutil.copytree(folder, copies / "whole")
+    contents = [read(folder)]
+    for _ in range(2):
+        write(copies / "whole")
+        contents.append(read(copies / "whole"))
+    known, killed = list[int](), True
+    while killed:
+        twin = copies / f"killed{len(known)}"
+        shutil.copytree(folder, twin)
+        child = os.fork()
+        if child == 0:
+            try:
+                kill_before(len(known) + 1)
+                write(twin)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+        killed = status != 0
+        known.append(contents.index(read(twin)))
+        write(twin)
+        assert read(twin) == contents[known[-1] + 1]
+        assert not list(twin.glob(".build-*")) and len(list(twin.glob("gen-*"))) <= 2
+        shutil.rmtree(twin)
+    assert known == sorted(known) and known.count(0) > 9 and known[-1] == 1
 
 
 Change = Callable[[dict[str, torch.Tensor]], object]

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 SLOW_IMPORTS = (
     "ragspec.bridge",
     "ragspec.pipelines.answering.docqa",
-    "ragspec.retrievers.search.upkeep",
     "ragspec.pipelines.bench.variants",
     "ragspec.visual.pipeline",
     "transformers.models.llama.modeling_llama",

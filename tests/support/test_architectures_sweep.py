@@ -48,9 +48,6 @@ def test_what_is_not_tiny_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine("no such type").mode == "not built"
 
 
-# --- all of them: with every new release of transformers ------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_type_is_right_or_refused_and_nearly_every_one_is_built() -> None:
     findings = [examine(name) for name in model_types()]

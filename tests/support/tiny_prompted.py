@@ -1,10 +1,11 @@
 """Tiny image models of transformers with random weights, and tokenizers with their tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LogitsProcessor
 
@@ -98,7 +99,7 @@ def tokenizer(kind: str) -> Any:
 @cache
 def model(kind: str, seed: int = 0) -> Any:
     """Return a float64 model with random weights; the same object for equal calls."""
-    makers: dict[str, Callable[[], Any]] = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon}
+    makers = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon, "imagegpt": _imagegpt}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return makers[kind]().double().eval()
@@ -111,6 +112,16 @@ def save(folder: Path, kind: str) -> Path:
     copy.deepcopy(model(kind)).float().save_pretrained(folder)
     copy.deepcopy(model(kind, 1)).float().save_pretrained(folder / "draft")
     tokenizer(kind).save_pretrained(folder)
+    return folder
+
+
+def save_imagegpt(folder: Path) -> Path:
+    """Save an ImageGPT with its clusters of colours."""
+    from transformers import ImageGPTImageProcessor
+
+    model("imagegpt", 1).save_pretrained(folder)
+    colours = np.random.default_rng(0).uniform(-1, 1, (BOOK, 3)).tolist()
+    ImageGPTImageProcessor(clusters=colours).save_pretrained(folder)
     return folder
 
 
@@ -174,4 +185,13 @@ def _chameleon() -> Any:
             vq_config=VQ | book | {"resolution": 2 * SIDE},
             vocabulary_map=names | {"<image>": _ALL.index("<image>")},
         )
+    )
+
+
+def _imagegpt() -> Any:
+    from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
+
+    sizes = {"n_positions": SIDE**2, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    return ImageGPTForCausalImageModeling(
+        ImageGPTConfig(vocab_size=BOOK + 1, initializer_range=0.4, **sizes)
     )

@@ -15,8 +15,7 @@ from tests.support import tiny
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """Return a folder with permissive and other texts, and a tiny chat model."""
     model = tmp_path / "model"
-    tiny.model(max_position_embeddings=1 << 14).save_pretrained(model)
-    tiny.tokenizer(chat=True).save_pretrained(model)
+    tiny.save(model, chat=True, max_position_embeddings=1 << 14)
     lm = tmp_path / "shared" / "data" / "lm"
     lm.mkdir(parents=True)
     paragraph = tiny.TEXT.split("\n\n")[0]

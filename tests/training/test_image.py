@@ -103,9 +103,6 @@ def test_a_frozen_tokenizer_keeps_its_codes(built_up: Path) -> None:
     assert not torch.equal(before.decode(codes), after.decode(codes))
 
 
-# --- targets and drafts --------------------------------------------------------------------------
-
-
 def pair_trainer(built_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
     script, data = module("image_train"), module("image_data")
     monkeypatch.setattr(module("image_model"), "SHAPES", SMALL)

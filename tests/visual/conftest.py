@@ -1,12 +1,31 @@
-"""The folder of tiny image models that the tests of pictures share, file by file."""
+"""The folders of tiny image models that the tests of pictures share."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
-from tests.support import tiny_images
+from tests.support import tiny_images, tiny_latents, tiny_masked, tiny_prompted
+
+SAVE: dict[str, Callable[[Path], Path]] = {
+    "codes": tiny_images.save,
+    "texts": partial(tiny_images.save, condition="features"),
+    "emu3": partial(tiny_prompted.save, kind="emu3"),
+    "janus": partial(tiny_prompted.save, kind="janus"),
+    "imagegpt": tiny_prompted.save_imagegpt,
+    "latents": tiny_latents.save,
+    "masked": tiny_masked.save,
+}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_images.save(tmp_path_factory.mktemp("images"))
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what gives the folder of a kind of model, which is written once."""
+    root = tmp_path_factory.mktemp("saved")
+    return cache(lambda kind: SAVE[kind](root / kind))
+
+
+@pytest.fixture(scope="session")
+def folder(saved: Callable[[str], Path]) -> Path:
+    return saved("codes")

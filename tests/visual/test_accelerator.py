@@ -15,22 +15,12 @@ import torch
 from ragspec.visual import ImagePipeline
 from ragspec.visual.checks import relaxed
 from ragspec.visual.latents.rules.by_name import RULES
-from tests.support import tiny_latents, tiny_masked
 from tests.support.pretend import DEVICES, present
 from tests.visual.families.test_multimodal import FAMILIES, opened, sized
 
 Draw = Callable[[Any], torch.Tensor]
+Saved = Callable[[str], Path]
 Same = Callable[[Callable[[], Any], Draw], None]
-
-
-@pytest.fixture(scope="module")
-def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_latents.save(tmp_path_factory.mktemp("latents"))
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_masked.save(tmp_path_factory.mktemp("masked"))
 
 
 @pytest.fixture(autouse=True)
@@ -100,10 +90,11 @@ def latent(pipe: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("rule", "drafter"), [*((rule, "jacobi") for rule in RULES), (next(iter(RULES)), "model")]
 )
-def test_latents_one_by_one(latents: Path, rule: str, drafter: str, same_there: Same) -> None:
-    same_there(lambda: ImagePipeline.from_pretrained(latents, drafter, rule=rule), latent)
+def test_latents_one_by_one(saved: Saved, rule: str, drafter: str, same_there: Same) -> None:
+    folder = saved("latents")
+    same_there(lambda: ImagePipeline.from_pretrained(folder, drafter, rule=rule), latent)
 
 
-def test_latents_of_a_masked_model(masked: Path, same_there: Same) -> None:
+def test_latents_of_a_masked_model(saved: Saved, same_there: Same) -> None:
     inputs: dict[str, Any] = {"device": "cpu", "iterations": 4, "steps": 4}
-    same_there(lambda: ImagePipeline.from_pretrained(masked, **inputs), latent)
+    same_there(lambda: ImagePipeline.from_pretrained(saved("masked"), **inputs), latent)

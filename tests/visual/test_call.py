@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.call import checked_texts, seeds_of, some
+from ragspec.visual.call import seeds_of, some
 from ragspec.visual.checks import class_number
 from ragspec.visual.families.llamagen import padded_features
 
@@ -66,17 +66,6 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
         again = [seeds_of(None, 2), seeds_of(None, 2)]
     assert first == again and first[0] != first[1]
     assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
-
-
-def test_texts_are_checked() -> None:
-    assert checked_texts(["cat"]) == ["cat"]
-    for text in ("", "  ", 3):
-        with pytest.raises(InputError, match="a few words"):
-            checked_texts(["cat", text])
-    for nothing in (list[str](), torch.tensor([]), ()):
-        with pytest.raises(InputError, match="empty list"):
-            some(nothing)
-    assert some("cat") == ["cat"] and some(3) == [3] and some((1, "cat")) == [1, "cat"]
 
 
 def test_features_stand_behind_their_padding() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import ImageGPTImageProcessor
 
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
@@ -16,8 +15,6 @@ from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.visual import ImagePipeline
-from tests.support import tiny_images, tiny_latents, tiny_masked, tiny_prompted
-from tests.visual.families import test_targets
 
 CALLS: dict[str, dict[str, Any]] = {
     "codes": {"class_labels": [0, 1, 2]},
@@ -28,29 +25,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "masked": {"class_labels": [0, 1, 2]},
     "imagegpt": {"num_images_per_prompt": 3},
 }
+Saved = Callable[[str], Path]
 EVERY = pytest.mark.parametrize("kind", CALLS)
-
-
-def save_imagegpt(folder: Path) -> Path:
-    """Write an ImageGPT with its clusters of colours."""
-    test_targets.model("imagegpt").save_pretrained(folder)
-    colours = np.random.default_rng(0).uniform(-1, 1, (tiny_prompted.BOOK, 3)).tolist()
-    ImageGPTImageProcessor(clusters=colours).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {
-        "codes": tiny_images.save(root / "codes"),
-        "texts": tiny_images.save(root / "texts", "features"),
-        "emu3": tiny_prompted.save(root / "emu3", "emu3"),
-        "janus": tiny_prompted.save(root / "janus", "janus"),
-        "latents": tiny_latents.save(root / "latents"),
-        "masked": tiny_masked.save(root / "masked"),
-        "imagegpt": save_imagegpt(root / "imagegpt"),
-    }
 
 
 def opened(folder: Path, *args: Any, **settings: Any) -> ImagePipeline:
@@ -72,8 +48,8 @@ def values(out: Any) -> torch.Tensor:
 
 
 @EVERY
-def test_an_image_of_a_batch_can_be_drawn_alone(folders: dict[str, Path], kind: str) -> None:
-    pipe, call = opened(folders[kind]), CALLS[kind]
+def test_an_image_of_a_batch_can_be_drawn_alone(saved: Saved, kind: str) -> None:
+    pipe, call = opened(saved(kind)), CALLS[kind]
     scales = [1.0] * 3 if kind == "imagegpt" else [3.0, 1.0, 3.0]
     guided = {} if kind == "imagegpt" else {"guidance_scale": scales}
     several = pipe(**call, seed=5, **guided)
@@ -87,14 +63,14 @@ def test_an_image_of_a_batch_can_be_drawn_alone(folders: dict[str, Path], kind: 
 
 
 @EVERY
-def test_the_adaptive_budget_serves_every_family(folders: dict[str, Path], kind: str) -> None:
-    drafted, plain = (opened(folders[kind], drafter, budget="auto") for drafter in ("auto", None))
+def test_the_adaptive_budget_serves_every_family(saved: Saved, kind: str) -> None:
+    drafted, plain = (opened(saved(kind), drafter, budget="auto") for drafter in ("auto", None))
     assert drafted(**CALLS[kind], seed=5).label == plain(**CALLS[kind], seed=5).label
 
 
 @EVERY
-def test_images_are_passed_on_as_they_finish(folders: dict[str, Path], kind: str) -> None:
-    pipe, done = opened(folders[kind], batch_size=2), dict[int, Any]()
+def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
+    pipe, done = opened(saved(kind), batch_size=2), dict[int, Any]()
     out = pipe(**CALLS[kind], seed=5, on_image=done.__setitem__)
     assert sorted(done) == [0, 1, 2]
     assert all(done[number] is image for number, image in enumerate(out.images))
@@ -111,8 +87,8 @@ def test_images_are_passed_on_as_they_finish(folders: dict[str, Path], kind: str
     assert torch.equal(values(pipe(**CALLS[kind], seed=5)), values(plain))
 
 
-def test_what_a_call_cannot_mean_is_refused(folders: dict[str, Path]) -> None:
-    pipe = opened(folders["codes"])
+def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
+    pipe = opened(saved("codes"))
     wrong: list[dict[str, Any]] = [
         *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
         {"seed": 1, "generator": torch.Generator()},
@@ -127,12 +103,12 @@ def test_what_a_call_cannot_mean_is_refused(folders: dict[str, Path]) -> None:
         with pytest.raises(InputError, match="expected"):
             pipe(**CALLS["codes"], **inputs)
     with pytest.raises(InputError, match="without conditions"):
-        opened(folders["imagegpt"])("a cat")
+        opened(saved("imagegpt"))("a cat")
 
 
 @EVERY
-def test_an_empty_negative_prompt_is_none(folders: dict[str, Path], kind: str) -> None:
-    pipe, call = opened(folders[kind]), CALLS[kind]
+def test_an_empty_negative_prompt_is_none(saved: Saved, kind: str) -> None:
+    pipe, call = opened(saved(kind)), CALLS[kind]
     plain = pipe(**call, seed=5)
     for blank in ("", " \n", ["", " ", ""], []):
         assert torch.equal(values(pipe(**call, seed=5, negative_prompt=blank)), values(plain))
@@ -162,11 +138,9 @@ PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("part", PARTS)
-def test_no_number_is_an_error_not_an_exact_image(
-    folders: dict[str, Path], part: str, number: float
-) -> None:
+def test_no_number_is_an_error_not_an_exact_image(saved: Saved, part: str, number: float) -> None:
     kind = part.partition("-")[0]
-    pipe = opened(folders[kind])
+    pipe = opened(saved(kind))
     damage(PARTS[part](pipe), number)
     inputs: dict[str, Any] = {} if kind == "codes" else {"output_type": "latent"}
     if part == "codes-book":
@@ -176,8 +150,8 @@ def test_no_number_is_an_error_not_an_exact_image(
         pipe(**CALLS[kind], seed=5, **inputs)
 
 
-def test_autocast_changes_no_code(folders: dict[str, Path]) -> None:
-    pipe = opened(folders["codes"])
+def test_autocast_changes_no_code(saved: Saved) -> None:
+    pipe = opened(saved("codes"))
     plain = pipe(class_labels=[0, 1, 2] * 4, seed=5)
     with torch.autocast("cpu", torch.bfloat16):
         cast = pipe(class_labels=[0, 1, 2] * 4, seed=5)
@@ -185,10 +159,8 @@ def test_autocast_changes_no_code(folders: dict[str, Path]) -> None:
 
 
 @EVERY
-def test_a_pipeline_is_saved_where_it_was_loaded(
-    folders: dict[str, Path], kind: str, tmp_path: Path
-) -> None:
-    opened(folders[kind], None).save_pretrained(tmp_path)
+def test_a_pipeline_is_saved_where_it_was_loaded(saved: Saved, kind: str, tmp_path: Path) -> None:
+    opened(saved(kind), None).save_pretrained(tmp_path)
     pipe = opened(tmp_path, "jacobi", batch_size=3)
     expected = values(pipe(**CALLS[kind], seed=5))
     pipe.save_pretrained(tmp_path)
@@ -201,24 +173,24 @@ def test_a_pipeline_is_saved_where_it_was_loaded(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]
 
 
-def test_a_folder_of_others_is_not_replaced(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_of_others_is_not_replaced(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"has target and no ragspec\.json"):
-        opened(folders["codes"], None).save_pretrained(tmp_path)
+        opened(saved("codes"), None).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.rglob("*")] == ["target", "notes.txt"]
 
 
 @pytest.mark.parametrize("kind", ["codes", "latents", "janus"])
-def test_adapters_of_peft_draw(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    pipe, call = opened(folders[kind], "jacobi"), CALLS[kind]
+def test_adapters_of_peft_draw(saved: Saved, kind: str, tmp_path: Path) -> None:
+    pipe, call = opened(saved(kind), "jacobi"), CALLS[kind]
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        wrapped: Any = get_peft_model(opened(folders[kind]).model, config).eval()
+        wrapped: Any = get_peft_model(opened(saved(kind)).model, config).eval()
     wrapped.save_pretrained(tmp_path / "lora")
     adapted = ImagePipeline(wrapped, pipe.tokenizer, "jacobi")
-    merged = opened(folders[kind], "jacobi", lora=tmp_path / "lora")
+    merged = opened(saved(kind), "jacobi", lora=tmp_path / "lora")
     sample = [values(each(**call, seed=5)) for each in (pipe, adapted, merged)]
     assert torch.allclose(sample[1], sample[2], atol=1e-3)
     assert not torch.allclose(sample[0], sample[1], atol=1e-2)
@@ -231,17 +203,17 @@ def test_adapters_of_peft_draw(folders: dict[str, Path], kind: str, tmp_path: Pa
 
 @EVERY
 def test_the_command_and_the_benchmark_reach_every_family(
-    folders: dict[str, Path], kind: str, tmp_path: Path
+    saved: Saved, kind: str, tmp_path: Path
 ) -> None:
     subject = ["--class", "1"] if "class_labels" in CALLS[kind] else ["red cat"]
     subject = ["--family", "imagegpt"] if kind == "imagegpt" else subject
     if kind == "emu3":  # whose own size has more codes than the tiny model has positions
         return
-    place = ["--model", str(folders[kind]), "--out", str(tmp_path), "--seed", "3", "--n", "2"]
+    place = ["--model", str(saved(kind)), "--out", str(tmp_path), "--seed", "3", "--n", "2"]
     assert main(["draw", *subject, *place]) == 0
     assert len(list(tmp_path.glob("*.png"))) == 2
     rule = "aligned" if kind in ("latents", "masked") else "exact"
-    files = PlaceOptions(), RowOptions(), str(folders[kind])
+    files = PlaceOptions(), RowOptions(), str(saved(kind))
     options = ImageBenchOptions(*files, rule, images=1, budget="3", guidance=None)
     items, variants = build_images(options)
     plain, drafted = (variants[name](items[0], 0) for name in ("plain", rule))

@@ -54,8 +54,8 @@ def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
 
 
 def test_the_map_says_how_many_codes_came_together() -> None:
-    (sample,) = samples_of([generation(3, 5)], GRID)
-    assert sample.map.tolist() == [[1, 3, 3], [3, 5, 5], [5, 5, 5]]
+    (sample,) = samples_of([generation(3, 5)], Raster(3, 2, ends=1))
+    assert sample.map.tolist() == [[1, 3], [3, 5], [5, 5]]
 
 
 def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:

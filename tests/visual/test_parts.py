@@ -9,40 +9,33 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.visual import ImagePipeline
-from tests.support import tiny_images, tiny_latents, tiny_masked
 
 LABELS = [0, 1, 2]
-Maker = Callable[[Path], Any]
+Saved = Callable[[str], Path]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "codes": {"drafter": "model", "budget": 6},
+    "latents": {"drafter": "model", "budget": 3},
+    "masked": {"iterations": 3, "steps": 4},
+}
+EVERY = pytest.mark.parametrize("kind", SETTINGS)
 
 
-def of_codes(root: Path) -> Any:
-    return ImagePipeline.from_pretrained(tiny_images.save(root), "model", budget=6)
-
-
-def of_latents(root: Path) -> Any:
-    return ImagePipeline.from_pretrained(tiny_latents.save(root), "model", budget=3)
-
-
-def masked(root: Path) -> Any:
-    model = tiny_masked.model(root, 0.1).float()
-    return ImagePipeline(model, tiny_images.tokenizer(), iterations=3, steps=4)
-
-
-every = pytest.mark.parametrize("make", [of_codes, of_latents, masked])
+def opened(saved: Saved, kind: str) -> Any:
+    return ImagePipeline.from_pretrained(saved(kind), **SETTINGS[kind])
 
 
 def sampled(pipe: Any, **more: Any) -> Any:
     return pipe(class_labels=LABELS, seed=2, output_type="np", **more).images
 
 
-@every
-def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) -> None:
-    pipe = make(tmp_path).to(torch.float64).to("cpu", torch.float64)
+@EVERY
+def test_all_modules_move_and_change_their_numbers(saved: Saved, kind: str) -> None:
+    pipe = opened(saved, kind).to(torch.float64).to("cpu", torch.float64)
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
     if getattr(pipe, "draft", None) is not None:
         assert pipe.draft.dtype == torch.float64
     assert len(sampled(pipe)) == len(LABELS)
-    fewer = {"iterations": 3, "steps": 4} if make is masked else {}
+    fewer = SETTINGS[kind] if kind == "masked" else {}
     again = type(pipe)(**pipe.components, **fewer)
     assert again.model is pipe.model and len(sampled(again)) == len(LABELS)
     with torch.device("meta"):
@@ -52,18 +45,18 @@ def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) 
 
 @pytest.mark.parametrize("text", [True, False])
 def test_the_bar_can_be_named_and_turned_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bool
+    saved: Saved, text: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe = of_codes(tmp_path)
+    pipe = opened(saved, "codes")
     capsys.readouterr()
     pipe.set_progress_bar_config(disable=not text, desc="codes")
     pipe(class_labels=LABELS)
     assert ("codes: 100%" in capsys.readouterr().err) is text
 
 
-@every
-def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> None:
-    pipe = make(tmp_path)
+@EVERY
+def test_what_a_callback_returns_is_not_ignored(saved: Saved, kind: str) -> None:
+    pipe = opened(saved, kind)
     name = pipe.family.step_tensor(None)[0]
     before = sampled(pipe)
     same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)

@@ -104,12 +104,13 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         known.append((step, codes))
-        assert (kwargs["codes"] >= 0).sum(1).min() == codes
+        batch = kwargs["codes"][:2] if step < ALL else kwargs["codes"][2:]
+        assert (batch >= 0).sum(1).min() == codes
         return kwargs
 
-    pipe = opened(folder, None)
-    whole = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=look)
-    assert known == [(n, n + 1) for n in range(ALL)]
+    pipe = opened(folder, None, batch_size=2)
+    whole = pipe(class_labels=[0, 1, 2], generator=dice(), callback_on_step_end=look)
+    assert known == [(n, n % ALL + 1) for n in range(2 * ALL)]
 
     def stop(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> bool:
         return codes >= 3
@@ -117,7 +118,7 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     part = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=stop)
     written = part.stats.reports[0].tokens
     assert 3 <= written <= 5
-    assert torch.equal(part.codes.flatten(1)[:, :3], whole.codes.flatten(1)[:, :3])
+    assert torch.equal(part.codes.flatten(1)[:, :3], whole.codes.flatten(1)[:2, :3])
     assert (part.acceptance_map.reshape(2, -1)[:, written:] == 0).all()
     assert (whole.label, part.label) == ("exact", "unfinished")
 
@@ -179,6 +180,8 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
     wrong: list[dict[str, Any]] = [
         {"class_labels": 3},
         {"class_labels": []},
+        {"class_labels": ()},
+        {"class_labels": torch.tensor([])},
         {"prompt": "cat"},
         {},
         {"class_labels": 1, "prompt": "cat"},

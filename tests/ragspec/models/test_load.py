@@ -30,9 +30,7 @@ from tests.support.noisy import NoisyTrees
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    copy.deepcopy(tiny.model()).save_pretrained(tmp_path / "model")
-    tiny.tokenizer().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return Path(tiny.save(tmp_path / "model"))
 
 
 def test_a_folder_gives_model_and_tokenizer(saved: Path) -> None:

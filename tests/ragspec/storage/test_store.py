@@ -1,9 +1,7 @@
 import json
 import os
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,35 +14,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import POINTER, OpenStore, carry, open_store, publish
-
-KILLED_BUILD = """
-import os, signal, sys
-from pathlib import Path
-from ragspec.storage import store
-
-name, count = sys.argv[2], int(sys.argv[3])
-inner, calls = getattr(store, name, None), 0
-
-def killed(*arguments, **options):
-    global calls
-    inner(*arguments, **options)
-    calls += 1
-    if calls == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def write(folder):
-    (folder / "data.txt").write_text("new")
-    if inner is None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if inner is not None:
-    setattr(store, name, killed)
-store.publish(Path(sys.argv[1]), "toy", write)
-"""
-# What a writer is killed after, and whether its generation is published then. The flushes are
-# those of the data, the manifest, its folder, the renamed folder, the pointer and its folder.
-POINTS = [("remove_leftovers", 1, False), ("write", 1, False), ("remove_old", 1, True)]
-POINTS += [("sync", count, count == 6) for count in range(1, 7)]
+from tests.support.damage import check_damage, check_kills
 
 
 def write_text(text: str) -> Callable[[Path], None]:
@@ -91,53 +61,30 @@ def test_a_new_generation_replaces_the_old_and_open_readers_keep_theirs(tmp_path
     assert sorted(path.name for path in tmp_path.glob("gen-*")) == ["gen-000002", "gen-000003"]
 
 
-def killed_build(root: Path, name: str, count: int) -> int:
-    """Publish in a process that is killed after so many calls of a function."""
-    command = [sys.executable, "-c", KILLED_BUILD, str(root), name, str(count)]
-    return subprocess.run(command, check=False).returncode
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork, no SIGKILL")
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_killed_writer_leaves_the_old_store_or_the_new(tmp_path: Path, before: int) -> None:
+    root = tmp_path / "s"
+    root.mkdir()
+
+    def write(root: Path) -> None:
+        build(root, texts(root) + "+")
+
+    def texts(root: Path) -> str:
+        if (root / POINTER).exists():
+            return read(root)
+        with pytest.raises(StoreError, match="build it first"):
+            read(root)
+        return ""
+
+    for _ in range(before):
+        write(root)
+    check_kills(root, tmp_path, write, texts)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-@pytest.mark.parametrize(("name", "count", "published"), POINTS)
-def test_killed_build_leaves_a_whole_store(
-    tmp_path: Path, name: str, count: int, published: bool
-) -> None:
-    build(tmp_path, "old")
-    assert killed_build(tmp_path, name, count) == -signal.SIGKILL
-    assert read(tmp_path) == ("new" if published else "old")
-    build(tmp_path, "next")
-    assert read(tmp_path) == "next"
-    assert not list(tmp_path.glob(".build-*"))
-    assert len(list(tmp_path.glob("gen-*"))) <= 2
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-def test_killed_first_build_is_no_store(tmp_path: Path) -> None:
-    killed_build(tmp_path, "sync", 4)
-    with pytest.raises(StoreError, match="build it first"):
-        open_store(tmp_path, "toy")
-    build(tmp_path, "whole")
-    assert read(tmp_path) == "whole"
-
-
-def damage_truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def damage_flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("name", ["data.txt", "inner/more.txt", "manifest.json"])
-@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
-def test_damaged_files_are_refused(
-    tmp_path: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    damage(build(tmp_path, "some text").path / name)
-    with pytest.raises(StoreError):
-        open_store(tmp_path, "toy")
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    build(tmp_path / "s", "some text")
+    check_damage(tmp_path / "s", read, tmp_path, 90)
 
 
 def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
@@ -258,11 +205,11 @@ def test_unchanged_files_are_carried_over(
 
 
 def test_damage_to_a_carried_file_is_not_published(tmp_path: Path) -> None:
-    damage_flip(build(tmp_path, "one").path / "inner/more.txt")
+    build(tmp_path, "one").file("inner/more.txt").write_text("onetwo")
     carried_on(tmp_path, "two")
     with pytest.raises(StoreError, match="SHA-256"):
         open_store(tmp_path, "toy")
-    damage_truncate(tmp_path / "gen-000002" / "inner/more.txt")
+    (tmp_path / "gen-000002" / "inner/more.txt").write_text("one")
     with pytest.raises(StoreError, match="truncated"):
         carried_on(tmp_path, "three")
     (tmp_path / "gen-000002" / "inner/more.txt").unlink()

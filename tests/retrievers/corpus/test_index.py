@@ -29,9 +29,6 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield instance
 
 
-# --- building and opening -----------------------------------------------------------------------
-
-
 def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer()
     message: list[tuple[int, int]] = []
@@ -47,13 +44,6 @@ def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> 
     assert info["bytes"] == sum(p.stat().st_size for p in (tmp_path / "c").glob("gen-*/seg-*/*"))
     assert info["segments"][0]["name"] == "seg-000001"
     assert text_of(CorpusIndex.open(tmp_path / "c", tokenizer=tokenizer)) == text_of(store)
-
-
-def test_a_corpus_may_begin_empty(tmp_path: Path) -> None:
-    with build(tmp_path / "c") as store:
-        assert store.segments() == ()
-        store.append([1, 2, 3], scope="global")
-    assert text_of(reopen(tmp_path / "c")) == [[1, 2, 3]]
 
 
 def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
@@ -94,9 +84,6 @@ def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
         store.segments()
     with pytest.raises(StoreError, match="was closed"):
         store.record(Engine(tiny.model(), drafter=None), scope="global")
-
-
-# --- appending, flushing, merging, evicting -------------------------------------------------------
 
 
 def test_appended_text_is_visible_at_once_and_is_on_disk_after_a_flush(store: CorpusIndex) -> None:

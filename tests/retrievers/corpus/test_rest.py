@@ -57,9 +57,6 @@ def propose(
     return tree
 
 
-# --- what is drafted ----------------------------------------------------------------------------
-
-
 def test_the_longest_match_decides() -> None:
     texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61], [9, 3, 4, 60, 61]]
     result = session(texts, shorter=())
@@ -113,8 +110,6 @@ def test_no_more_is_drafted_than_is_expected() -> None:
     assert len(propose(session(text), [])) == 0
 
 
-# --- several segments ---------------------------------------------------------------------------
-
 WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=2, max_size=8)
 
 
@@ -159,9 +154,6 @@ def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
     accept_prob = spelled(propose(result, [1, 2, 3]))
     assert accept_prob[(50,)] > accept_prob[(60,)] == pytest.approx(accept_prob[(61,)])
     assert result.matched == 3
-
-
-# --- with a store and an engine -----------------------------------------------------------------
 
 
 @pytest.fixture

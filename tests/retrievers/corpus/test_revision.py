@@ -68,13 +68,6 @@ def test_eviction_drops_the_oldest_and_no_more_than_it_must(
         assert sum(before[-len(segments) - 1 :]) > selected
 
 
-def test_built_text_is_never_evicted(revision: Revision) -> None:
-    revision.write(texts([30]), "a", SegmentSource.BUILT)
-    revision.append(texts([10]), "a")
-    revision.evict(0)
-    assert [record.source for record in revision.catalogue.segments] == [SegmentSource.BUILT]
-
-
 def test_what_was_appended_last_goes_last_whatever_it_is_merged_with(revision: Revision) -> None:
     for number, scope in enumerate("abbba"):
         revision.append([np.full(10, number)], scope, largest=20)
@@ -88,16 +81,6 @@ def test_no_segment_grows_beyond_the_largest(revision: Revision) -> None:
         revision.append([document], "a", largest=100)
     assert max(record.tokens for record in revision.catalogue.segments) <= 100
     assert len(held(revision)) == 30
-
-
-def test_scopes_and_sources_are_not_merged_with_each_other(revision: Revision) -> None:
-    one, two, three, four = texts([5, 5, 5, 5])
-    revision.write([one], "a", SegmentSource.BUILT)
-    revision.append([two], "a")
-    revision.append([three], "b")
-    revision.append([four], "a")
-    results = [(r.scope, r.source.value, r.documents) for r in revision.catalogue.segments]
-    assert results == [("a", "built", 1), ("b", "appended", 1), ("a", "appended", 2)]
 
 
 def test_empty_text_makes_no_segment(revision: Revision) -> None:

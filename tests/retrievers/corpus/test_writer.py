@@ -27,9 +27,6 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield instance
 
 
-# --- scopes -------------------------------------------------------------------------------------
-
-
 def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tenants = ["a", "b", "global"]
@@ -67,9 +64,6 @@ def test_a_scope_that_no_store_keeps_is_refused(store: CorpusIndex, scope: Any) 
         store.append([1], scope=scope)
     with pytest.raises(InputError, match="scope"):
         store.drafter(scope)
-
-
-# --- readers and writers ------------------------------------------------------------------------
 
 
 class Reader(threading.Thread):
@@ -212,9 +206,6 @@ def test_processes_take_turns_to_write(store: CorpusIndex) -> None:
         assert worker.exitcode == 0
     store.refresh()
     assert sorted(text_of(store)) == sorted([*rows(3), *[[11] * 3] * 4, *[[12] * 3] * 4])
-
-
-# --- recording an engine ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,8 @@ def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
 VOCAB = 4
 Text = list[int]
 documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=40), max_size=8)
-contexts = st.lists(st.integers(0, VOCAB), max_size=20)  # the separator, too, which never matches
+FOREIGN = [VOCAB, -1, 10**9]  # the separator, and what no text can hold: they never match
+contexts = st.lists(st.sampled_from([*range(VOCAB)] * 3 + FOREIGN), max_size=20)
 options = st.builds(
     DraftOptions,
     max_match=st.integers(1, 16),

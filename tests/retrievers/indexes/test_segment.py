@@ -36,26 +36,6 @@ def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> N
     assert draft.length == 2
 
 
-def test_documents_never_run_into_each_other(tmp_path: Path) -> None:
-    segment = make(tmp_path, [[0, 1], [2, 3], [], [0, 1, 3]])
-    assert segment.longest_match([1, 2]).length == 1
-    assert list(spelled(segment.draft([0, 1], 10))) == [(3,)]
-    assert len(segment.draft([2, 3], 10).tokens) == 0
-    for outside in (VOCAB, -1, 10**9):  # the separator itself, and what no text can hold
-        assert segment.longest_match([1, outside]).length == 0
-        assert segment.longest_match([2, outside, 0, 1]).length == 2
-
-
-def test_wide_intervals_are_sampled_all_over(tmp_path: Path) -> None:
-    segment = make(tmp_path, [[0, 1]] * 500 + [[0, 2]] * 300 + [[0, 3]] * 200)
-    options = DraftOptions(rows=100)
-    draft = segment.draft([0], 10, options=options)
-    assert list(spelled(draft)) == [(1,), (2,), (3,)]
-    shares = draft.accept_prob / options.chances[0, 1, 0]
-    assert np.abs(shares - [0.5, 0.3, 0.2]).max() <= 0.05
-    assert segment.longest_match([0]).high - segment.longest_match([0]).low == 1000
-
-
 def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None:
     segment = build_segment(tmp_path, [[0, 1, 2]], VOCAB, depth=8)
     with pytest.raises(InputError, match="max_match is 16, but this segment is sorted to 8"):

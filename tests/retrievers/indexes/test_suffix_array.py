@@ -59,14 +59,6 @@ def test_a_text_of_one_token_is_sorted_by_length_then_place() -> None:
     assert order[-3:].tolist() == [3, 2, 1]
 
 
-def test_buckets_hold_the_positions_of_each_token() -> None:
-    tokens = encode([2, 0, 0, 3, 2, 2])
-    order, buckets = sort_suffixes(tokens, VOCAB, 32)
-    assert buckets.tolist() == [0, 2, 2, 5]
-    for token in range(VOCAB):
-        assert set(tokens[order[buckets[token] : buckets[token + 1]]].tolist()) <= {token}
-
-
 def test_scratch_does_not_grow_with_the_text() -> None:
     """Building needs memory for the result, one run and one block."""
     rng = np.random.default_rng(0)

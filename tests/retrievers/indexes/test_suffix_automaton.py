@@ -60,18 +60,6 @@ def test_match_is_the_longest_suffix_that_occurred_before(parts: list[Text], gro
     assert automaton.length[state] == longest_match(automaton.tokens)
 
 
-@given(st.lists(texts, min_size=1, max_size=2), texts, texts)
-def test_every_substring_is_detected_and_nothing_else(
-    parts: list[Text], grown: Text, probe: Text
-) -> None:
-    automaton = make(parts, grown)
-    whole = automaton.tokens
-    for part in parts_of(whole):
-        assert find(automaton, part) > ROOT_STATE
-    expected = not probe or bool(ends(whole, probe))
-    assert (find(automaton, probe) >= 0) is expected
-
-
 @given(texts, texts)
 def test_counts_latest_ends_and_children_are_those_of_a_search(built: Text, grown: Text) -> None:
     automaton = make([built], grown)

@@ -57,6 +57,15 @@ def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) 
         ("a.pdf", b"hello", "no PDF"),
         ("a.pdf", b"%PDF-1.7\n" + b"\x00" * 200, "broken PDF"),
         ("a.html", b"<script>x()</script>", "no text"),
+        ("a.docx", b"PK\x03\x04 cut", "a broken .docx file"),
+        ("a.xlsx", b"\xd0\xcf\x11\xe0 ole", "is encrypted"),
+        ("a.ipynb", b"[1]", "is no notebook"),
+        ("a.mbox", b"hello", "is no mailbox"),
+        ("a.eml", b"\n\nhello", "is no mail"),
+        ("a.1", b".so man1/b.1\n", "only refers to man1/b.1"),
+        ("a.txt.gz", b"\x1f\x8b cut", "is a broken gzip file"),
+        ("a.tar.gz", b"\x1f\x8b", "archive"),
+        ("a.doc", b"x", "word-processor"),
     ],
 )
 def test_named_file_that_is_unusable_is_refused(

@@ -1,13 +1,11 @@
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, StoreError
+from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.resolve import BUNDLED
 from ragspec.retrievers.search.dense import (
     DenseIndex,
@@ -139,18 +137,6 @@ def test_titles_are_searched_once(index: PassageIndex) -> None:
     assert texts[1].startswith("Rail\n# Rail")
 
 
-def test_importing_the_room_is_light() -> None:
-    code = (
-        "import sys, ragspec.retrievers, ragspec.pipelines\n"
-        "import ragspec.retrievers.search.passage_index, ragspec.pipelines.answering.docqa\n"
-        "heavy = {'bm25s', 'lxml', 'pypdfium2', 'sentence_transformers', 'transformers', 'faiss'}\n"
-        "heavy |= {'datasets', 'charset_normalizer'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 TEXTS = ["the cat is a pet animal", "the train of rail and wheel", "draft token tree model", ""]
 
 
@@ -211,11 +197,6 @@ def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_
     index = DenseIndex(first.encode(["cat"]), narrow)
     with pytest.raises(InputError, match="8 dimensions, the index has 16"):
         index.search("cat", 1)
-
-
-def test_unknown_embedder_is_refused() -> None:
-    with pytest.raises(ModelNotFoundError):
-        load_embedder("no-such-embedder")
 
 
 def test_a_language_model_is_no_embedder(tmp_path: Path) -> None:

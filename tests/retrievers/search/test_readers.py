@@ -350,28 +350,6 @@ def test_files_are_read_as_their_readers_see_them(
     assert PassageIndex.open(tmp_path / "idx").documents == (document,)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "reason"),
-    [
-        ("a.docx", b"PK\x03\x04 cut", "a broken .docx file"),
-        ("a.xlsx", b"\xd0\xcf\x11\xe0 ole", "is encrypted"),
-        ("a.ipynb", b"[1]", "is no notebook"),
-        ("a.mbox", b"hello", "is no mailbox"),
-        ("a.eml", b"\n\nhello", "is no mail"),
-        ("a.1", b".so man1/b.1\n", "only refers to man1/b.1"),
-        ("a.txt.gz", b"\x1f\x8b cut", "is a broken gzip file"),
-        ("a.tar.gz", b"\x1f\x8b", "archive"),
-        ("a.doc", b"x", "word-processor"),
-    ],
-)
-def test_files_that_cannot_be_read_say_why(
-    tmp_path: Path, name: str, data: bytes, reason: str
-) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(DocumentError, match=reason):
-        load_document(tmp_path / name)
-
-
 def test_office_files_of_other_writers_are_read_or_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

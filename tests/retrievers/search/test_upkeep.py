@@ -2,9 +2,9 @@
 
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.nearest import Floats
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.upkeep import add, described, refresh, remove
-from tests.support.scripts import SERVER
+from tests.support.damage import check_kills
 from tests.support.toy_embedder import WORDS
 from tests.support.toy_pdf import pdf_of
 
@@ -168,31 +168,14 @@ def test_progress_is_reported_with_counts(folder: Path, embedder: Path, tmp_path
     assert all(done <= total for _, done, total in message)
 
 
-def refresh_once(begun: Any, index: Path) -> None:
-    begun.set()
-    refresh(index)
-
-
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork, no SIGKILL")
 def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
     folder: Path, embedder: Path, tmp_path: Path
 ) -> None:
     index = built([folder], tmp_path / "idx", embedder)
-    delays = random.Random(1)
-    for turn in range(8):
-        (folder / "grown.txt").write_text(text(turn, 400))
-        begun = SERVER.Event()
-        process = SERVER.Process(target=refresh_once, args=(begun, index))
-        process.start()
-        assert begun.wait(60)
-        process.join(delays.random() * 0.5)
-        process.kill()
-        process.join()
-        record = {each.name: each.text for each in PassageIndex.open(index).documents}
-        grown = record.pop("grown.txt", "")
-        assert len(record) == 6
-        assert grown in {"", *(text(each, 400) for each in range(turn + 1))}
-    refresh(index)
-    check_equal(index, built([folder], tmp_path / "fresh", embedder))
+    (folder / "0.txt").unlink()
+    (folder / "grown.txt").write_text(text(5, 40))
+    check_kills(index, tmp_path, refresh, lambda path: PassageIndex.open(path).documents)
 
 
 def test_a_file_that_several_paths_lead_to_is_one_document(

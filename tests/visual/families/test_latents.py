@@ -1,5 +1,6 @@
 """`ImagePipeline` and `ragspec draw` over continuous latents, with tiny random models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ RULES = ("near", "aligned", "horizon", "path")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.save(tmp_path_factory.mktemp("latents"))
+def folder(saved: Callable[[str], Path]) -> Path:
+    return saved("latents")
 
 
 def pipeline(folder: Path, *args: Any, **inputs: Any) -> ImagePipeline:

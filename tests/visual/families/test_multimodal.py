@@ -273,7 +273,11 @@ def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_pat
 def test_bad_input_is_refused(kind: str) -> None:
     pipe = opened(kind)
     prompts: tuple[Any, ...] = ("", "  ", 3, ["a cat", None], [])
-    more: dict[str, tuple[Any, ...]] = {"height": (5, "4"), "width": (0,), "output_type": ("jpg",)}
+    more: dict[str, tuple[Any, ...]] = {
+        "height": (5, "4"),
+        "width": (0, -2, 4.0, True),
+        "output_type": ("jpg",),
+    }
     more |= {"guidance_scale": (-1.0,), "negative_prompt": (3, ["a", "b"])}
     more |= {"generator": (3,), "class_labels": (3,)}
     wrong: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]

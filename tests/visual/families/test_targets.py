@@ -4,13 +4,11 @@ That their pictures are those of the models' own decoding is in `test_multimodal
 """
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from accelerate import cpu_offload
-from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
@@ -34,16 +32,8 @@ NOTHING = [BOS, PAD, PAD, PAD, BOI]
 KINDS = pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
 
 
-@cache
 def model(kind: str, seed: int = 1) -> Any:
-    """Return a float64 model with random weights; the same object for equal calls."""
-    if kind != "imagegpt":
-        return tiny_prompted.model(kind, seed)
-    sizes = {"n_positions": COUNT, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    config = ImageGPTConfig(vocab_size=BOOK + 1, initializer_range=0.4, **sizes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ImageGPTForCausalImageModeling(config).double().eval()
+    return tiny_prompted.model(kind, seed)
 
 
 def target(

@@ -41,22 +41,6 @@ def test_states_are_those_of_the_plain_prefill(
     assert torch.equal(model.states(latents - unseen, order, inputs), result)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("time", [0, 10, 999])
-def test_the_head_is_that_of_the_plain_prefill(
-    model: MaskedModel, plain: plain_mar.Plain, time: int
-) -> None:
-    dice = torch.Generator().manual_seed(time)
-    noisy = torch.randn(5, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
-    states = torch.randn(5, plain_mar.HIDDEN, generator=dice, dtype=torch.float64)
-    noise, variance = model.head(noisy, torch.tensor([time]), model.head.cond_embed(states))
-    for row in range(5):
-        expected = plain.head(noisy[row].numpy(), time, states[row].numpy())
-        # Times are told in float32, as published.
-        assert np.allclose(noise[row], expected[0], atol=1e-5)
-        assert np.allclose(variance[row], expected[1], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

@@ -124,18 +124,6 @@ def test_half_precision_gives_numbers(model: MaskedModel) -> None:
     assert float((result - whole).abs().median()) < 0.02
 
 
-def test_sampling_can_be_ended(model: MaskedModel) -> None:
-    message: list[int] = []
-
-    def first(done: int, latents: torch.Tensor) -> bool:
-        message.append(done)
-        assert int((latents[0] != 0).all(-1).sum()) == done
-        return len(message) < 2
-
-    MaskedSampler(model, LearnedSchedule(4), 5).draw(torch.tensor([0]), [NoiseStream(1)], first)
-    assert len(message) == 2 and 0 < message[0] < message[1] < PLACES
-
-
 @pytest.mark.parametrize("inputs", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
 def test_bad_settings_are_refused(model: MaskedModel, inputs: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected a finite number of 0 or more"):

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from ragspec.errors import InputError
-from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
+from ragspec.visual.models.llamagen import GridRotary, LlamaGenConfig, LlamaGenModel, rotate
 from tests.support import image_models
 
 
@@ -66,18 +65,14 @@ def test_it_computes_what_a_naive_prefill_computes(condition: str, implementatio
             torch.testing.assert_close(result[row], naive(model, states), rtol=loose, atol=loose)
 
 
-def test_a_cache_changes_nothing() -> None:
-    model = image_models.model("features")
-    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
-    with torch.no_grad():
-        first = model.unconditional(1)
-        whole = model(ids, condition_embeds=first, output_hidden_states=True)
-        cache = DynamicCache(config=model.config)
-        model(inputs_embeds=first, past_key_values=cache)
-        for i in range(6):
-            step = model(ids[:, i : i + 1], past_key_values=cache, logits_to_keep=1)
-            torch.testing.assert_close(step.logits[:, 0], whole.logits[:, image_models.LENGTH + i])
-    torch.testing.assert_close(model.lm_head(whole.hidden_states[-1]), whole.logits)
+def test_codes_of_half_precision_are_turned_in_float32() -> None:
+    rotary = GridRotary(0, 4, 8)
+    positions = torch.arange(16)[None]
+    states = torch.randn(1, 16, 2, 8).bfloat16()
+    rotation = rotary.rotation(positions, torch.bfloat16)
+    assert rotation.dtype == torch.complex64
+    expected = rotate(states.float(), rotation).bfloat16()
+    assert torch.equal(rotate(states, rotation), expected)
 
 
 def test_training_moves_every_weight() -> None:

@@ -56,9 +56,6 @@ HARDLY: list[RelaxedWalk] = [
 RELAXED: list[RelaxedWalk] = [Lantern(TABLE, 4, 0.15), LanternPlus(TABLE, 6, 4.0), GSD(PARTITION)]
 
 
-# --- no relaxation ------------------------------------------------------------------------------
-
-
 @given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), kind=st.sampled_from(list(DraftKind)))
 @settings(max_examples=80, deadline=None)
 def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) -> None:
@@ -78,9 +75,6 @@ def test_a_greedy_target_is_never_relaxed() -> None:
     for rule, seed in itertools.product(RELAXED[:2], range(5)):
         text = generate(rule, distributions, NoiseStream(seed), fixed(2, 1), steps=3)
         assert text == plain(distributions, NoiseStream(seed), len(text))
-
-
-# --- coupling -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
@@ -159,9 +153,6 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
             assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
 
 
-# --- ends, labels, refusals ---------------------------------------------------------------------
-
-
 def test_nothing_follows_the_end() -> None:
     distributions = Distributions(CODES, 3, end=1)
     rule = Lantern(TABLE, 6, 0.4)
@@ -229,8 +220,6 @@ def test_broken_rules_are_visible(old: str, new: str) -> None:
     assert deviation(module) < 1e-12
     assert deviation(broken(module, old, new)) > 1e-3
 
-
-# --- the whole loop -----------------------------------------------------------------------------
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [40, 41, 3, 40, 41], [9] * 8]
 SAMPLING = Sampling(temperature=0.7, seed=[3, 4, 5])
