@@ -71,7 +71,8 @@ def measure(
     rows = []
     for category, group in texts.items():
         for method in methods:
-            replay = Replay(build(method, Sources()), budget, vocab_size)
+            drafters = None if method == "plain" else build(method, Sources())
+            replay = Replay(drafters, budget, vocab_size)
             for text in group:
                 replay.play(text)
             counts = replay.counts

@@ -1,5 +1,6 @@
 """Sequences that are decoded over a session, without an engine."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from ragspec.drafters.base import Drafter
@@ -7,6 +8,7 @@ from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request
 from ragspec.engine.sequence import Parts, Sequence
 from ragspec.rules.base import Rule
+from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
@@ -14,7 +16,6 @@ from ragspec.sampling.stopping import StopRule
 
 
 def sequence(
-    target: Any,
     prompt: list[int],
     new: int,
     distribution: TokenDistribution,
@@ -24,6 +25,7 @@ def sequence(
 ) -> Sequence:
     """Return a sequence whose drafter the caller opens."""
     request = Request(tuple(prompt), Sampling(), StopRule(frozenset(), new), seed=0)
+    target: Any = SimpleNamespace(open_view=RowView)
     result = Sequence(request, Parts(target, drafter, rule or Walk(), budget, None, None))
     result.distribution = distribution
     return result

@@ -146,7 +146,7 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
 
 def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
-    row = loops.sequence(None, prompt, 4, distribution, drafter)
+    row = loops.sequence(prompt, 4, distribution, drafter)
     row.needs = drafter.needs
     row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
     row.budget = FixedBudget(3).open(None)

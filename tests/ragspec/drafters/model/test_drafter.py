@@ -66,9 +66,7 @@ def write(
     """Return the tokens that the loop writes, and its steps."""
     prompt = prompt or tiny.prompt()
     target = target or model()
-    row = loops.sequence(
-        target, prompt, new, distribution(sampling, prompt, seed), drafter, budget, rule
-    )
+    row = loops.sequence(prompt, new, distribution(sampling, prompt, seed), drafter, budget, rule)
     if drafter is not None:
         request = DraftRequest(
             tuple(prompt), target.config.vocab_size, distribution=row.distribution
