@@ -135,7 +135,8 @@ def test_comparison_is_displayed(tmp_path: Path) -> None:
 
 def test_an_empty_trace_makes_a_page() -> None:
     page = trace_page(Trace((), (), report_of([], [], 0.0, "cancelled", label="approximate")))
-    assert "cancelled" in page and "approximate" in page
+    assert "cancelled" in page and "approximate" in page and "No forward pass was run" in page
+    assert "Tokens of each step" not in page
 
 
 def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
