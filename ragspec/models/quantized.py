@@ -83,7 +83,7 @@ class BlockLinear(nn.Module):
     def padded(self) -> BlockLinear:
         """Return the layer whose inputs zeros bring to a multiple of `GROUP`."""
         more = -self.in_features % GROUP // BLOCK
-        codes = functional.pad(self.codes.detach(), (0, 0, 0, more), value=CENTRE)
+        codes = functional.pad(self.codes.detach(), (0, 0, 0, more))  # of scale 0
         return BlockLinear(codes, functional.pad(self.scales.detach(), (0, more)), self.bias)
 
     def rows(self, index: Tensor) -> BlockLinear:
