@@ -1,7 +1,5 @@
 """API keys, host names, limits of bodies, request ids and the log of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

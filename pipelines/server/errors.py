@@ -1,7 +1,5 @@
 """Responses in OpenAI's form for every error of a request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

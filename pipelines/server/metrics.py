@@ -1,7 +1,5 @@
 """The server's metrics in Prometheus' form."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future

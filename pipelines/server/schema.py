@@ -4,8 +4,6 @@ A field that changes the result is honoured or refused by name. All other fields
 `ignored_fields` names them for a header of the response.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Settings of the server: address, API keys and limits."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Sequence

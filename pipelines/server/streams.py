@@ -3,8 +3,6 @@
 Every response cancels its texts when it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """A bound on the bytes of keys and values, for which requests wait."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from ragspec.engine.sequence import MOST_NODES, Sequence

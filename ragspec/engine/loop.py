@@ -8,8 +8,6 @@ rows is tried alone. If memory runs out, drafts are halved, then left out; then 
 back, which frees its memory, and read again once another one has left.
 """
 
-from __future__ import annotations
-
 import time
 from collections import abc
 from contextlib import suppress

@@ -5,8 +5,6 @@ the special tokens that these texts spell out, until the whole is tokenized: the
 from taking them for control tokens, and leave no trace in tokens, text and offsets.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

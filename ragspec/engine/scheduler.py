@@ -10,8 +10,6 @@ Ctrl-C reaches it. As soon as there are requests of several callers, or of `subm
 the scheduler takes the steps of all.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

@@ -1,7 +1,5 @@
 """A sequence: the state of one request while its text is generated."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One step of the engine: draft, verify, accept."""
 
-from __future__ import annotations
-
 import time
 from collections import abc
 from dataclasses import dataclass, field, replace

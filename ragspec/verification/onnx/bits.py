@@ -1,7 +1,5 @@
 """Whether a position has the same bits, however its text is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -7,8 +7,6 @@ this format, the packages, the processor and the threads. A damaged folder is ma
 few graphs: the one that was not used for longest goes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ copies beside a graph and map them later. Then they are no private memory, and a
 them, whatever their process.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

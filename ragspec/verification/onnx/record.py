@@ -1,7 +1,5 @@
 """The records of the graphs in the cache folder, which are read without torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
