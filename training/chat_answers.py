@@ -6,7 +6,7 @@
 With --passages it reads parts of documents instead, as general text. Most prompts are the model's
 own (as in Magpie, arXiv 2406.08464: it goes on after the chat template's opening of a user's turn,
 and after the first words of one, so that there is enough of each kind); the rest ask about passages
-of permissive documents. Half of the answers are greedy. A line has the ids of a chat, without what
+of permissive documents. Half of the answers are greedy; they end where they begin to repeat. A line has the ids of a chat, without what
 the prefix cache had, and where the answer starts; their hidden states are kept beside it (see
 `stored_states`). A run that was ended goes on with the next round. No share-alike text is read.
 """
@@ -24,7 +24,7 @@ from text_data import Document, read_documents
 
 from ragspec import Engine, Sampling
 from ragspec.drafters.heads.head import default_taps
-from ragspec.sampling.stopping import repeats
+from ragspec.sampling.stopping import EndRepetition, repeats
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
 GROUPS, OF_GROUP, PASSAGES = 6, 14, 14  # openings of a round, prompts of each, and passages
@@ -92,7 +92,7 @@ def answered(
     parts: tuple[str, str],
     sampling: Sampling | None = None,
 ) -> list[Recording]:
-    """Return whole chats with the model's answers, none that loop.
+    """Return whole chats with the model's answers, which end where they begin to repeat.
 
     Args:
         recorder: The engine's drafter.
@@ -100,8 +100,9 @@ def answered(
     texts = [parts[0] + prompt + parts[1] for prompt in prompts]
     ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     recorder.sessions.clear()
-    engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS)
-    return [s for s in recorder.sessions if len(s.answer) > 2 and not repeats(s.answer)]
+    ends = [EndRepetition(0)]
+    engine.generate(ids, sampling, max_new_tokens=NEW_TOKENS, stopping_criteria=ends)
+    return [session for session in recorder.sessions if len(session.answer) > 2]
 
 
 def parts_read(

@@ -97,9 +97,8 @@ def text(options: TextBenchOptions) -> None:
     """Compare variants of text decoding, transformers' modes among them, on the same prompts."""
     turns = None if options.data is None else read_turns(options.data)
 
-    from ragspec.drafters.build import check_draft_model
+    from ragspec.drafters.build import model_drafter
     from ragspec.engine.engine import Engine
-    from ragspec.models.load import load_model
     from ragspec.pipelines.bench.variants import build_variants
     from ragspec.pipelines.methods import open_sources
 
@@ -109,8 +108,7 @@ def text(options: TextBenchOptions) -> None:
     with terminal.working("loading the models"):
         engine = Engine.from_pretrained(options.model, "context", None, options.budget, *place)
         if options.draft_model:
-            draft, draft_tokenizer = load_model(options.draft_model, *place)
-            check_draft_model((draft, draft_tokenizer), engine.tokenizer, engine.target.vocab_size)
+            draft = model_drafter(options.draft_model, engine.tokenizer, engine.target).model
     if turns is None:
         prompts = bundled_items(engine)
     else:

@@ -24,6 +24,7 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.sampling.settings import Sampling
 from ragspec.types import PreTrainedModel
+from ragspec.verification.causal import CausalTarget
 
 SEED = 0
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
@@ -75,7 +76,7 @@ def run_peer(model: PreTrainedModel, item: BenchItem, limit: int, **arguments: o
 def build_variants(
     names: Sequence[str],
     engine: Engine,
-    draft_model: PreTrainedModel | None,
+    draft_model: CausalTarget | None,
     load_copy: Callable[[], PreTrainedModel],
     sources: Sources | None = None,
 ) -> dict[str, Variant]:
@@ -122,7 +123,7 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
 
 
 def make_peer(
-    name: str, model: PreTrainedModel, draft_model: PreTrainedModel, **arguments: object
+    name: str, model: PreTrainedModel, draft_model: CausalTarget | None, **arguments: object
 ) -> partial[Outcome]:
     """Return a mode of transformers by name, with further arguments of its `generate`."""
     kind, _, tokens = name.partition("@")
@@ -130,7 +131,8 @@ def make_peer(
     if kind == LOOKUP:
         options["prompt_lookup_num_tokens"] = int(tokens or LOOKUP_TOKENS)
     elif kind == ASSISTANT:
-        assistant = options["assistant_model"] = copy.deepcopy(draft_model)
+        assert draft_model is not None  # see `build_variants`
+        assistant = options["assistant_model"] = copy.deepcopy(draft_model.model)
         if tokens:
             assistant.generation_config.num_assistant_tokens = int(tokens)
             assistant.generation_config.num_assistant_tokens_schedule = "constant"

@@ -294,7 +294,6 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     A draft model reads the chunks with --steer or drafter "rapid", else the whole prompt.
     """
     from ragspec.drafters.build import model_drafter
-    from ragspec.models.load import load_model
     from ragspec.retrievers.methods.rapid import Rapid
 
     options, stores = long.text.engine, long.text.stores
@@ -305,8 +304,7 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
     engine = replace(options, draft_model=None, drafter=others).load_engine(stores)
     reader: Any = engine.target
     if options.draft_model is not None:
-        model = load_model(options.draft_model, options.device, options.dtype)
-        reader = model_drafter(model, engine.tokenizer, engine.target).model
+        reader = model_drafter(options.draft_model, engine.tokenizer, engine.target).model
     rapid = Rapid(reader, eta=long.steer or 0.0)
     if RAPID in names or options.draft_model is not None:
         drafters = [rapid] if engine.drafter is None else [engine.drafter, rapid]

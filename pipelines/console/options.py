@@ -118,9 +118,8 @@ class EngineOptions(PlaceOptions):
 
     def load_engine(self, stores: StoreOptions | None = None) -> Engine:
         """Load the models and open the stores; raise an error for one that does not fit."""
-        from ragspec.drafters.build import check_draft_model
+        from ragspec.drafters.build import model_drafter
         from ragspec.engine import engine
-        from ragspec.models.load import load_model
         from ragspec.pipelines.methods import compose, open_sources
         from ragspec.verification.open import load_target
 
@@ -144,9 +143,8 @@ class EngineOptions(PlaceOptions):
             scope=stores.tenant,
         )
         if self.draft_model is not None:
-            draft = load_model(self.draft_model, self.device, self.dtype)
-            check_draft_model(draft, tokenizer, target.vocab_size)
-            sources = replace(sources, draft_model=draft[0])
+            draft = model_drafter(self.draft_model, tokenizer, target).model
+            sources = replace(sources, draft_model=draft)
         drafter = compose(parse_drafter(self.drafter), sources, target)
         return engine.Engine(target, tokenizer, drafter, budget=number_or_name(self.budget))
 

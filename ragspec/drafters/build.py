@@ -10,9 +10,10 @@ from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
+from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
 from ragspec.rules.base import Rule
-from ragspec.types import PreTrainedModel, Tokenizer
+from ragspec.types import Tokenizer
 from ragspec.verification.causal import CausalTarget, Model
 
 if TYPE_CHECKING:
@@ -90,32 +91,26 @@ def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Draf
 def model_drafter(
     draft_model: DraftModel, tokenizer: Tokenizer | None, target: CausalTarget
 ) -> ModelDrafter:
-    """Return the drafter over a model with the target's vocabulary, see `build_drafter`."""
+    """Return the drafter over a model with the target's vocabulary; see `build_drafter`.
+
+    Args:
+        target: A model by path or name runs as it would, on ONNX Runtime where that can run it.
+    """
     from ragspec.drafters.model.drafter import ModelDrafter as AnyDrafter
-    from ragspec.models.load import load_model
+    from ragspec.verification.open import load_target
 
     if isinstance(draft_model, (str, Path)):
-        draft_model = load_model(draft_model, target.device, target.dtype)
+        dtype = "auto" if weights_of(target.loaded) == INT8 else target.dtype
+        draft_model = load_target(draft_model, target.device, dtype, static="off")
     model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     if isinstance(model, CausalTarget):
         check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)
     elif hasattr(model, "config"):
-        check_draft_model((model, draft_tokenizer), tokenizer, target.vocab_size)
+        size = int(model.config.get_text_config().vocab_size)
+        check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, size)
     else:
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
     return AnyDrafter(model)
-
-
-def check_draft_model(
-    draft: tuple[PreTrainedModel, Tokenizer | None], tokenizer: Tokenizer | None, vocab_size: int
-) -> None:
-    """Raise TokenizerMismatchError unless a draft model has the token ids of the target.
-
-    Args:
-        tokenizer, vocab_size: Those of the target.
-    """
-    size = int(draft[0].config.get_text_config().vocab_size)
-    check_vocabulary(tokenizer, draft[1], vocab_size, size)

@@ -27,7 +27,7 @@ from ragspec.engine.request import OnRead, Options, Request, read_requests
 from ragspec.engine.scheduler import CHUNK, Scheduler
 from ragspec.engine.sequence import Parts, Sequence
 from ragspec.errors import InputError
-from ragspec.models.load import DeviceMap, load_model
+from ragspec.models.load import DeviceMap
 from ragspec.models.supported import rank_count
 from ragspec.needs import Needs, match
 from ragspec.registry import resolve
@@ -117,8 +117,6 @@ class Engine:
         target, tokenizer = load_target(
             model, device, dtype, device_map=device_map, adapter=adapter, **runs
         )
-        if isinstance(draft_model, (str, Path)):
-            draft_model = load_model(draft_model, device, dtype)
         return cls(target, tokenizer, drafter, draft_model, budget, **options)
 
     def generate(

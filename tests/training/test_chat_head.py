@@ -11,6 +11,7 @@ import torch
 
 from ragspec import Engine
 from ragspec.drafters.heads.files import open_head
+from ragspec.sampling import stopping
 from ragspec.training.batches import StateReader
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
@@ -38,7 +39,7 @@ def test_passages_are_permissive_and_cut_at_paragraphs(
     assert all(paragraph in prompt for prompt in long)
 
 
-def test_answers_are_kept_with_their_states_unless_they_loop(
+def test_answers_are_kept_with_their_states_up_to_a_repetition(
     scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module, target = scripts[0], CausalTarget(tiny.model(num_hidden_layers=4))
@@ -46,7 +47,7 @@ def test_answers_are_kept_with_their_states_unless_they_loop(
     engine = Engine(target, tiny.tokenizer(chat=True), recorder, budget=1)
     parts = module.turn_parts(engine.tokenizer)
     monkeypatch.setattr(module, "NEW_TOKENS", 8)
-    monkeypatch.setattr(module, "repeats", lambda tokens: False)
+    monkeypatch.setattr(stopping, "repeats", lambda tokens: False)
     sessions = module.answered(engine, recorder, ["What is it?", "Why?"], parts)
     path, width = tmp_path / "chats.jsonl", 3 * target.config.hidden_size
     module.append_chats(path, sessions, 4)
@@ -70,7 +71,7 @@ def test_answers_are_kept_with_their_states_unless_they_loop(
     again = scripts[1].read_chats(path, width, 9)
     assert [chat.ids for chat in again] == [row["ids"][:9] for row in rows if row["start"] < 9]
     assert scripts[0].next_round(tmp_path / "fresh.jsonl", width) == 0
-    monkeypatch.setattr(module, "repeats", lambda tokens: True)
+    monkeypatch.setattr(stopping, "repeats", lambda tokens: True)
     assert not module.answered(engine, recorder, ["What is it?"], parts)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
-from ragspec.verification.tree_attention import lease, model_configs
+from ragspec.verification.tree_attention import Configs, lease, model_configs
 
 Visible = NDArray[np.bool_] | None  # slots that each new one attends to, [n, m]
 
@@ -53,8 +54,6 @@ class DraftCache:
         self.model = model
         self.vocab_size = vocab_size
         self.forwards = 0
-        self._configs = model_configs(model.model)
-        self._packs = Packed(pack(model.model))
         self._arena: Arena | None = None
         self._cache = SequenceCache(capacity, model.copies)
         if model.runner is not None:
@@ -62,6 +61,8 @@ class DraftCache:
             self._cache = self._arena.caches[0]
         self._slots: dict[tuple[int, int], int] = {}
         self._ancestors: list[list[int]] = []  # of each slot of the draft, with itself
+        self._drafted: list[int] = []  # the tokens of these slots
+        self._path: list[int] = []  # those of them that the buffers have, if branches share none
 
     def __len__(self) -> int:
         """Return the number of committed tokens in the cache."""
@@ -75,9 +76,18 @@ class DraftCache:
     @contextmanager
     def lease(self) -> Iterator[None]:
         """Let the model use `tree_attention` and its packed weights inside the block."""
-        leased = lease(self.model.model, self._configs) if self._configs else nullcontext()
-        with leased, self._packs:  # a graph has no modules to change
+        if self.model.runs_alone():
             yield
+            return
+        configs, packs = self._modules
+        leased = lease(self.model.model, configs) if configs else nullcontext()
+        with leased, packs:  # a head's graph has no modules to change
+            yield
+
+    @cached_property
+    def _modules(self) -> tuple[Configs, Packed]:
+        """What a forward through the modules needs of them."""
+        return model_configs(self.model.model), Packed(pack(self.model.model))
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the text fits the model's context length and vocabulary."""
@@ -116,12 +126,33 @@ class DraftCache:
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):
             self._slots.setdefault((parent, token), slot)
             self._ancestors.append([slot] if parent == ROOT else [*self._ancestors[parent], slot])
+        self._drafted += tokens
+        if self.model.chains:
+            return self._extend_path(before)
         related = np.zeros((n, before + n), dtype=np.bool_)
         for row, path in zip(related, self._ancestors[before:], strict=True):
             row[path] = True
         positions = [len(self) - 1 + len(path) for path in self._ancestors]
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
+
+    def _extend_path(self, first: int) -> Tensor:
+        """Read the slots from `first` on, chain by chain, as branches cannot share a forward.
+
+        The buffers have one path, whose part that the next chain does not continue is read over.
+        """
+        parts, end = list[Tensor](), first
+        while end < len(self._ancestors):
+            start, path = end, self._ancestors[end]
+            end += 1
+            while end < len(self._ancestors) and self._ancestors[end] == [*path, end]:
+                path, end = self._ancestors[end], end + 1
+            same = _shared(path, self._path)
+            self._cache.pending, self._path = same, path
+            at = range(len(self), len(self) + len(path))
+            fresh = [self._drafted[slot] for slot in path[same:]]
+            parts.append(self._forward(fresh, at, None, end - start))
+        return torch.cat(parts)
 
     def draft(
         self, tokens: Sequence[int], tree: TreeShape, levels: int, k: int
@@ -161,7 +192,7 @@ class DraftCache:
         inputs[0, : len(fresh)] = fresh
         inputs[0, pending:] = start, len(fresh)
         make = partial(LevelStep, self.model, runner, arena, shape)
-        _, (packet,) = runner.take(arena, shape, make, inputs, self._configs)
+        _, (packet,) = runner.take(arena, shape, make, inputs, self._modules[0])
         self.forwards += 1 + len(places.bounds)
         self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
@@ -185,9 +216,9 @@ class DraftCache:
             if slot is None:
                 break
             path.append(slot)
-        self._cache.commit(path)
-        self._slots.clear()
-        self._ancestors.clear()
+        self._cache.commit(range(_shared(path, self._path)) if self.model.chains else path)
+        for each in (self._slots, self._ancestors, self._drafted, self._path):
+            each.clear()
 
     def _keep(self, length: int) -> None:
         """Drop the draft and all tokens after the first `length`, the root included."""
@@ -239,7 +270,7 @@ class DraftCache:
             visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
         inputs = shape.packet(tokens, positions, visible, len(self))
         make = partial(self.step_type, self.model, runner, arena, shape)
-        _, outputs = runner.take(arena, shape, make, inputs, self._configs)
+        _, outputs = runner.take(arena, shape, make, inputs, self._modules[0])
         self.forwards += 1
         self._cache.pending += n
         return [torch.clone(each) for each in outputs]  # the next step overwrites them
@@ -251,3 +282,9 @@ class DraftCache:
         whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         whole[:, self.tokens] = logits
         return whole
+
+
+def _shared(path: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many first elements are equal."""
+    pairs = zip(path, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

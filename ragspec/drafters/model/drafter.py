@@ -55,7 +55,8 @@ class ModelDrafter(Drafter):
         depth: Largest depth of a draft; None leaves it to the budget.
         mode: "coupled", "deterministic", "sampled" or "sampled-without-replacement".
         width: In the first two modes the nodes read by one forward and the least number of
-            candidates per node (1 = a chain, None = 4). In the sampled modes the children of each
+            candidates per node (1 = a chain, None = 4, or 1 of a model in 8 bits on ONNX Runtime,
+            whose branches share no forward). In the sampled modes the children of each
             node by depth, 1 beyond its end, so k or (k,) means k chains (None = one chain).
         min_expected_gain: A draft that grows best first ends when the next forward is expected to
             add less than this many accepted nodes; 0 uses up the budget. None derives it from the
@@ -99,6 +100,8 @@ class ModelDrafter(Drafter):
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
         self.model = draft_target(model)
+        if width is None and self.model.chains:
+            width = 1
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
         self.static = static
@@ -196,12 +199,12 @@ def draft_target(model: Model) -> CausalTarget:
     else:
         check_scope(model)
         target = CausalTarget(model)
-    states = state_layers(target.model.config)
+    states = state_layers(target.config)
     if states or isinstance(target, PathTarget):
         reason = f"layers of kind {', '.join(sorted(states))}" if states else "no tree attention"
         raise UnsupportedModelError(
-            f"{type(target.model).__name__} cannot draft: it has {reason}, so a draft could not be "
-            "taken back from its cache. Use a draft model of attention layers only."
+            f"{type(target.loaded).__name__} cannot draft: it has {reason}, so a draft could not "
+            "be taken back from its cache. Use a draft model of attention layers only."
         )
     return target
 

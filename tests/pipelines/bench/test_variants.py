@@ -16,6 +16,7 @@ from ragspec.errors import UnknownNameError
 from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import build_variants, run_peer
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
@@ -29,7 +30,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def variants(engine: Engine) -> dict[str, Variant]:
-    draft = tiny.model("llama", num_hidden_layers=1)
+    draft = CausalTarget(tiny.model("llama", num_hidden_layers=1))
     return build_variants(DEFAULT_VARIANTS, engine, draft, lambda: copy.deepcopy(engine.model))
 
 
@@ -46,7 +47,7 @@ def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant]) -> N
 
 def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
     names = ("plain", "hf-greedy", "model", "hf-assistant@5")
-    built = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    built = build_variants(names, engine, engine.target, lambda: copy.deepcopy(engine.model))
     plain, greedy, ours, theirs = (built[name](ITEM, 12).forwards for name in names)
     assert plain == greedy == 12
     assert theirs < 12
@@ -75,7 +76,7 @@ def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> 
 
 def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engine) -> None:
     names = ("hf-greedy", "hf-lookup@7", "hf-lookup", "hf-assistant@3")
-    peers = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    peers = build_variants(names, engine, engine.target, lambda: copy.deepcopy(engine.model))
     greedy, seven, usual, assistant = peers.values()
     for peer in (greedy, seven, usual, assistant):
         assert isinstance(peer, partial) and peer.func is run_peer

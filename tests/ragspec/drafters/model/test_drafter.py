@@ -10,6 +10,7 @@ from ragspec.budget.base import FixedBudget
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.drafter import (
     MIN_EXPECTED_GAIN,
@@ -18,12 +19,14 @@ from ragspec.drafters.model.drafter import (
     required_gain,
 )
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.quantized import quantized
 from ragspec.rules.base import Rule, Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.tree_attention import lease
 from tests.support import loops, tiny
 from tests.support.noisy import NoisyTrees
@@ -152,6 +155,32 @@ def test_accepted_tokens_are_not_read_again() -> None:
     # last node, never read, are all that is new.
     assert read == [24, 1, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
     assert len(steps) == 5
+
+
+def test_where_branches_share_no_forward_each_is_read_below_its_ancestors() -> None:
+    pytest.importorskip("onnxruntime")
+    target, prompt = OnnxTarget(quantized(copy.deepcopy(tiny.model()))), tiny.prompt()
+    assert target.chains and target.same_bits
+    cache, fresh = (DraftCache(target, tiny.VOCAB, len(prompt) + 8) for _ in range(2))
+    cache.read(prompt)
+    branches, next_level = [7, 9], [11, 12, 13, 14]
+    rows = [cache.extend(branches, [-1, -1])]
+    rows.append(cache.extend(next_level, [0, 1, 3, 0]))  # 13 follows 12
+    paths = [[7], [9], [7, 11], [9, 12], [9, 12, 13], [7, 14]]
+    for path, row in zip(paths, torch.cat(rows), strict=True):
+        fresh.read(prompt)
+        assert torch.equal(row, fresh.extend(path, range(-1, len(path) - 1))[-1])
+        fresh.commit(())
+    assert cache.drafted == len(paths)
+    cache.commit([7, 14, 5])  # the last path read
+    assert len(cache) == len(prompt) + 2
+    cache.read(text := [*prompt, 7, 14, 5])
+    cache.extend([7], [-1])
+    cache.extend([9], [-1])
+    cache.commit([7, 5])  # which is read over
+    assert len(cache) == len(text)
+    text += [7, 5]
+    assert torch.equal(cache.read(text), fresh.read(text))
 
 
 def test_a_fused_tree_keeps_the_cache_in_step() -> None:

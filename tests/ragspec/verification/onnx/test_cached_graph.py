@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.drafters.base import Drafter
+from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.models.quantized import onnx_runtime
 from ragspec.pipelines.cli.models import known_models, remove
+from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.storage import filesystem
 from ragspec.verification.onnx import cached_graph, form
 from ragspec.verification.onnx.cached_graph import (
@@ -26,6 +30,7 @@ from ragspec.verification.onnx.cached_graph import (
     CachedTarget,
 )
 from ragspec.verification.onnx.record import RECORD
+from ragspec.verification.onnx.target import OnnxTarget
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
@@ -99,6 +104,28 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
         second.model.model.norm.weight.sub_(4.0)  # from 1, or from 0 and one more
     changed = write(second)
     assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
+
+
+@pytest.mark.parametrize("drafter", [ModelDrafter, Rapid])
+def test_a_model_in_8_bits_drafts_chains_without_its_modules(
+    folder: Path, drafter: type[Drafter]
+) -> None:
+    engine = opened(folder)
+    result = write(engine.with_drafter(drafter(engine.target), 6))  # type: ignore[call-arg]
+    assert result.tokens == write(engine).tokens and not result.report.faults
+    assert result.report.accepted == result.report.drafted > 25
+    assert isinstance(engine.target.loaded, cached_graph.StandIn)
+
+
+def test_draft_models_by_name_run_as_targets_do(folder: Path) -> None:
+    plain = Engine.from_pretrained(folder, None, device="cpu", dtype="float32")
+    engine = Engine.from_pretrained(folder, None, folder, 6, device="cpu", dtype="float32")
+    assert isinstance(engine.drafter, Fuse) and isinstance(engine.drafter.drafters[0], ModelDrafter)
+    target = engine.drafter.drafters[0].model
+    assert isinstance(target, OnnxTarget) and not target.chains
+    result = write(engine)
+    assert result.tokens == write(plain).tokens and not result.report.faults
+    assert result.report.accepted > 25
 
 
 @pytest.mark.parametrize("name", [RECORD, GRAPH, STEP, WEIGHTS, TENSORS])
