@@ -111,7 +111,7 @@ def forward_figures(model: Any, repeats: int) -> list[dict[str, float]]:
     """Return the least seconds of a guided forward over a root and drafted codes."""
     labels = torch.tensor([0])
     with torch.no_grad():
-        table = ConditionTable.of(model.condition(labels), model.unconditional(1)[0])
+        table = ConditionTable(model.condition(labels), model.unconditional(1)[0])
     target = ImageTarget(model, table, 2.0)
     length = int(model.config.grid_size**2) // 2
     rows = []

@@ -49,10 +49,10 @@ def given(instance: Any) -> torch.Tensor:
 
 
 def table(instance: Any, padding: Sequence[int] = ()) -> ConditionTable:
-    """Return the conditions of `given`, and that of none; padding: see `ConditionTable.of`."""
+    """Return the conditions of `given`, and that of none; padding: see `ConditionTable`."""
     with torch.no_grad():
         message = instance.condition(given(instance)), instance.unconditional(1)[0]
-        return ConditionTable.of(*message, padding, padding)
+        return ConditionTable(*message, padding, padding)
 
 
 def target(

@@ -61,7 +61,7 @@ def target(
 ) -> LatentTarget:
     """Return the target of some rows, their classes one after the other; table: it draws into."""
     labels = torch.arange(rows) % CLASSES
-    conditions = ConditionTable.of(
+    conditions = ConditionTable(
         instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()
     )
     return built_by(instance, conditions, scale, NoiseSchedule(steps, 0.1), table)

@@ -45,7 +45,8 @@ def code_texts(
         )
     distinct, which = torch.unique(conditions, dim=0, return_inverse=True)
     with torch.no_grad():
-        table = ConditionTable.of(model.condition(distinct), model.unconditional(1)[0])
+        none = model.unconditional(1)
+        table = ConditionTable(torch.cat([model.condition(distinct), none]), none[0])
     target = ImageTarget(model, table)
     which[torch.rand(len(codes), generator=generator) < dropped] = len(distinct)
     pairs = zip(which.tolist(), codes.tolist(), strict=True)

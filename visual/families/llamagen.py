@@ -54,11 +54,11 @@ class Conditions:
             embedded = model.condition(self.condition)
             nothing = model.unconditional(1)[0]
             if self.negative is None:
-                return ConditionTable.of(embedded, nothing, self.padding, self.padding)
+                return ConditionTable(embedded, nothing, self.padding, self.padding)
             beside = model.condition(self.negative)
             if self.learned is not None:
                 beside[self.learned] = nothing.to(beside)
-        return ConditionTable.of(embedded, beside, self.padding, self.negative_padding)
+        return ConditionTable(embedded, beside, self.padding, self.negative_padding)
 
 
 class CodecFamily(Family):
@@ -291,9 +291,6 @@ def padded_features(
 
     Returns:
         The padded features, and the padding of each prompt, empty if no prompt has any.
-
-    Raises:
-        InputError: The features are no matrices of one width, or too many.
     """
     prompts = list(features)
     if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):

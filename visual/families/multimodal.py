@@ -257,11 +257,7 @@ def text_ids(tokenizer: Tokenizer, text: str, last: str) -> list[int]:
 def prompt_table(
     model: PreTrainedModel, prompts: Sequence[Ids], unconditional: Sequence[Ids] | None
 ) -> ConditionTable:
-    """Return the table of embedded prompts; without unconditional ones each is its own partner.
-
-    Raises:
-        InputError: A prompt is empty, or has an id that the model lacks.
-    """
+    """Return the table of embedded prompts; without unconditional ones each is its own partner."""
     beside = prompts if unconditional is None else unconditional
     rows = [list(row) for row in (*prompts, *beside)]
     if not rows or not all(rows) or len(beside) != len(prompts):
@@ -283,7 +279,7 @@ def prompt_table(
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
     conditional, none = embedded.split(count)
-    return ConditionTable.of(conditional, none, padding[:count], padding[count:])
+    return ConditionTable(conditional, none, padding[:count], padding[count:])
 
 
 def codes_in_order(text_ids: Mapping[int, int]) -> list[int]:

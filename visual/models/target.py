@@ -27,59 +27,18 @@ from ragspec.visual.models.raster import Raster
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConditionTable:
-    """The embeddings that the condition ids V, V + 1, ... stand for.
-
-    The second half of the ids are the unconditional partners of the first half, in order.
+    """The R conditions that prompts may name, each with an unconditional partner.
 
     Attributes:
-        embeddings: One per id, [M, hidden].
-        length: L, the condition ids that a prompt begins with.
-        hides: Which ids stand for padding, bool [M], or None. Padding comes first and is masked.
+        conditions: [R, L, hidden]; the ids V + r * L to V + r * L + L - 1 stand for condition r.
+        partners: [R, L, hidden], or one for all [L, hidden].
+        padding, partner_padding: How many of each row's first embeddings are masked; () for none.
     """
 
-    embeddings: Tensor
-    length: int
-    hides: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.embeddings)
-
-    @classmethod
-    def of(
-        cls,
-        conditions: Tensor,
-        unconditional: Tensor,
-        padding: Sequence[int] = (),
-        unconditional_padding: Sequence[int] = (),
-    ) -> ConditionTable:
-        """Return the table of R conditions [R, L, hidden], each with an unconditional partner.
-
-        Condition r has the ids from r * L on, its partner those from (R + r) * L on.
-
-        Args:
-            unconditional: The partners [R, L, hidden], or one for all [L, hidden].
-            padding, unconditional_padding: How many of each row's first embeddings are masked;
-                none of them if empty.
-        """
-        rows, length, hidden = conditions.shape
-        partners = unconditional.to(conditions).expand_as(conditions)
-        embeddings = torch.cat([conditions, partners]).reshape(-1, hidden)
-        counts = torch.tensor(
-            [*(padding or [0] * rows), *(unconditional_padding or [0] * rows)],
-            device=conditions.device,
-        )
-        hides = (torch.arange(length, device=conditions.device) < counts[:, None]).reshape(-1)
-        return cls(embeddings, length, hides if any(counts) else None)
-
-    @property
-    def partners(self) -> Tensor:
-        """The number (0 .. M - 1) of each id's unconditional partner, i64 [M]."""
-        numbers = torch.arange(len(self), device=self.embeddings.device)
-        return numbers % (len(self) // 2) + len(self) // 2
-
-    def ids(self, row: int) -> list[int]:
-        """Return the numbers (0 .. M - 1) of the L ids of condition `row`."""
-        return [*range(row * self.length, (row + 1) * self.length)]
+    conditions: Tensor
+    partners: Tensor
+    padding: Sequence[int] = ()
+    partner_padding: Sequence[int] = ()
 
 
 class ImageTarget(CausalTarget):
@@ -96,9 +55,6 @@ class ImageTarget(CausalTarget):
         codes: V, where it is not the vocabulary size of the model's configuration.
         fixed: Codes at the first n indices, i64 [n]; -1 where the model chooses.
         raster: Layout of the codes; None for the model's whole square.
-
-    Raises:
-        InputError: A setting is out of range, or the conditions are not finite.
     """
 
     generation_config = None  # the model's own is about text
@@ -119,26 +75,31 @@ class ImageTarget(CausalTarget):
         _check(model, conditions, guidance_scale, guidance_interval)
         self.guidance_scale = float(guidance_scale)
         self.guidance_interval = guidance_interval
-        self.condition_length = conditions.length
+        rows, length, hidden = conditions.conditions.shape
+        self.condition_length = length
         self.vocab_size = codes or self.vocab_size
-        self.input_size = self.vocab_size + len(conditions)
+        self.input_size = self.vocab_size + rows * length
         # LlamaGen's codes have fixed positions: a shorter condition begins at a later one.
-        self._shift = getattr(model.config, "condition_length", conditions.length)
-        self._shift -= conditions.length
+        self._shift = getattr(model.config, "condition_length", length) - length
         if self.max_length is not None:
             self.max_length -= self._shift
         self.copies = 1 if self.guidance_scale == 1.0 else 2
         self.piece = None  # no chunked prefill: conditions are short
-        self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
-        self._partners = conditions.partners.to(self.device)
-        self._hides = None if conditions.hides is None else conditions.hides.to(self.device)
-        self._table = conditions
+        self._conditions = [
+            each.detach().to(self.device, self.dtype).expand(rows, length, hidden).flatten(0, 1)
+            for each in (conditions.conditions, conditions.partners)
+        ]
+        paddings = [each or [0] * rows for each in (conditions.padding, conditions.partner_padding)]
+        counts = torch.tensor(paddings, device=self.device)[..., None]
+        hides = (torch.arange(length, device=self.device) < counts).flatten(1)
+        self._hides = hides if any(map(any, paddings)) else None
         self.raster = raster
         self._fixed = None if fixed is None else fixed.to(self.device)
 
     def prompt(self, row: int) -> list[int]:
         """Return the L ids of the prompt of condition `row` of the table."""
-        return [self.vocab_size + number for number in self._table.ids(row)]
+        first = self.vocab_size + row * self.condition_length
+        return [*range(first, first + self.condition_length)]
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that does not begin with exactly L condition ids."""
@@ -156,8 +117,8 @@ class ImageTarget(CausalTarget):
         which = (tokens - self.vocab_size).clamp(min=0)
         codes = self.code_embeddings(tokens.clamp(max=self.vocab_size - 1))
         conditional = (tokens >= self.vocab_size)[..., None]
-        rows = [which, self._partners[which]][: self.copies]
-        return torch.cat([torch.where(conditional, self._conditions[r], codes) for r in rows])
+        tables = self._conditions[: self.copies]
+        return torch.cat([torch.where(conditional, each[which], codes) for each in tables])
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
@@ -215,9 +176,8 @@ class ImageTarget(CausalTarget):
         for row, part in zip(batch.rows, torch.split(tokens, batch.counts, 1), strict=True):
             if row.extent:
                 continue
-            which, code = (part - self.vocab_size).clamp(min=0), part < self.vocab_size
-            pads = [self._hides[each] & ~code for each in (which, self._partners[which])]
-            row.hidden = tuple(int(pad.sum()) for pad in pads[: self.copies])
+            pads = self._hides[: self.copies, part[part >= self.vocab_size] - self.vocab_size]
+            row.hidden = tuple(pads.sum(-1).tolist())
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of codes i64 [B, n]."""
@@ -298,8 +258,8 @@ def _check(model: PreTrainedModel, table: ConditionTable, scale: float, interval
             "0 <= first < last."
         )
     hidden = model.get_input_embeddings().weight.shape[1]
-    assert table.embeddings.shape[1:] == (hidden,), "conditions of another model"
-    if not bool(table.embeddings.isfinite().all()):
+    assert table.conditions.shape[2] == hidden, "conditions of another model"
+    if not all(bool(each.isfinite().all()) for each in (table.conditions, table.partners)):
         raise InputError(
             "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
             "Check the features that they were made from (prompt_embeds), or use a wider dtype."

@@ -60,7 +60,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     """Their ids are the same: they only number the conditions."""
     (one, prompts), (other, _) = picture(1.0), picture(1.0)
-    other._conditions = other._conditions + 1.0
+    other._conditions = [each + 1.0 for each in other._conditions]
     settings = HeadTraining(steps=6, batch_size=3, length=16)
     first, second = (HeadTrainer(instance, prompts, settings) for instance in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):

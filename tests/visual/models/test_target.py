@@ -194,18 +194,16 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     """Their queries and keys vanish, so a masked condition position may as well be left out."""
     model = image_models.model("features")
     full = image_models.table(model)
-    target = ImageTarget(model, ConditionTable(full.embeddings[[0, 1, 9, 10]], 2), 3.0)
+    target = ImageTarget(model, ConditionTable(full.conditions[:1, :2], full.partners[:2]), 3.0)
     assert target.max_length == ALL + 2
     sample = draw(Engine(target, None, drafter=None), 0, count=3).tokens
     with torch.no_grad():
         positions = torch.arange(1, 5)[None]
         pair = [
             model(
-                torch.tensor([sample[:2]]),
-                condition_embeds=full.embeddings[rows][None],
-                position_ids=positions,
+                torch.tensor([sample[:2]]), condition_embeds=each[None, :2], position_ids=positions
             ).logits[0, 1:]
-            for rows in ([0, 1], [9, 10])
+            for each in (full.conditions[0], full.partners)
         ]
     distribution = pair[1] + 3.0 * (pair[0] - pair[1])
     known = TokenDistribution(SAMPLED, NoiseStream(3), 0)
@@ -217,8 +215,8 @@ def test_what_a_feature_head_reads_and_gives() -> None:
     target = image_models.target(model)
     embedded = target.embed(torch.tensor([[*target.prompt(1), 4, 5]]))
     assert embedded.shape == (2, 5, 16)
-    torch.testing.assert_close(embedded[0, :3], image_models.table(model).embeddings[3:6])
-    torch.testing.assert_close(embedded[1, :3], image_models.table(model).embeddings[9:12])
+    torch.testing.assert_close(embedded[0, :3], image_models.table(model).conditions[1])
+    torch.testing.assert_close(embedded[1, :3], image_models.table(model).partners)
     with torch.no_grad():
         states = model(
             inputs_embeds=embedded, output_hidden_states=True, use_cache=False
@@ -238,8 +236,8 @@ def test_prompts_without_their_condition_are_refused(prompt: list[int]) -> None:
     engine = Engine(image_models.target(image_models.model()), None, drafter=None)
     with pytest.raises(InputError, match="condition ids"):
         engine.generate(prompt, max_new_tokens=2)
-    with pytest.raises(InputError, match="expected 0 to 29"):
-        engine.generate([30], max_new_tokens=2)
+    with pytest.raises(InputError, match="expected 0 to 26"):
+        engine.generate([27], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}])
@@ -262,10 +260,10 @@ def test_bad_targets_are_refused() -> None:
         with pytest.raises(InputError, match="guidance_interval"):
             ImageTarget(model, known, 2.0, interval)
     for lost in (math.nan, math.inf):
-        embeddings = known.embeddings.clone()
-        embeddings[1, 3] = lost
+        embeddings = known.conditions.clone()
+        embeddings[1, 0, 3] = lost
         with pytest.raises(InputError, match="NaN or infinite"):
-            ImageTarget(model, ConditionTable(embeddings, 1))
+            ImageTarget(model, ConditionTable(embeddings, known.partners))
 
 
 def test_its_cost_can_be_measured_past_the_last_code() -> None:
