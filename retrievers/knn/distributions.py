@@ -4,8 +4,6 @@ The keys behind the neighbours of one token are likely neighbours of the next to
 Zhang et al. 2024, arXiv 2401.14021, section 3: the next n = 10 positions are cached).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ sequence corrects the claims of each source and uses costly ones only if they pa
 `budget.goodput`).
 """
 
-from __future__ import annotations
-
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Method

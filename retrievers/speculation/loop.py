@@ -12,8 +12,6 @@ see `schedule` for the number of strides and the overlap; a stride that ends the
 like any other; a query without an answer leaves the answer unchanged.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor

@@ -15,8 +15,6 @@ the next stride is written during the search, the time that both share is saved.
 - If the expected gain is below 5 %, every stride is checked before the next one.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from dataclasses import dataclass, field, replace

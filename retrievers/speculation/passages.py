@@ -5,8 +5,6 @@ the passage that the search would rank first is among them. Ranks among known pa
 in the index, so a fused guess may be wrong although both its parts are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
