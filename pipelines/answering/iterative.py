@@ -174,7 +174,7 @@ class IterativeRag(Answerer):
         )
         repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(
-            strides if settings.rounds is None else RoundWriter(strides, settings.rounds),
+            (strides if settings.rounds is None else RoundWriter(strides, settings.rounds)).write,
             self._searcher(" ".join(question.text.split())),
             self.schedule,
             prefetch=1 if settings.speculate == "off" else max(1, settings.prefetch),

@@ -16,12 +16,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError, RagspecError, StoreError
 from ragspec.storage.filesystem import LOCK, read_file, sync, writer_lock
 from ragspec.storage.manifest import (
     MANIFEST,
@@ -263,6 +263,17 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
     for name, record in manifest.files.items():
         check_file(path, name, record, verify)
     return OpenStore(path, manifest)
+
+
+@contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """Raise StoreError if the contents of a store are not what its kind promises."""
+    try:
+        yield
+    except RagspecError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); build it again.") from error
 
 
 def read_pointer(root: Path) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.segment import FILES, Segment
 from ragspec.retrievers.indexes.suffix_array import TokenRow, token_row
 from ragspec.storage.manifest import FileRecord, Verify, check_file
-from ragspec.storage.store import POINTER, OpenStore, open_store
+from ragspec.storage.store import POINTER, OpenStore, open_store, parsing
 from ragspec.types import Tokenizer
 
 KIND = "corpus"
@@ -75,32 +75,20 @@ class Catalogue:
     @property
     def parameters(self) -> dict[str, object]:
         """The manifest's parameters, without the fingerprints."""
-        return {
-            "vocab_size": self.vocab_size,
-            "depth": self.depth,
-            "serial": self.serial,
-            "segments": [asdict(record) for record in self.segments],
-        }
+        parameters = asdict(self)
+        del parameters["fingerprints"]
+        return parameters
 
 
 def read_catalogue(store: OpenStore) -> Catalogue:
-    """Return the catalogue of a checked generation.
-
-    Raises:
-        StoreError: The manifest's parameters are incomplete or malformed.
-    """
+    """Return the catalogue of a checked generation; raise StoreError if it is malformed."""
     parameters = store.manifest.parameters
-    try:
+    with parsing(store.path):
         segments = tuple(
-            SegmentRecord(
-                str(raw["name"]), str(raw["scope"]), SegmentSource(raw["source"]),
-                int(raw["tokens"]), int(raw["documents"]),
-            )
-            for raw in parameters["segments"]
-        )  # fmt: skip
+            SegmentRecord(**{**record, "source": SegmentSource(record["source"])})
+            for record in parameters["segments"]
+        )
         sizes = {name: int(parameters[name]) for name in ("vocab_size", "depth", "serial")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{store.path} cannot be read ({error}); build it again.") from error
     return Catalogue(**sizes, fingerprints=store.manifest.fingerprints, segments=segments)
 
 
@@ -212,17 +200,16 @@ def tokenized(
 
 def chunks(documents: Iterator[TokenRow], most: int) -> Iterator[Iterator[TokenRow]]:
     """Split documents into streams of about `most` tokens; exhaust each before the next."""
-    for first in documents:
-        yield _piece(first, documents, most)
+    chunk = size = 0
 
-
-def _piece(first: TokenRow, rest: Iterator[TokenRow], most: int) -> Iterator[TokenRow]:
-    size = 0
-    for document in chain((first,), rest):
-        yield document
-        size += len(document)
+    def chunk_of(document: TokenRow) -> int:
+        nonlocal chunk, size
         if size >= most:
-            return
+            chunk, size = chunk + 1, 0
+        size += len(document)
+        return chunk
+
+    return (rows for _, rows in groupby(documents, chunk_of))
 
 
 def _rows(

@@ -76,11 +76,7 @@ def read_json_lines(path: Path, data: bytes) -> Extract:
 
 
 def read_notebook(path: Path, data: bytes) -> Extract:
-    """Return the cells of a notebook with the text of their outputs.
-
-    Raises:
-        DocumentError: The file is no notebook.
-    """
+    """Return the cells of a notebook and their outputs; raise DocumentError if it is none."""
     source = decode(path, data).text
     with parsing(path):
         notebook = json.loads(source)

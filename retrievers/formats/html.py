@@ -143,11 +143,7 @@ def read_tree(root: _Element, title: str = "") -> Extract:
 
 
 def read_epub(path: Path, data: bytes) -> Extract:
-    """Return the chapters of an electronic book in their order.
-
-    Raises:
-        DocumentError: The book is protected.
-    """
+    """Return the chapters of an electronic book; raise DocumentError if it is protected."""
     from lxml import etree
 
     notes, parser = left_out(path, data), etree.XMLParser(resolve_entities=False)

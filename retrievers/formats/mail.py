@@ -71,11 +71,7 @@ def _body(path: Path, body: Any) -> Extract:
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
-    """Return the messages of a mailbox in their order.
-
-    Raises:
-        DocumentError: The file is no mailbox.
-    """
+    """Return the messages of a mailbox in their order; raise DocumentError if it is none."""
     starts = [*START.finditer(data)]
     if not starts:
         raise DocumentError(f"{path} is no mailbox; expected messages that begin with a From line.")

@@ -95,15 +95,7 @@ class DraftOptions:
 
 
 class Arrays(NamedTuple):
-    """The arrays of a segment.
-
-    Attributes:
-        tokens: u16 or u32 [T]; a separator (id V) comes first and behind every document.
-        suffixes: i32 [S], all positions but those of separators, in the order of the text up to
-            them (see `suffix_array`).
-        buckets: i64 [V + 1], the index in `suffixes` where the positions of each token start.
-        starts: i64 [documents + 1], the first position of every document; the last is T.
-    """
+    """The arrays of a segment, described in `segment`."""
 
     tokens: NDArray[Any]
     suffixes: NDArray[np.int32]

@@ -157,8 +157,6 @@ class Segment:
         Raises:
             InputError: `max_match` exceeds the depth of the segment.
         """
-        if not 1 <= max_match <= self.depth:
-            raise InputError(f"max_match is {max_match}; expected 1 to {self.depth}.")
         from ragspec.retrievers.indexes.lookup import longest  # not above: numba loads slowly
 
         text, tail = (self.tokens, self.suffixes), self._tail(context, max_match)
@@ -170,7 +168,7 @@ class Segment:
         budget: int,
         *,
         max_depth: int | None = None,
-        options: DraftOptions | None = None,
+        options: DraftOptions = _DEFAULTS,
     ) -> Draft:
         """Return the continuations of the context as a tree of at most `budget` nodes.
 
@@ -183,12 +181,6 @@ class Segment:
         """
         from ragspec.retrievers.indexes.lookup import draft  # not above: numba loads slowly
 
-        options = options or _DEFAULTS
-        if options.max_match > self.depth:
-            raise InputError(
-                f"max_match is {options.max_match}, but this segment is sorted to {self.depth} "
-                "tokens; ask for less or build it deeper."
-            )
         depth = options.max_depth if max_depth is None else min(max_depth, options.max_depth)
         tail = self._tail(context, options.max_match)
         caps = (options.max_match, options.rows, options.contexts)
@@ -203,6 +195,11 @@ class Segment:
 
     def _tail(self, context: Sequence[int], length: int) -> NDArray[np.int64]:
         """Return the last tokens of the context that follow the last id outside the vocabulary."""
+        if not 1 <= length <= self.depth:
+            raise InputError(
+                f"max_match is {length}; expected 1 to {self.depth}, to which the segment is "
+                "sorted. Ask for less, or build it deeper."
+            )
         tail = context[-length:]
         if tail and (min(tail) < 0 or max(tail) >= self.vocab_size):
             foreign = [at for at, token in enumerate(tail) if not 0 <= token < self.vocab_size]

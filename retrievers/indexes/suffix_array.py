@@ -17,11 +17,7 @@ _WORD_BITS = 63
 
 
 def token_row(tokens: object) -> TokenRow:
-    """Return token ids as an array [T].
-
-    Raises:
-        InputError: The tokens are no single row of integers.
-    """
+    """Return token ids as an array [T]; raise InputError if they are no single row of integers."""
     try:
         ids = np.asarray(tokens)
     except ValueError as error:
@@ -46,11 +42,7 @@ def check_ids(row: TokenRow, vocab_size: int, name: str) -> None:
 
 
 def checked(rows: Iterable[TokenRow], vocab_size: int) -> Iterator[TokenRow]:
-    """Yield the rows, checked.
-
-    Raises:
-        InputError: An id is out of range; the message has the document's number.
-    """
+    """Yield the rows; raise InputError, with the document's number, if an id is out of range."""
     for number, row in enumerate(rows):
         check_ids(row, vocab_size, f"document {number}")
         yield row

@@ -23,10 +23,10 @@ from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import mapped
-from ragspec.retrievers.indexes.suffix_array import TokenRow, check_ids
+from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
-from ragspec.storage.store import OpenStore, open_store, publish
+from ragspec.storage.store import OpenStore, open_store, parsing, publish
 from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -152,12 +152,8 @@ class Datastore:
             StoreError: The store is missing, damaged or of another kind.
         """
         store = open_store(Path(path), KIND, verify=verify)
-        try:
+        with parsing(Path(path)):
             return cls(store)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{path} cannot be read ({error}); build it again.") from error
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -221,7 +217,7 @@ def _write_keys(
     target, before = engine.target, _beginning(engine.tokenizer)
     room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
     size = min(WINDOW, room, target.max_length or WINDOW)
-    stream = _windows(_limited(documents, target.vocab_size, most), size, before)
+    stream = _windows(_limited(checked(documents, target.vocab_size), most), size, before)
     keys, starts, width = 0, [0], 0
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
@@ -243,10 +239,9 @@ def _write_keys(
     return {**sizes, "vocab_size": target.vocab_size}
 
 
-def _limited(documents: Iterable[TokenRow], vocab_size: int, most: int) -> Iterator[TokenRow]:
+def _limited(documents: Iterable[TokenRow], most: int) -> Iterator[TokenRow]:
     """Yield documents that have `most` keys in total, one for every token but the last."""
-    for number, document in enumerate(documents):
-        check_ids(document, vocab_size, f"document {number}")
+    for document in documents:
         yield document[: most + 1]
         most -= max(len(document) - 1, 0)
         if most <= 0:

@@ -11,6 +11,7 @@ Thresholds are those of the paper's code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Combined, SourcesSession, as_kind
@@ -59,10 +60,7 @@ class MatchSession(DraftSession):
         tokens = automaton.tokens[start : start + n]
         while len(tokens) < n:
             tokens.append(tokens[len(tokens) - period])
-        for length, token in enumerate(tokens):
-            if token >= automaton.vocab_size:
-                tokens = tokens[:length]
-                break
+        tokens = list(takewhile(lambda token: token < automaton.vocab_size, tokens))
         return DraftTree.chain(
             tokens,
             MatchDrafter.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -99,22 +100,16 @@ class StaticEmbedder:
 class SentenceEmbedder:
     """Any sentence-transformers model, imported and loaded at the first `encode`."""
 
-    def __init__(
-        self, name: str, folder: Path, fingerprint: str, model: SentenceTransformer | None = None
-    ) -> None:
-        self.name, self.fingerprint = name, fingerprint
-        self._folder, self._model = folder, model
+    def __init__(self, name: str, folder: Path, fingerprint: str) -> None:
+        self.name, self.fingerprint, self._folder = name, fingerprint, folder
 
-    @property
+    @cached_property
     def model(self) -> SentenceTransformer:
         """The SentenceTransformer object."""
-        if self._model is None:
-            from sentence_transformers import SentenceTransformer
+        from sentence_transformers import SentenceTransformer
 
-            self._model = SentenceTransformer(
-                str(self._folder), local_files_only=True, model_kwargs={"use_safetensors": True}
-            )
-        return self._model
+        options = {"use_safetensors": True}
+        return SentenceTransformer(str(self._folder), local_files_only=True, model_kwargs=options)
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions], with the model's own prompts."""

@@ -112,7 +112,8 @@ def load_documents(
             loaded = load_folder(path, known, on_progress, read)
             documents += loaded.documents
             skipped += loaded.skipped
-        elif _first(path, read):
+        elif str(path) not in read:
+            read.add(str(path))
             documents.append(load_document(path, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped), absolute)
 
@@ -131,7 +132,8 @@ def load_folder(
     documents: list[Document] = []
     skipped: list[Skipped] = []
     files = list_files(folder)
-    new = [path for path in files if _first(path, read)]
+    new = [path for path in files if str(path) not in read]
+    read.update(map(str, new))
     for number, path in enumerate(new):
         on_progress("reading documents", number, len(new))
         try:
@@ -150,13 +152,6 @@ def load_folder(
             "Name a folder with text, Markdown, HTML, PDF, office or source files."
         )
     return Collection(tuple(documents), tuple(skipped))
-
-
-def _first(path: Path, read: set[str]) -> bool:
-    """Add a path to those that were read; tell whether it is new."""
-    place, count = os.path.abspath(path), len(read)
-    read.add(place)
-    return len(read) > count
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -248,11 +243,7 @@ def load_document(
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        DocumentError: It is missing, unreadable, too large, or of a refused format.
-    """
+    """Return the bytes of a file; raise DocumentError if it is missing, too large or refused."""
     if path.is_symlink() and path.is_dir():
         raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
     if path.exists():

@@ -65,9 +65,8 @@ class Retriever(Protocol):
 class FunctionRetriever:
     """A search function as a Retriever.
 
-    The function takes the query, and k if it has a parameter of that name. It returns (text, score,
-    meta) triples, best first. Each text counts as a document, and `meta` may have its "name" (or
-    "source") and "title". A text without a name is named by its hash.
+    Each text counts as a document, and `meta` may have its "name" (or "source") and "title". A text
+    without a name is named by its hash.
     """
 
     def __init__(self, function: SearchFunction) -> None:
@@ -77,11 +76,7 @@ class FunctionRetriever:
         self._takes_k = _accepts(function, "query", k=1)
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """Return the first k results as hits.
-
-        Raises:
-            InputError: The results are no such triples.
-        """
+        """Return the first k results as hits; raise InputError if they are no such triples."""
         results = self._function(query, k=k) if self._takes_k else self._function(query)
         results = _listed(results, self._owner, "a list of (text, score, meta) triples")
         return [self._hit(number, item) for number, item in enumerate(results[:k])]

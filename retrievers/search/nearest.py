@@ -166,11 +166,7 @@ class Approximate:
 
     @classmethod
     def load(cls, path: Path, vectors: Floats) -> Self:
-        """Read an index that `save` wrote over these vectors.
-
-        Raises:
-            StoreError: The file is no such index.
-        """
+        """Read an index that `save` wrote over these vectors; raise StoreError for another file."""
         faiss = _faiss()
         try:
             index = faiss.read_index(str(path))

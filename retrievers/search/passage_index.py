@@ -1,14 +1,12 @@
 """The passage index: documents and their passages with dense and sparse search, saved or not."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -38,7 +36,7 @@ from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
 from ragspec.retrievers.search.sparse import FILES, SparseIndex
 from ragspec.sampling.settings import checked_count
 from ragspec.storage.manifest import Contents, Verify
-from ragspec.storage.store import OpenStore, is_store, open_store, publish
+from ragspec.storage.store import OpenStore, is_store, open_store, parsing, publish
 
 KIND = "passages"
 NEAREST = "nearest.faiss"
@@ -68,7 +66,7 @@ class IndexOrigin:
     words: int = WORDS
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> IndexOrigin:
+    def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the recorded origin."""
         return cls(tuple(record["paths"]), tuple(record["removed"]), int(record["words"]))
 
@@ -116,7 +114,7 @@ class PassageIndex:
         paths: Iterable[str | os.PathLike[str]] = (),
         known: Mapping[str, Floats] = MappingProxyType({}),
         on_progress: ProgressCallback = lambda what, done, total: None,
-    ) -> PassageIndex:
+    ) -> Self:
         """Cut documents into passages of about `words` words and index them.
 
         Args:
@@ -156,7 +154,7 @@ class PassageIndex:
         documents: Iterable[Document],
         origin: IndexOrigin,
         on_progress: ProgressCallback = lambda what, done, total: None,
-    ) -> PassageIndex:
+    ) -> Self:
         """Return an index of other documents; passages of this index are not embedded again."""
         options: dict[str, Any] = {"embedder": None}
         if (dense := self.dense) is not None:
@@ -164,7 +162,7 @@ class PassageIndex:
             known = dict(zip(texts, dense.vectors, strict=True))
             options = {"embedder": dense.embedder, "dense": dense.nearest.kind, "known": known}
         options |= {"sparse": self.sparse is not None, "on_progress": on_progress}
-        index = PassageIndex.build(documents, words=origin.words, **options)
+        index = self.build(documents, words=origin.words, **options)
         index.origin = origin
         return index
 
@@ -297,7 +295,7 @@ class PassageIndex:
         *,
         embedder: str | Path | Embedder | None = None,
         verify: Verify = "full",
-    ) -> PassageIndex:
+    ) -> Self:
         """Open an index that `save` wrote.
 
         Args:
@@ -309,15 +307,11 @@ class PassageIndex:
                 `load_embedder` pass through.
         """
         store = open_index(Path(path), verify)
-        try:
+        with parsing(Path(path)):
             return cls._read(store, embedder)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            if isinstance(error, StoreError) or "ragspec" in type(error).__module__:
-                raise
-            raise StoreError(f"{path} cannot be read ({error}); build it again.") from error
 
     @classmethod
-    def _read(cls, store: OpenStore, embedder: str | Path | Embedder | None) -> PassageIndex:
+    def _read(cls, store: OpenStore, embedder: str | Path | Embedder | None) -> Self:
         parameters = store.manifest.parameters
         documents = [read_document(line) for line in read_lines(store.file("documents.jsonl"))]
         spans = np.load(store.file("passages.npy"), allow_pickle=False).tolist()
@@ -360,11 +354,7 @@ def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
 
 
 def open_index(path: Path, verify: Verify) -> OpenStore:
-    """Return the store of an index.
-
-    Raises:
-        StoreError: There is none, or it is damaged.
-    """
+    """Return the store of an index; raise StoreError if there is none, or a damaged one."""
     if not is_store(path):
         what = "holds no index" if path.exists() else "is missing"
         raise StoreError(f"{path} {what}; expected one, as `ragspec index build` makes it.")

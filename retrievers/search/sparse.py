@@ -1,11 +1,9 @@
 """Sparse search: BM25 over words (bm25s, Lucene's form of the scores)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +42,7 @@ class SparseIndex:
         self._numbers, self._parts, self._count = numbers, parts, count
 
     @classmethod
-    def build(cls, texts: Sequence[str]) -> SparseIndex:
+    def build(cls, texts: Sequence[str]) -> Self:
         """Index the passages' texts."""
         import bm25s
 
@@ -79,7 +77,7 @@ class SparseIndex:
         (folder / WORDS).write_text(json.dumps(record), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> SparseIndex:
+    def load(cls, folder: Path) -> Self:
         """Read an index that `save` wrote; the caller has checked the files."""
         record = json.loads((folder / WORDS).read_text(encoding="utf-8"))
         parts = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in PARTS}

@@ -7,7 +7,7 @@ searched at once, and the text goes back to the first stride with a wrong guess.
 only if its answer is the one that the search gives for the kept text before it. So the text is that
 of a search before every stride, whatever is guessed.
 
-This file knows no model, index or text: a `StrideWriter` writes, a `Searcher` searches. Deviations:
+This file knows no model, index or text: a function writes, a `Searcher` searches. Deviations:
 see `schedule` for the number of strides and the overlap; a stride that ends the text is checked
 like any other; a query without an answer leaves the answer unchanged.
 """
@@ -25,19 +25,7 @@ from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 Query = TypeVar("Query")
 ItemT = TypeVar("ItemT", bound=Hashable)
 StrideT = TypeVar("StrideT")
-Answer = TypeVar("Answer", contravariant=True)
 Text = TypeVar("Text", contravariant=True)
-
-
-class StrideWriter(Protocol[Answer, StrideT]):
-    """Writes a text stride by stride; a stride depends on its answer and the text before alone."""
-
-    def write(self, answer: Answer, before: Sequence[StrideT]) -> tuple[StrideT, bool]:
-        """Return the next stride with an answer, and whether the text ends with it.
-
-        Args:
-            before: Strides of the text so far; strides of earlier calls may have been discarded.
-        """
 
 
 class Searcher(Protocol[Query, ItemT, Text]):
@@ -82,12 +70,14 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
     """One text in progress.
 
     Attributes:
+        write: Returns the next stride with an answer after the strides so far, and whether the text
+            ends with it. It depends on these alone; strides of earlier calls may be discarded.
         prefetch: Answers that each search fetches for later guesses.
         on_accept: Called with every stride that is final.
         answers: The answer of each stride.
     """
 
-    writer: StrideWriter[ItemT, StrideT]
+    write: Callable[[ItemT, Sequence[StrideT]], tuple[StrideT, bool]]
     searcher: Searcher[Query, ItemT, StrideT]
     schedule: StrideSchedule
     prefetch: int = 20
@@ -103,7 +93,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
         """Write the text to its end and return its strides.
 
         Raises:
-            InputError: The first search has no answer. Errors of writer and searcher pass through.
+            InputError: The first search has no answer. Other errors pass through.
         """
         self.schedule.search.further = self.searcher.further
         self.schedule.most = min(self.schedule.most, self.searcher.most)
@@ -191,7 +181,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
 
     def _stride(self, answer: ItemT) -> tuple[StrideT, bool]:
         began = time.perf_counter()
-        written = self.writer.write(answer, self.strides)
+        written = self.write(answer, self.strides)
         milliseconds = self._note("write", began)
         if self.strides:
             self.schedule.strides.append(milliseconds)
@@ -215,7 +205,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
         searching: Future[list[list[ItemT]]] = worker.submit(self._search, queries, k, alone=False)
         before = time.perf_counter()
         try:
-            ahead = self.writer.write(guesses[-1].answer, self.strides)
+            ahead = self.write(guesses[-1].answer, self.strides)
             self._note("ahead", before)
         finally:  # also if the writer fails, so that no search outlives the call
             answers = searching.result()

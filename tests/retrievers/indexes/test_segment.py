@@ -38,7 +38,7 @@ def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> N
 
 def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None:
     segment = build_segment(tmp_path, [[0, 1, 2]], VOCAB, depth=8)
-    with pytest.raises(InputError, match="max_match is 16, but this segment is sorted to 8"):
+    with pytest.raises(InputError, match="max_match is 16; expected 1 to 8, to which"):
         segment.draft([0], 4)
     with pytest.raises(InputError, match="expected 1 to 8"):
         segment.longest_match([0], 9)

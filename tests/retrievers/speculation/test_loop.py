@@ -106,7 +106,7 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         }
         world, selected = World(case, **options), list[Stride]()  # type: ignore[arg-type]
         loop = SpeculativeRetrieval(
-            world,
+            world.write,
             world,
             schedules(sample),
             prefetch=sample.choice([1, 3, 20]),
@@ -135,7 +135,7 @@ def test_a_guess_that_is_preserved_is_visible_by_the_test_above(
 def run(
     world: World, schedule: StrideSchedule
 ) -> SpeculativeRetrieval[tuple[int, ...], int, Stride]:
-    loop = SpeculativeRetrieval(world, world, schedule)
+    loop = SpeculativeRetrieval(world.write, world, schedule)
     loop.run()
     return loop
 
@@ -150,7 +150,7 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     assert wrong.report.rollbacks == wrong.report.strides - 1
     assert wrong.report.wasted > 0
     world, selected = World(3), list[int]()
-    off = SpeculativeRetrieval(world, world, StrideSchedule(1, overlap=False))
+    off = SpeculativeRetrieval(world.write, world, StrideSchedule(1, overlap=False))
     off.on_accept = lambda stride: selected.append(len(world.queries))
     off.run()
     assert selected == [*range(1, 11)], "each stride is passed on before it is searched after"
@@ -251,7 +251,7 @@ def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
                 raise KeyboardInterrupt
             return super().write(answer, before)
 
-    loop = SpeculativeRetrieval(Interrupted(3), Interrupted(3), StrideSchedule(4, overlap=False))
+    loop = SpeculativeRetrieval(Interrupted(3).write, World(3), StrideSchedule(4, overlap=False))
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert loop.cut()
