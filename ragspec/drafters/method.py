@@ -5,8 +5,6 @@ itself. The engine, the command line's help, the colours of the pages and the RE
 only this descriptor and one line in `registry`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -21,25 +21,19 @@ def pick_device(device: str | torch.device) -> torch.device:
     """
     if isinstance(device, torch.device):
         return device
-    if device != "auto":
-        return _named(device)
-    if torch.accelerator.is_available():
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
-    return torch.device("cpu")
-
-
-def _named(name: str) -> torch.device:
-    check_device(name)
+    if device == "auto":
+        return torch.accelerator.current_accelerator(True) or torch.device("cpu")
+    check_device(device)
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        place = torch.device(device)
+        torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:  # torch builds without the device assert
         reason = str(error).splitlines()[0].split(". ")[0]  # torch's message fills a page
         raise InputError(
-            f"device {name!r} cannot be used on this machine ({reason}); expected 'auto', 'cpu' "
+            f"device {device!r} cannot be used on this machine ({reason}); expected 'auto', 'cpu' "
             "or an accelerator that torch finds"
         ) from error
-    return device
+    return place
 
 
 def as_loaded(device: torch.device) -> AbstractContextManager[object]:

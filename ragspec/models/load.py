@@ -105,27 +105,26 @@ def load_model(
 
 
 def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedModel, Tokenizer]:
-    """Return model and tokenizer of a GGUF file.
-
-    Args:
-        weights: Arguments of transformers for the weights.
+    """Return model and tokenizer of a GGUF file, by arguments of transformers for the weights.
 
     Raises:
         ModelError: The file is damaged, or of an unknown architecture.
     """
+    from transformers import GgufConfig
+
     files, where = {**LOCAL, "gguf_file": file.name}, f"{file} is there"
-    model = _read_model(where, file.parent, files, {**weights, **_dequantised()})
+    weights = {**weights, "quantization_config": GgufConfig(dequantize=True)}
+    model = _read_model(where, file.parent, files, weights)
     return model, read_tokenizer(where, file.parent, files)
 
 
 def _read_model(
     where: str, folder: Path, files: Mapping[str, object], weights: Mapping[str, object]
 ) -> PreTrainedModel:
-    """Return the model of a folder.
+    """Return the model of a folder, by arguments of transformers for every file and for weights.
 
     Args:
         where: Begins the messages of errors.
-        files, weights: Arguments of transformers for every file, and for the weights.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -182,11 +181,3 @@ def _without_bars() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
-
-
-def _dequantised() -> dict[str, object]:
-    """Return the arguments that make transformers dequantise GGUF. Old releases always do."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {"quantization_config": config(dequantize=True)} if config else {}

@@ -1,14 +1,15 @@
 """Resolve a model name to a local folder that transformers can load.
 
 Order: a bundled model, a local path, a download of `ragspec models get`, the Hugging Face cache,
-the hub. Weights are safetensors, or one GGUF file that the
-name points to. Language models and embedders resolve alike.
+the hub. Weights are safetensors, or one GGUF file that the name points to.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -116,18 +117,15 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         return ResolvedModel(text, path.absolute().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
     is_path = is_path or text.startswith((".", "~", "/")) or "\\" in text
-    places = (_local,) if is_path else (_bundled, _local, _published, _cached)
+    places: list[Callable[[str], _Place]] = [_local]
+    if not is_path:
+        places = [_bundled, _local, _published, _cached, partial(_from_hub, offline=offline)]
     tried: list[str] = []
     for place in places:
         origin, folder, note = place(text)
         if folder is not None and is_model(folder):
             return ResolvedModel(text, folder, origin)
         tried.append(f"{origin}: {note}")
-    if not is_path:
-        folder, note = _from_hub(text, offline)
-        if folder is not None:
-            return ResolvedModel(text, folder, ModelOrigin.HUB)
-        tried.append(f"hub: {note}")
     meant = did_you_mean(text, [*BUNDLED, *PUBLISHED])
     steps = "".join(f"\n  {step}" for step in tried)
     raise ModelNotFoundError(
@@ -204,25 +202,23 @@ def _cached(name: str) -> _Place:
         path = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
     except (HFValidationError, OSError):
         return ModelOrigin.CACHE, None, "not in the Hugging Face cache"
-    folder = Path(path)
-    if missing := missing_files(folder):
-        return ModelOrigin.CACHE, None, f"incomplete in {folder}, without {', '.join(missing)}"
-    return ModelOrigin.CACHE, folder, ""
+    missing = missing_files(folder := Path(path))
+    note = f"incomplete in {folder}, without {', '.join(missing)}"
+    return ModelOrigin.CACHE, None if missing else folder, note
 
 
-def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:
-    """Try the hub once; return the folder, or None and the reason."""
+def _from_hub(name: str, offline: bool) -> _Place:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if offline or constants.HF_HUB_OFFLINE:
-        return None, "not asked (offline)"
+        return ModelOrigin.HUB, None, "not asked (offline)"
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return ModelOrigin.HUB, None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
     missing = missing_files(folder)
-    return (None, f"no {', '.join(missing)} there") if missing else (folder, "")
+    return ModelOrigin.HUB, None if missing else folder, f"no {', '.join(missing)} there"
 
 
 def missing_files(folder: Path) -> list[str]:

@@ -1,13 +1,11 @@
 """The manifest of a store: its kind, its parameters, and a hash of every file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ragspec.errors import StoreError
 from ragspec.storage.filesystem import unreadable
@@ -48,7 +46,7 @@ class Manifest:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+    def from_bytes(cls, data: bytes, path: Path) -> Self:
         """Parse the manifest that was read from `path`.
 
         Raises:

@@ -135,9 +135,9 @@ def test_loaders_take_keywords_of_diffusers_or_refuse_them(
         opened(folder)(class_labels=0, num_images_per_promt=2)
     requests: list[bool] = []
 
-    def from_hub(name: str, offline: bool) -> tuple[None, str]:
+    def from_hub(name: str, offline: bool) -> tuple[str, None, str]:
         requests.append(offline)
-        return None, ""
+        return "hub", None, ""
 
     monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
     for offline in (True, False):

@@ -1,22 +1,17 @@
 """Batches of texts in a seeded order, and the target's hidden states that a head learns from."""
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.verification.tree_session import MOST_LOGITS
-
-if TYPE_CHECKING:
-    from ragspec.drafters.heads.head import DraftHead
 
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together

@@ -9,8 +9,6 @@ On an accelerator a forward is a step of fixed shape, and the states before its 
 buffer of the arena. A head whose steps differ from its forwards has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,25 +1,21 @@
 """The tensors and the configuration in a folder of a draft head, before their layout is known."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, RagspecError, UnsupportedModelError
 from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files
 from ragspec.models.quantized import block_floats
 from ragspec.types import PreTrainedConfig
-
-if TYPE_CHECKING:
-    from ragspec.drafters.heads.head import DraftHead
 
 # What reading a damaged file raises.
 _DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
@@ -52,7 +48,7 @@ class Checkpoint:
     _pickled: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path | str) -> Checkpoint:
+    def open(cls, folder: Path | str) -> Self:
         """Read the configuration of a folder and the names of its tensors.
 
         Raises:

@@ -1,7 +1,5 @@
 """The configuration of a draft head: what it reads, how it joins it, and what it feeds itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """The layout of z-lab's DFlash: a configuration of Qwen3 with `dflash_config`, and its layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, size_of

@@ -5,8 +5,6 @@ The names of EAGLE-1, EAGLE-2 and HASS are `fc` and `layers.N`; EAGLE-3 has `mid
 are EAGLE-3's own; those in `eagle_config` count the outputs of layers (our reading of SpecForge).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

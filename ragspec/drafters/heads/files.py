@@ -5,8 +5,6 @@ Layouts are EAGLE's own (`eagle`), that of vLLM's `speculators` (`speculators`),
 checkpoint (`mtp`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Literal

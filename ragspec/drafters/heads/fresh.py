@@ -1,7 +1,5 @@
 """Draft heads to train: random ones, and copies of the target's last layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,9 @@ from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
 from ragspec.types import Cache, PreTrainedModel
+from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import usual_taps
-
-if TYPE_CHECKING:
-    from ragspec.verification.batch import Batch
 
 _SAMPLED = 64  # evenly spaced values of a weight
 STD = 0.02

@@ -5,8 +5,6 @@ first published files of Medusa name fewer heads than they have. The layer of a 
 settings of its target's layers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -6,8 +6,6 @@ are opened. The layer is one of the target's own class. Our reading: DeepSeek's 
 output before its norm (as vLLM does), the others the output after it.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Any, NamedTuple

@@ -7,10 +7,8 @@ to keys and values of the target's states. DSpark adds to a slot's logits a term
 it. Its head of confidence is not used: drafts are ranked as those of other heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +16,8 @@ from torch.nn import functional
 
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead, decoder_of, norm_like
-
-if TYPE_CHECKING:
-    from ragspec.verification.batch import Batch
-    from ragspec.verification.causal import CausalTarget
+from ragspec.verification.batch import Batch
+from ragspec.verification.causal import CausalTarget
 
 
 class ResidualBlock(nn.Module):

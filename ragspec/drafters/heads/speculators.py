@@ -3,8 +3,6 @@
 The layer ids that it names are the taps of `HeadConfig`. vLLM reads this layout.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

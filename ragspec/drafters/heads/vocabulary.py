@@ -1,7 +1,5 @@
 """The tokens that a draft head may draft, and the rows of an output head for them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, islice

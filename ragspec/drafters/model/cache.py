@@ -7,8 +7,6 @@ They are identified by their tokens, because the verified tree may lack some of 
 nodes of other drafters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial

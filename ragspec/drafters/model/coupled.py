@@ -8,8 +8,6 @@ Deviations: EAGLE-2 ranks by q; here the rank is the probability that the target
 token, see `agreement`. Growth ends when the expected gain of the next forward is too small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 

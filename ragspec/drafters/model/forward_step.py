@@ -6,8 +6,6 @@ input i64 [1, 2 n + 66]: tokens, pads last; the speculative slots that each atte
 output [n, V]: the logits after each token
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A growth reads nodes of the tree with the draft model, adds children below them,
 nodes that the next forward reads. Its subclasses decide which children and which nodes.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ A capture runs it twice and writes the same slots twice. So accepted tokens are 
 moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

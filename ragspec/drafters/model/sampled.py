@@ -7,8 +7,6 @@ noise is keyed by the index of the root and the number of the node, so no two dr
 number, within a step or between steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The settings of model and head drafters: which drafts grow from a model's distributions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real

@@ -5,8 +5,6 @@ tokens (a distribution without noise); none are drawn. A level takes one forward
 one step of fixed shape if the cache has such steps (see `level_step`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,10 +4,9 @@ A shape consists of places: a place is the r-th choice after its parent place. D
 built by rank, see `TreeShape.by_rank`; no published list is included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import ROOT
@@ -55,7 +54,7 @@ class TreeShape:
         return min(by_level[min(budget, len(by_level)) - 1], depth) - 1
 
     @classmethod
-    def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> TreeShape:
+    def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> Self:
         """Return the shape with the places of the smallest rank products in every level.
 
         Args:

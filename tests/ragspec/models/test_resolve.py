@@ -26,9 +26,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names for which the hub is contacted; it has none of them."""
     names: list[str] = []
 
-    def from_hub(name: str, offline: bool) -> tuple[None, str]:
+    def from_hub(name: str, offline: bool) -> tuple[ModelOrigin, None, str]:
         names.append(name)
-        return None, "no answer"
+        return ModelOrigin.HUB, None, "no answer"
 
     monkeypatch.setattr(models, "_from_hub", from_hub)
     return names
