@@ -1,5 +1,6 @@
 """The configuration of a draft head: what it reads, how it joins it, and what it feeds itself."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -84,6 +85,10 @@ class HeadConfig:
     target: str = ""
 
     def __post_init__(self) -> None:
+        for fault in self._faults():
+            raise InputError(f"got {fault}.")
+
+    def _faults(self) -> Iterator[str]:
         names = ["hidden_size"]
         if self.attends:
             names += ["intermediate_size", "num_attention_heads", "num_hidden_layers"]
@@ -93,30 +98,24 @@ class HeadConfig:
         sizes |= {"slots": self.slots, "blocks": self.blocks}
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
-                raise InputError(
-                    f"got {name}={size!r} for a head; expected a whole number of at least 1."
-                )
+                yield f"{name}={size!r} for a head; expected a whole number of at least 1"
         width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))
         if self.attends and not self.layers.get("head_dim") and width % (2 * heads):  # for rotary
-            raise InputError(
-                f"got {heads} heads for a width of {width}; expected one whose double divides it."
-            )
+            yield f"{heads} heads for a width of {width}; expected one whose double divides it"
         if not isinstance(self.target, str):
-            raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
+            yield f"the target {self.target!r}; expected its fingerprint as text"
         if not isinstance(self.mask_token, int) and self.masks:
-            raise InputError(
-                f"got the mask token {self.mask_token!r} for {self.slots} slots; expected its id."
-            )
-        projects = self.join in ("project", "state", "path")
-        if projects and (len(self.taps) != 1 or self.target_size != width):
-            raise InputError(
-                f"got {len(self.taps)} taps of {self.target_size} for a head that reads one state "
-                f"of {width}; expected one tap of that width."
+            yield f"the mask token {self.mask_token!r} for {self.slots} slots; expected its id"
+        projects, taps = self.join in ("project", "state", "path"), len(self.taps)
+        if projects and (taps != 1 or self.target_size != width):
+            yield (
+                f"{taps} taps of {self.target_size} for a head that reads one state of {width}; "
+                "expected one tap of that width"
             )
         if not projects and self.embedding_size != width and not self.has_embedding:
-            raise InputError(
-                f"got embeddings of {self.embedding_size} for a head of width {width}; expected "
-                "the same, or embeddings of its own."
+            yield (
+                f"embeddings of {self.embedding_size} for a head of width {width}; expected the "
+                "same, or embeddings of its own"
             )
 
     @property

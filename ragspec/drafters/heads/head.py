@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -302,38 +302,34 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
 
     A quantised target may be the one that it was trained for: its sizes alone are compared.
     """
+    for difference in _differences(config, target):
+        raise UnsupportedModelError(
+            f"the head {difference}. Use a head that was trained for this target."
+        )
+
+
+def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
     size = states_size(target)
     if (config.target_size, config.vocab_size) != (size, target.vocab_size):
-        raise UnsupportedModelError(
-            f"the head is for a target of hidden size {config.target_size} and "
-            f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
-            "that was trained for this target."
+        yield (
+            f"is for a target of hidden size {config.target_size} and {config.vocab_size} tokens, "
+            f"this one has {size} and {target.vocab_size}"
         )
-    layers = int(target.config.get_text_config().num_hidden_layers)
-    if max(config.taps) > layers:
-        raise UnsupportedModelError(
-            f"the head reads the input of layer {max(config.taps)}; got "
-            f"{type(target.loaded).__name__} with {layers} layers. Use a head that was trained for "
-            "this model."
-        )
+    layers, tap = int(target.config.get_text_config().num_hidden_layers), max(config.taps)
+    if tap > layers:
+        yield f"reads the input of layer {tap}; expected one of {layers} layers"
     if not config.recurrent and target.copies > 1:
-        raise UnsupportedModelError(
-            f"the head drafts {config.slots} token(s) in one pass, and the target has "
-            f"{target.copies} rows a text (guidance); expected one row a text. Use another head."
+        yield (
+            f"drafts {config.slots} token(s) in one pass, and the target has {target.copies} rows "
+            "a text (guidance); expected one row a text"
         )
     size = config.vocab_size if config.has_embedding else target.input_size
     if config.mask_token is not None and not 0 <= config.mask_token < size:
-        raise UnsupportedModelError(
-            f"the head reads the mask token {config.mask_token}, and there are embeddings of "
-            f"{size} tokens; use a head that was trained for this target."
-        )
-    if not all(weight.is_floating_point() for weight in target.output_head.parameters()):
-        return
-    fingerprint = target_print(target)
-    if config.target and config.target != fingerprint:
-        raise UnsupportedModelError(
-            f"the head was trained for another target (fingerprint {config.target[:12]}, got "
-            f"{fingerprint[:12]}); use a head that `ragspec train-head` made for this target."
+        yield f"reads the mask token {config.mask_token}; expected one of {size} with embeddings"
+    floating = all(weight.is_floating_point() for weight in target.output_head.parameters())
+    if floating and config.target and config.target != (other := target_print(target)):
+        yield (
+            f"was trained for another target (fingerprint {config.target[:12]}, got {other[:12]})"
         )
 
 

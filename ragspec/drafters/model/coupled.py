@@ -17,7 +17,7 @@ from torch import Tensor
 from ragspec.drafters.base import KnownDistribution
 from ragspec.drafters.model.growth import CONTENDERS, DraftNodes, DraftState, Growth
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftKind
 
 Rows = list[tuple[list[float], list[float]]]  # tokens and their chances, best first
 _CANDIDATES = 8
@@ -46,7 +46,6 @@ class CoupledGrowth(Growth):
         self.width = width
         self.error = _ERROR
         self.typical = _TYPICAL
-        self._selection: Sequence[int] = ()
         self._first: dict[int, tuple[int, float]] = {}  # first candidate and its agreement
         self._known: list[tuple[Sequence[int], Tensor, Tensor]] = []
         self._noise: dict[int, Tensor] = {}
@@ -164,17 +163,6 @@ class CoupledGrowth(Growth):
         if len(set(indices)) == 1:
             return self._noise[indices[0]]
         return torch.stack([self._noise[index] for index in indices])
-
-    def _tree(self) -> DraftTree:
-        nodes, selection = self._nodes, self._selection
-        place = {node: i for i, node in enumerate(selection)} | {ROOT: ROOT}
-        return DraftTree.build(
-            [nodes.tokens[i] for i in selection],
-            [place[nodes.parents[i]] for i in selection],
-            self.name,
-            accept_prob=[nodes.accept_prob[i] for i in selection],
-            kind=self.kind,
-        )
 
 
 def listed(tokens: Tensor, chances: Tensor, k: int) -> Rows:

@@ -1,8 +1,8 @@
 """A forward of a draft model as a step of fixed shape: one launch on an accelerator.
 
 input i64 [1, 2 n + 66]: tokens, pads last; the speculative slots that each attends to, as the
-    bits of one word; the positions of these slots; the number of committed slots, and of
-    speculative slots before the n new ones
+    bits of one word; the positions of these slots; the number of committed slots, and the last
+    speculative slot before the n new ones
 output [n, V]: the logits after each token
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from ragspec.models.supported import AttentionWindow
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
+from ragspec.verification.static.layout import Counters
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import FixedStep, Mask
 
@@ -56,7 +57,7 @@ class ForwardShape:
         words[:] = np.int64(1) << np.arange(before, before + self.tokens)  # a pad: itself
         words[:n] = np.bitwise_or.reduce(np.where(visible, np.int64(1) << np.arange(m), 0), axis=1)
         places[:m] = positions
-        places[MOST_DRAFTED:] = committed, before
+        places[MOST_DRAFTED:] = committed, before - 1
         return inputs
 
 
@@ -71,30 +72,27 @@ class ForwardStep(FixedStep[tuple[Tensor, ...]]):
         device, n = arena.device, shape.tokens
         super().__init__(1, shape.width, device, f"forward_{n}_of_{shape.slots}")
         self._model, self._masks, self._tokens = target.model, runner.masks, n
-        self._steps = torch.arange(n, device=device)
-        self._slots = torch.arange(shape.slots, device=device)
-        self._zero = torch.zeros((), dtype=target.model.dtype, device=device)
-        self._never = self._zero - torch.inf
+        self._counters = Counters.of(n, shape.slots, target.model.dtype, device)
         self._columns = torch.zeros(1, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, 1, shape.slots, self._columns)
 
     def run(self) -> tuple[Tensor, ...]:
         """Return the outputs for the packet; the tokens stay in the cache."""
-        n = self._tokens
+        n, counters = self._tokens, self._counters
         tokens, words, drafted, counts = torch.split(self.packet, [n, n, MOST_DRAFTED, 2], dim=1)
-        committed, offsets = counts[:, 0], counts[:, 1:] + self._steps
+        committed, offsets = counts[:, 0], counts[:, 1:] + counters.steps
         torch.add(committed, offsets, out=self._columns)
-        beyond = self._slots - committed  # the speculative slot, below 0 for a committed one
+        beyond = counters.slots - committed  # the speculative slot, below 0 for a committed one
         at = beyond.clamp(0, MOST_DRAFTED - 1)
         related = (words[0, :, None] >> at & 1).bool() & (beyond < MOST_DRAFTED)
         positions = drafted.gather(1, offsets.clamp_max(MOST_DRAFTED - 1))
-        places = torch.where(beyond < 0, self._slots, drafted[0, at])
+        places = torch.where(beyond < 0, counters.slots, drafted[0, at])
 
         def make_mask(window: AttentionWindow) -> Tensor:
             allowed = related | (beyond < 0)
             if not window.plain:
                 allowed = allowed & window.reaches(positions[0, :, None], places)
-            return torch.where(allowed, self._zero, self._never)[None, None]
+            return torch.where(allowed, counters.zero, counters.never)[None, None]
 
         return self._forward(tokens, positions, self._masks.of(make_mask))
 

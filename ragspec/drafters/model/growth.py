@@ -40,18 +40,13 @@ class DraftState:
 
 @dataclass(slots=True)
 class DraftNodes:
-    """The nodes of a growing draft, parents first.
-
-    Attributes:
-        depths: Depth of each node, 1 = below the root.
-        slots: Cache slot of each node; -1 for an unread one.
-    """
+    """The nodes of a growing draft, parents first."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     accept_prob: list[float] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)  # 1 = below the root
+    slots: list[int] = field(default_factory=list)  # of the cache; -1 for an unread node
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,10 +79,8 @@ class DraftNodes:
         Nodes with the same path share one cache slot.
         """
         above = [self.parents[node] for node in nodes]
-        texts = [
-            (ROOT if parent == ROOT else self.slots[parent], self.tokens[node])
-            for parent, node in zip(above, nodes, strict=True)
-        ]
+        slots = [ROOT if parent == ROOT else self.slots[parent] for parent in above]
+        texts = list(zip(slots, (self.tokens[node] for node in nodes), strict=True))
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         first = cache.drafted
         logits = cache.extend([t for _, t in distinct], [slot for slot, _ in distinct])
@@ -118,6 +111,7 @@ class Growth(ABC):
         self.name = name
         self.kind = kind
         self._nodes = DraftNodes()
+        self._selection: Sequence[int] = ()  # the nodes of the tree
 
     def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a draft below the text of `draft_state`."""
@@ -152,9 +146,18 @@ class Growth(ABC):
     def _unread(self) -> list[int]:
         """Return the nodes that the next forward reads; none to end the draft."""
 
-    @abstractmethod
-    def _tree(self) -> DraftTree:
-        """Return the draft."""
+    def _tree(self, q: Tensor | None = None) -> DraftTree:
+        """Return the selected nodes; `q` is that of a `DraftTree`."""
+        nodes, selection = self._nodes, self._selection
+        place = {node: i for i, node in enumerate(selection)} | {ROOT: ROOT}
+        return DraftTree.build(
+            [nodes.tokens[i] for i in selection],
+            [place[nodes.parents[i]] for i in selection],
+            self.name,
+            accept_prob=[nodes.accept_prob[i] for i in selection],
+            kind=self.kind,
+            q=q,
+        )
 
     @abstractmethod
     def distributions(self) -> list[KnownDistribution]:

@@ -38,7 +38,7 @@ class SampledGrowth(Growth):
         super().__init__(distribution, name, kind)
         self.widths = tuple(widths)
         self._q: dict[int, Tensor] = {}
-        self._level: Sequence[int] = ()  # the nodes that were added last
+        self._level = 0  # the first of the nodes that were added last
 
     def _begin(self, draft_state: DraftState) -> None:
         super()._begin(draft_state)
@@ -50,7 +50,7 @@ class SampledGrowth(Growth):
 
     def _expand(self, parents: Sequence[int], logits: Tensor) -> None:
         nodes, noise = self._nodes, self.distribution.noise
-        start, root = len(nodes), self._draft.context.generated
+        self._level, root = len(nodes), self._draft.context.generated
         width = self._width(nodes.depth(parents[0]))
         q = self.distribution.probabilities(logits).cpu()  # f64 [R, V]
         for parent, distribution in zip(parents, q, strict=True):
@@ -63,14 +63,14 @@ class SampledGrowth(Growth):
             chances = [_ACCEPT_PROB * _NEXT_ACCEPT_PROB**rank for rank in range(len(tokens))]
             nodes.add(parent, tokens, chances)
             self._q[parent] = distribution
-        self._level = range(start, len(nodes))
 
     def _unread(self) -> list[int]:
-        level, depth = self._level, self._nodes.depths[-1]
+        count, depth = len(self._nodes), self._nodes.depths[-1]
+        self._selection = range(count)
         if depth >= self._draft.depth:
             return []
-        room = self._draft.budget - len(self._nodes)
-        return list(level[: -(-room // self._width(depth))])
+        room = self._draft.budget - count
+        return list(range(self._level, count)[: -(-room // self._width(depth))])
 
     def distributions(self) -> list[KnownDistribution]:
         """Return the distributions at the root and at the read nodes of the last draft."""
@@ -80,19 +80,11 @@ class SampledGrowth(Growth):
             entries.append((node, tokens.tolist(), chances.tolist()))
         return entries
 
-    def _tree(self) -> DraftTree:
-        nodes = self._nodes
-        q = torch.zeros(len(nodes) + 1, len(self._q[ROOT]), dtype=torch.float64)
+    def _tree(self, q: Tensor | None = None) -> DraftTree:
+        q = torch.zeros(len(self._nodes) + 1, len(self._q[ROOT]), dtype=torch.float64)
         for node, distribution in self._q.items():
             q[node + 1] = distribution
-        return DraftTree.build(
-            nodes.tokens,
-            nodes.parents,
-            self.name,
-            accept_prob=nodes.accept_prob,
-            kind=self.kind,
-            q=q,
-        )
+        return super()._tree(q)
 
 
 def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[int]) -> list[int]:
