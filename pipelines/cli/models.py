@@ -93,9 +93,9 @@ def known_models() -> list[dict[str, Any]]:
         facts = {key: getattr(model, key) for key in PUBLISHED_FACTS}
         place = {"folder": str(folder), "removable": name} if there else {"folder": None}
         records.append({"name": name, **facts, **place, "get": f"ragspec models get {name}"})
-    for each in converted_models():
-        record = {"name": str(each.file), "folder": str(each.folder), **_facts(each.folder)}
-        records.append({**record, "removable": str(each.file)})
+    for folder, file in converted_models().items():
+        record = {"name": file, "folder": str(folder), **_facts(folder)}
+        records.append({**record, "removable": file})
     for folder, facts in cached_graphs():
         context = facts.get("config", {}).get("max_position_embeddings")
         record = {"name": folder.name, "folder": str(folder), "removable": folder.name}

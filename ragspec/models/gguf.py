@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 
 RECORD = "gguf.json"
 SPARE = 2**30  # bytes of the disk that stay free
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedModel:
-    """A GGUF file and the folder that it was converted to."""
-
-    file: Path
-    folder: Path
 
 
 def converted_folder(file: Path, dtype: torch.dtype | str) -> Path:
@@ -55,11 +46,8 @@ def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: 
             os.replace(whole, folder)  # fails if another process was faster
 
 
-def converted_models() -> list[ConvertedModel]:
-    """Return the GGUF files that were converted."""
+def converted_models() -> dict[Path, str]:
+    """Return the GGUF file of each folder that one was converted to."""
     records = sorted((cache_directory() / "models").glob(f"*/{RECORD}"))
-    return [
-        ConvertedModel(Path(json.loads(each.read_text(encoding="utf-8"))["file"]), each.parent)
-        for each in records
-        if is_model(each.parent)
-    ]
+    read = {each.parent: each.read_text("utf-8") for each in records if is_model(each.parent)}
+    return {folder: json.loads(text)["file"] for folder, text in read.items()}

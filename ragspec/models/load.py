@@ -22,8 +22,6 @@ DeviceMap = str | Mapping[str, int | str | torch.device] | None
 def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Return the model with a saved peft adapter merged into its weights.
 
-    The merged model is as fast as before and drafts like any other.
-
     Raises:
         ModelNotFoundError: The folder has no adapter.
         MissingExtraError: peft is not installed.

@@ -70,8 +70,7 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
     Args:
-        root: The folder of the store, created if missing.
-        kind: The kind of the contents.
+        root: Created if missing.
         write: Fills the new folder while the writer lock is held. It may read the current
             generation, `carry` files over, and return the `Contents`.
         wait: Seconds to wait for another writer.
@@ -248,8 +247,6 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
     """Check a store and return its current generation.
 
     Args:
-        root: The folder of the store.
-        kind: The expected kind of the contents.
         verify: "full" hashes every file, "size" only compares sizes. The manifest is always hashed.
 
     Raises:

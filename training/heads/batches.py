@@ -28,11 +28,7 @@ class Batches:
     """Chunks of texts, in batches of similar length that are shuffled in every epoch.
 
     Texts longer than `length` are split; the last chunk overlaps the one before, so that all have
-    full length.
-
-    Args:
-        size: Chunks per batch.
-        length: Maximum tokens per chunk.
+    full length. A batch has `size` chunks.
 
     Raises:
         InputError: No text has `SHORTEST` tokens, or the target cannot read one in chunks.

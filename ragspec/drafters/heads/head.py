@@ -304,7 +304,7 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
     """
     for difference in _differences(config, target):
         raise UnsupportedModelError(
-            f"the head {difference}. Use a head that was trained for this target."
+            f"the head {difference}. Use another head, one that was trained for this target."
         )
 
 
@@ -317,7 +317,8 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
         )
     layers, tap = int(target.config.get_text_config().num_hidden_layers), max(config.taps)
     if tap > layers:
-        yield f"reads the input of layer {tap}; expected one of {layers} layers"
+        name = type(target.loaded).__name__
+        yield f"reads the input of layer {tap}; got {name} with {layers} layers"
     if not config.recurrent and target.copies > 1:
         yield (
             f"drafts {config.slots} token(s) in one pass, and the target has {target.copies} rows "

@@ -117,8 +117,7 @@ class DraftCache:
         """Read n draft nodes below earlier ones; return their logits [n, v].
 
         Args:
-            above: Slot of each node's parent, -1 for the root. Slots count from 0 in the order of
-                reading.
+            above: Slot of each parent, in the order of reading; -1 for the root.
         """
         n, before = len(tokens), len(self._ancestors)
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):

@@ -29,17 +29,10 @@ from ragspec.verification.static.step import FixedStep
 
 @dataclass(frozen=True, slots=True)
 class LevelShape:
-    """The shape of one call.
-
-    Attributes:
-        levels: Number of levels that are read.
-        pending: Number of tokens C in the input, pads included.
-        slots: Number of cache slots S.
-        choices: Number of best tokens K after a place.
-    """
+    """The shape of one call: C pending tokens, pads included, and K choices after a place."""
 
     tree: TreeShape
-    levels: int
+    levels: int  # that are read
     pending: int
     slots: int
     vocab_size: int
