@@ -34,9 +34,6 @@ TOLERANCE = 0.02  # of the largest logit: half precision rounds
 class HeadModel(CausalTarget):
     """A draft head with the interface of a `CausalTarget`; set `states` before each forward.
 
-    Args:
-        rows: See `DraftHead.rows`; a `HeadGraph` has its own.
-
     Attributes:
         states: Hidden states before the tokens of the next forward [copies, n, H].
         guessed: Hidden states that the last forward predicted [copies, n, H].

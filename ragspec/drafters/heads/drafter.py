@@ -42,10 +42,8 @@ class HeadDrafter(Drafter):
         target: The model that it was trained for, or a `CausalTarget` over it; the engine must run
             the same one.
         depth: Largest depth of a draft; None leaves it to the budget.
-        width, mode: As for `ModelDrafter`.
-        tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`); None grows the
-            tree.
-        static, min_expected_gain: As for `ModelDrafter`; a compiled mode captures the head, too.
+        width, mode, tree, min_expected_gain: As for `ModelDrafter`.
+        static: As for `ModelDrafter`; a compiled mode captures the head, too.
 
     Raises:
         InputError: The settings are invalid.

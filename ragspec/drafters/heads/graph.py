@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
-from ragspec.drafters.heads.vocabulary import output_rows
+from ragspec.drafters.heads.vocabulary import linear_of, output_rows
 from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget
@@ -110,12 +110,8 @@ class _Modules(NamedTuple):
     def linear(self, name: str) -> nn.Linear | BlockLinear:
         """Return a linear layer."""
         state = self.weights.state
-        weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-        module = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        module.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            module.bias = nn.Parameter(bias, requires_grad=False)
-        return BlockLinear.of(module) if self.small and weight.shape[1] % BLOCK == 0 else module
+        module = linear_of(state[f"{name}.weight"], state.get(f"{name}.bias"))
+        return BlockLinear.of(module) if self.small and module.in_features % BLOCK == 0 else module
 
     def part(self, name: str, parts: str) -> SimpleNamespace:
         """Return the attention or the feed-forward part of the layer."""

@@ -213,7 +213,6 @@ class RecurrentHead(DraftHead):
             states: States before each of them [R, n, H], projected or fed.
             positions: Increasing positions, i64 [1, n]; None counts from 0.
             mask: Tokens that each one attends to, bool [1, 1, n, m]; None for all up to itself.
-            keys: Stores keys and values.
         """
         dtype, options = self.dtype, dict[str, Any]()
         embedded, states = embedded.to(dtype), states.to(dtype)

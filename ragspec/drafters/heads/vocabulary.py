@@ -48,11 +48,14 @@ def output_rows(target: CausalTarget, tokens: Tensor) -> nn.Module:
     tokens = tokens.to(target.device)
     if isinstance(output, BlockLinear):
         return output.rows(tokens)
-    rows = nn.Linear(output.in_features, len(tokens), device="meta")
-    rows.weight = _frozen(output.weight[tokens])
-    rows.bias = None if output.bias is None else _frozen(output.bias[tokens])
-    return rows
+    bias = None if output.bias is None else output.bias[tokens]
+    return linear_of(output.weight[tokens], bias)
 
 
-def _frozen(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.detach().clone(), requires_grad=False)
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with these weights, which do not learn."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer

@@ -179,7 +179,6 @@ def agreement(perturbed: Tensor, temperature: float, error: float) -> Tensor:
     last should not matter.
 
     Args:
-        perturbed: `log q / T + g` of the first choices after R nodes, f64 [R, k], up to a constant
-            per row; `log q` for temperature 0 (greedy).
+        perturbed: See `CoupledGrowth._contenders`.
     """
     return (perturbed * ((temperature or 1.0) / error)).softmax(-1)

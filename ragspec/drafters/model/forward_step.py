@@ -43,7 +43,7 @@ class ForwardShape:
         visible: NDArray[np.bool_],
         committed: int,
     ) -> NDArray[np.int64]:
-        """Return the inputs for fewer tokens than the shape has, or as many.
+        """Return the inputs for at most the tokens of the shape.
 
         Args:
             positions: Positions of all m speculative slots, the new ones last.

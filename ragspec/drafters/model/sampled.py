@@ -91,8 +91,7 @@ def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[i
     """Return one draw from q f64 [V] for each of the nodes, by inversion.
 
     Args:
-        root: Generated index of the first token of the step.
-        nodes: Node numbers, which key the noise.
+        root, nodes: The index of the root and the numbers of the nodes, which key the noise.
     """
     numbers = [noise.uniform(root, NoiseUse.DRAFT, node) for node in nodes]
     bounds = q.cumsum(0)
@@ -110,8 +109,7 @@ def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int)
     The k largest of log q + g, in falling order, are such draws.
 
     Args:
-        root: Generated index of the first token of the step.
-        parent: Parent of the drawn nodes (-1 = root), which keys the noise.
+        root, parent: The index of the root and the parent of the nodes, which key the noise.
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size
