@@ -6,9 +6,10 @@
 With --passages it reads parts of documents instead, as general text. Most prompts are the model's
 own (as in Magpie, arXiv 2406.08464: it goes on after the chat template's opening of a user's turn,
 and after the first words of one, so that there is enough of each kind); the rest ask about passages
-of permissive documents. Half of the answers are greedy; they end where they begin to repeat. A line has the ids of a chat, without what
-the prefix cache had, and where the answer starts; their hidden states are kept beside it (see
-`stored_states`). A run that was ended goes on with the next round. No share-alike text is read.
+of permissive documents. Half of the answers are greedy; all end where they begin to repeat. A line
+has the ids of a chat, without what the prefix cache had, and where the answer starts; their hidden
+states are kept beside it (see `stored_states`). A run that was ended goes on with the next round.
+No share-alike text is read.
 """
 
 from __future__ import annotations

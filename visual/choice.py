@@ -71,7 +71,7 @@ def choose_drafter(
         InputError: The object cannot draft, or the family does not support several drafters.
     """
     if isinstance(drafter, list | tuple):
-        check_drafters(drafter, settings.draft_mode, family.several_drafters)
+        check_drafters(drafter, settings.draft_mode, family.unit == "codes")
         if len(drafter) > 1:
             return _together([choose_drafter(each, family, settings, named) for each in drafter])
         drafter = drafter[0] if drafter else None

@@ -177,7 +177,7 @@ class ImagePipeline:
         for module in (self.model, self.draft):
             if module is not None:
                 module.to(*args, **kwargs)
-        for module in self.family.modules.values():
+        for module in self.family.modules:
             module.to(self.device)
         return self
 

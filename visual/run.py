@@ -15,6 +15,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, unfinished
+from ragspec.visual.rules.tv_budget import Surprising
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +85,7 @@ class CallState:
     def _speculative(self, config: ImageConfig, numbers: Sequence[int]) -> list[ImageSample]:
         """Generate with the engine."""
         pipe, family, call = self.pipe, self.pipe.family, self.call
+        latents = family.unit == "latents"
         target = family.open(family.model, self.conditions, config)
         progress = Progress(self, numbers, target)
         engine = Engine(
@@ -91,13 +93,13 @@ class CallState:
             None,
             pipe.source.make(target, self.conditions),
             budget=pipe.budget,
-            rule=family.judging(pipe.rule),
+            rule=pipe.rule if latents else Surprising(pipe.rule),  # latents have no probabilities
             max_batch_size=pipe.batch_size,
         )
         options: dict[str, Any] = {"max_new_tokens": self.raster.tokens, "ignore_eos": True}
         if call.callback_on_step_end is not None:
             options["stopping_criteria"] = [lambda ids, scores: self.interrupted]
-        temperature = 1.0 if family.unit == "latents" else call.temperature
+        temperature = 1.0 if latents else call.temperature
         began = time.perf_counter()
         generations = engine.generate(
             family.prompts(target, config),

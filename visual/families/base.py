@@ -24,7 +24,6 @@ from ragspec.visual.loading import ImageFolder, advice, expect_kind, kind_of_mod
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
-from ragspec.visual.rules.tv_budget import Surprising
 from ragspec.visual.run import Progress
 from ragspec.visual.saved import relaxation_of
 
@@ -60,7 +59,6 @@ class Family:
     adaptive_budget: ClassVar[bool] = True  # whether a budget may depend on measured times
     batch_size: ClassVar[int] = 16
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
-    several_drafters: ClassVar[bool] = True
     any_size: ClassVar[bool] = False  # whether it draws images of any height and width
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
@@ -163,12 +161,10 @@ class Family:
         return self.model
 
     @property
-    def modules(self) -> dict[str, torch.nn.Module]:
-        """The torch modules beside the model, by name; they move, but keep their dtype."""
-        vq = getattr(self.codec, "model", None)
-        encoder = getattr(self.text_encoder, "model", None)
-        parts = {"vq": vq, "text_encoder": encoder}
-        return {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    def modules(self) -> list[torch.nn.Module]:
+        """The torch modules beside the model; they move, but keep their dtype."""
+        parts = (getattr(part, "model", None) for part in (self.codec, self.text_encoder))
+        return [part for part in parts if isinstance(part, torch.nn.Module)]
 
     # What a call generates
 
@@ -266,10 +262,6 @@ class Family:
         sizes = {"positions": grid.tokens, "marks": grid.ends, "normalised": codec.normalised}
         return make_rule(rule, codec.codebook(), **sizes, **settings), settings
 
-    def judging(self, rule: Rule) -> Rule:
-        """Return the rule of a call, which also measures the NLL gap of each code."""
-        return Surprising(rule)
-
     def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
         """Take note of the rule, the drafter and the draft nodes of a pipeline.
 
@@ -335,14 +327,9 @@ class Family:
         """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
-        coupled, raster = settings.draft_mode == "coupled", target.raster or self.raster
+        mode, raster = settings.draft_mode, target.raster or self.raster
         end = target.vocab_size - 1 if raster.ends else None
-        return JacobiDrafter(
-            form="coupled" if coupled else "sampled",
-            width=raster.line,
-            branches=int(coupled),
-            end=end,
-        )
+        return JacobiDrafter(form=mode, width=raster.line, branches=int(mode == "coupled"), end=end)
 
 
 def _same(expected: object, actual: object) -> bool:

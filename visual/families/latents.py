@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
@@ -25,8 +24,8 @@ from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.rules.cspd import Aligned
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.table import Judged, LatentTable
-from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.latents.table import Judged
+from ragspec.visual.latents.target import LatentDraws, LatentTarget
 from ragspec.visual.loading import ImageFolder
 from ragspec.visual.models.captions import Captions
 from ragspec.visual.models.kl import KLAutoencoder
@@ -42,7 +41,6 @@ class LatentFamily(CodecFamily):
 
     default_rule = "aligned"
     dtype = "float32"  # distributions are compared by their densities
-    several_drafters = False  # drafts are chains
     unit = "latents"
     unsupported: tuple[str, ...] = ("top_k", "top_p", "min_p", "guidance_interval", "codes")
 
@@ -76,36 +74,45 @@ class LatentFamily(CodecFamily):
             return make_latent_rule(rule, **settings), settings
         return without_settings(rule, settings), {}
 
-    def judging(self, rule: Rule) -> Rule:
-        """Return the rule of a call, unchanged: a latent has no probability to measure."""
-        return rule
-
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode latents [B, h, w, D]."""
         images: Tensor = self.codec.decode_latents(codes)
         return images
 
-    def outcomes(
-        self, generation: Generation, table: LatentTable, rule: Rule
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return outcomes i64 and distances f64 [N] of latents in the order of generation."""
-        outcomes = np.full(self.raster.codes, -1, dtype=np.int64)
-        distances = np.full(outcomes.shape, np.nan)
-        judged = [table.judged.get(number) for number in generation.tokens]
-        outcomes[: len(judged)] = [outcome_of(each, isinstance(rule, Aligned)) for each in judged]
-        if kind_of_label(generation.label) == APPROXIMATE:
-            accepted = [each for each in judged if each is not None and each.accepted]
-            distances[outcomes == 1] = table.distances(accepted)
-        return outcomes, distances
+    def samples(
+        self, generations: Sequence[Generation], target: LatentDraws, rule: Rule, raster: Raster
+    ) -> list[ImageSample]:
+        """Return the latents by place, and what became of the drafts."""
+        samples = list[ImageSample]()
+        for row, sample in enumerate(samples_of(generations, raster)):
+            generation, table = generations[row], target.table
+            outcomes = np.full(raster.codes, -1, dtype=np.int64)
+            distances = np.full(raster.codes, np.nan)
+            judged = [table.judged.get(number) for number in generation.tokens]
+            outcomes[: len(judged)] = [outcome_of(each, rule) for each in judged]
+            if kind_of_label(generation.label) == APPROXIMATE:
+                accepted = [each for each in judged if each is not None and each.accepted]
+                distances[outcomes == 1] = table.distances(accepted)
+            order = np.arange(raster.codes) if target.orders is None else target.orders[row].numpy()
+            places = order.argsort().reshape(raster.shape)
+            replaced = replace(
+                sample,
+                values=self.values(target, row, generation.tokens, raster)[0],
+                map=sample.map.reshape(-1)[places],
+                outcomes=outcomes[places],
+                distances=distances[places],
+            )
+            samples.append(replaced)
+        return samples
 
 
-def outcome_of(judged: Judged | None, mirrors: bool) -> int:
-    """Return the index in `OUTCOMES` of a verdict; `mirrors` if the rule reflects drafts."""
+def outcome_of(judged: Judged | None, rule: Rule) -> int:
+    """Return the index in `OUTCOMES` of a verdict; `Aligned` reflects drafts."""
     if judged is None or judged.drafted is None:
         return 0
     if judged.accepted:
         return 1
-    return 2 if mirrors and judged.emitted != judged.target_number else 3
+    return 2 if isinstance(rule, Aligned) and judged.emitted != judged.target_number else 3
 
 
 class Latents(LatentFamily, LlamaGen):
@@ -152,19 +159,6 @@ class Latents(LatentFamily, LlamaGen):
         """Return a `LatentTarget`."""
         table = conditions.table(model.trunk)
         return LatentTarget(model, table, config.guidance_scale, self.schedule)
-
-    @torch.no_grad()
-    def samples(
-        self, generations: Sequence[Generation], target: LatentTarget, rule: Rule, raster: Raster
-    ) -> list[ImageSample]:
-        """Return the latents, and what became of the drafts."""
-        samples = list[ImageSample]()
-        for sample, generation in zip(samples_of(generations, raster), generations, strict=True):
-            outcomes, distances = self.outcomes(generation, target.table, rule)
-            outcomes, distances = raster.grid(outcomes), raster.grid(distances)
-            latents = self.model.restored(target.table.latents[sample.values])
-            samples.append(replace(sample, values=latents, outcomes=outcomes, distances=distances))
-        return samples
 
     @torch.no_grad()
     def values(self, target: LatentTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
@@ -26,6 +25,7 @@ from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.target import LatentDraws
 from ragspec.visual.loading import ImageFolder, is_model, read_kind
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
@@ -34,9 +34,9 @@ from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.models.autoencoder import Autoencoder
 from ragspec.visual.models.kl import KLAutoencoder
-from ragspec.visual.models.raster import Number, Raster
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.output import UNFINISHED, ImageSample, samples_of
+from ragspec.visual.output import UNFINISHED, ImageSample
 from ragspec.visual.run import Progress
 
 ITERATIONS = 64  # the default in plain decoding; fewer if there are fewer latents
@@ -156,25 +156,14 @@ class Mar(LatentFamily):
         return [target.prompt(picture) for picture in range(len(config.rows))]
 
     def samples(
-        self, generations: Sequence[Generation], target: MaskedTarget, rule: Rule, raster: Raster
+        self, generations: Sequence[Generation], target: LatentDraws, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
-        """Return the latents by place, and what became of the drafts."""
-        numbers = [each.tokens for each in generations]
-        latents = self._restored(latents_of(target.table, target.orders, numbers))
-        samples = list[ImageSample]()
-        for row, sample in enumerate(samples_of(generations, raster)):
-            generation, order = generations[row], target.orders[row].numpy()
-            outcomes, distances = self.outcomes(generation, target.table, rule)
-            replaced = replace(
-                sample,
-                values=latents[row],
-                map=self._placed(sample.map.reshape(-1), order),
-                outcomes=self._placed(outcomes, order),
-                distances=self._placed(distances, order),
-                prefixes=sum(1 + len(step.tree) for step in generation.steps),
-            )
-            samples.append(replaced)
-        return samples
+        """Return the latents by place, what became of the drafts, and the masked prefixes."""
+        samples = super().samples(generations, target, rule, raster)
+        return [
+            replace(sample, prefixes=sum(1 + len(step.tree) for step in generation.steps))
+            for sample, generation in zip(samples, generations, strict=True)
+        ]
 
     def step_tensor(self, target: MaskedTarget) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
@@ -207,25 +196,20 @@ class Mar(LatentFamily):
         latents = sampler.draw(labels, noises, after)
         sizes = -np.diff(np.array([places, *sampler.left]))
         counts, shape = np.repeat(sizes, sizes), self.raster.shape
+        orders = [order_of(noise, places).argsort().reshape(shape) for noise in noises]
         return [
             ImageSample(
                 values=each,
                 label="exact" if before == places else UNFINISHED,
-                map=self._placed(counts, order_of(noise, places).numpy()),
+                map=counts[order.numpy()],
                 excess=np.zeros(shape),
                 gaps=np.zeros(0),
                 outcomes=np.zeros(shape, dtype=np.int64),
                 distances=np.full(shape, np.nan),
                 prefixes=self.iterations,
             )
-            for each, noise in zip(self._restored(latents), noises, strict=True)
+            for each, order in zip(self._restored(latents), orders, strict=True)
         ]
-
-    def _placed(self, values: NDArray[Number], order: NDArray[np.int64]) -> NDArray[Number]:
-        """Reorder values [N] from the order of generation to the places [h, w]."""
-        places = np.empty_like(values)
-        places[order] = values
-        return self.raster.grid(places)
 
     def _restored(self, latents: Tensor) -> Tensor:
         restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)

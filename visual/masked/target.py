@@ -42,6 +42,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         table: For a draft model, the table of its target.
     """
 
+    orders: Tensor
     capabilities = Capabilities(False, False, True, False, "a masked model of latents")
     generation_config = None
 

@@ -48,8 +48,7 @@ class Raster:
     @property
     def places(self) -> NDArray[np.int64]:
         """The indices of the tokens that are codes, i64 [codes]."""
-        laid = np.arange(self.tokens).reshape(self.height, self.line)
-        return laid[:, : self.width].reshape(-1)
+        return self.grid(np.arange(self.tokens)).reshape(-1)
 
     def grid(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return the entries of values [tokens] that belong to codes, as [h, w]."""
@@ -57,8 +56,7 @@ class Raster:
 
     def codes_in(self, tokens: int) -> int:
         """Return how many of an image's first tokens are codes."""
-        rows, rest = divmod(tokens, self.line)
-        return rows * self.width + min(rest, self.width)
+        return len(self.known(range(tokens)))
 
     def known(self, tokens: Sequence[int]) -> list[int]:
         """Return the codes among the first tokens of an image."""

@@ -63,12 +63,14 @@ _TRIES = 8  # paths of the target in the first batch; every batch doubles
 
 Propose = Callable[[range], tuple[Tensor, Tensor]]
 """Maps the numbers of n tries to latents of the target [n, D] and their log p / q [n]."""
+Gaussians = tuple[Tensor, Tensor]
+"""Means and deviations of steps, [n, s, D] each."""
 
 
 class Coupled(LatentRule):
-    """A base of rules that keep a draft with probability min(1, p / q) of its last steps.
+    """A base of rules that keep a draft with probability min(1, p / q) of its last `s` steps.
 
-    A rule defines `s`. It may override `left`.
+    It may override `left`.
     """
 
     s: float  # the number of judged denoising steps, where there are as many
@@ -82,8 +84,8 @@ class Coupled(LatentRule):
         """Return log p / q of a draft, by its number and that of the target's sample."""
         table, s = view.target.table, self.steps(view.target.steps)
         path = table.paths[drafted][None]
-        by_target = log_density(path[:, :s], *gaussians_of(table, sampled, path, s))
-        return float(by_target - log_density(path[:, :s], *sampled_with(table, drafted, s)))
+        target, draft = gaussians_of(table, sampled, path, s), sampled_with(table, drafted, s)
+        return float(log_ratios(path[:, :s], target, draft))
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
         """Return a latent [D] from the residual max(0, p - q).
@@ -118,16 +120,15 @@ def left_of_paths(
         most: Maximum tries; None is returned after them.
     """
     table = view.target.table
-    width = table.paths.shape[-1]
 
     def propose(tries: range) -> tuple[Tensor, Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
-        start = table.paths[sampled][s].expand(len(tries), 1, width)
+        start = table.paths[sampled][s].expand(len(tries), 1, -1)
         conditioning = table.conditioning[sampled][None]
         sample = table.sampler(sampled).draw(conditioning, torch.cat([fresh, start], 1), s)
-        by_target = log_density(sample.path[:, :s], sample.means, sample.deviations)
-        by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
-        return sample.latents, log_factor + by_target - by_draft
+        target = sample.means, sample.deviations
+        draft = gaussians_of(table, drafted, sample.path, s)
+        return sample.latents, log_factor + log_ratios(sample.path[:, :s], target, draft)
 
     return first_accepted(view, index, propose, most)
 
@@ -158,10 +159,6 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> Tensor
     return fresh.reshape(len(tries), rows, width)
 
 
-Gaussians = tuple[Tensor, Tensor]
-"""Means and deviations of steps, [n, s, D] each."""
-
-
 def sampled_with(table: LatentTable, number: int, s: int) -> Gaussians:
     """Return the Gaussians that the last s steps of a latent's path were drawn from."""
     return table.means[number][None, :s], table.deviations[number][None, :s]
@@ -185,9 +182,9 @@ def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaus
     return means, deviations
 
 
-def log_density(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
-    """Return log N(path; means) of s steps [n, s, D], summed: f64 [n]; see `step_densities`."""
-    return step_densities(path, means, deviations).sum(-1)
+def log_ratios(path: Tensor, target: Gaussians, draft: Gaussians) -> Tensor:
+    """Return log p / q of s steps [n, s, D] of paths, summed: f64 [n]."""
+    return step_densities(path, *target).sum(-1) - step_densities(path, *draft).sum(-1)
 
 
 def step_densities(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
