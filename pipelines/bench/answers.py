@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, InputError
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import argument, option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.pipelines.console.texts import Row, read_rows
 
@@ -32,17 +30,14 @@ _MISNAMED = re.compile("(gold|answer|expect|refer)", re.IGNORECASE)
 class AnswersBenchOptions:
     """Questions with their answers, the documents, and the model that is measured."""
 
-    questions: Annotated[
-        Path,
-        Argument(help="JSON lines of {question, answers}; without answers it should be refused."),
-    ]
     documents: o.DocumentOptions
     engine: o.EngineOptions
     rows: RowOptions
-    html: Annotated[
-        Path | None, Option("--html", help="Write questions and answers to this page.")
-    ] = None
-    max_new_tokens: Annotated[int, Setting("Most tokens of an answer.", least=1)] = 160
+    questions: Path = argument(
+        ..., "JSON lines of {question, answers}; without answers it should be refused."
+    )
+    html: Path | None = option(None, "Write questions and answers to this page.", "--html")
+    max_new_tokens: int = setting(160, "Most tokens of an answer.", least=1)
 
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)

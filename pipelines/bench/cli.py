@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer import Option
 
 from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_saved_draft
@@ -19,7 +18,7 @@ from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
-from ragspec.pipelines.console.records import Setting, add_command, split, takes_records
+from ragspec.pipelines.console.records import add_command, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -35,35 +34,26 @@ class TextBenchOptions:
 
     place: PlaceOptions
     rows: RowOptions
-    model: Annotated[str, Option(help="Name or folder of the target model.")] = "starter"
-    draft_model: Annotated[str, Option(help="Name or folder of the draft model; '' for none.")] = (
-        "starter-draft"
+    model: str = option("starter", "Name or folder of the target model.")
+    draft_model: str = option("starter-draft", "Name or folder of the draft model; '' for none.")
+    data: Path | None = option(
+        None, "JSON lines of {id, category, prompt} or Spec-Bench rows. Default: bundled ones."
     )
-    data: Annotated[
-        Path | None,
-        Option(
-            help="JSON lines of {id, category, prompt} or Spec-Bench rows. Default: bundled ones."
-        ),
-    ] = None
-    variants: Annotated[
-        str,
-        Option(
-            help=f"Comma-separated: {', '.join(measure.PEERS)} (@N: N draft tokens a step), plain, "
-            "names of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
-        ),
-    ] = ",".join(measure.DEFAULT_VARIANTS)
-    store: Annotated[
-        Path | None, Option(help="Store of text to draft from (`ragspec store build`).")
-    ] = None
-    history: Annotated[
-        Path | None, Option(help="Store of the model's own answers (`ragspec store from-answers`).")
-    ] = None
-    budget: Annotated[str, Option(help="Draft nodes a step: 'auto' or a number.")] = "auto"
-    items: Annotated[int, Option(min=1, help="Most prompts of each category.")] = 64
-    repeats: Annotated[int, Option(min=1, help="Runs of each prompt in each variant.")] = 1
-    new_tokens: Annotated[
-        int | None, Setting("Most new tokens of each prompt. Default: those of its row.", least=1)
-    ] = None
+    variants: str = option(
+        ",".join(measure.DEFAULT_VARIANTS),
+        f"Comma-separated: {', '.join(measure.PEERS)} (@N: N draft tokens a step), plain, "
+        "names of `ragspec drafters`, folders of heads. A plus sign fuses drafters.",
+    )
+    store: Path | None = option(None, "Store of text to draft from (`ragspec store build`).")
+    history: Path | None = option(
+        None, "Store of the model's own answers (`ragspec store from-answers`)."
+    )
+    budget: str = option("auto", "Draft nodes a step: 'auto' or a number.")
+    items: int = option(64, "Most prompts of each category.", min=1)
+    repeats: int = option(1, "Runs of each prompt in each variant.", min=1)
+    new_tokens: int | None = setting(
+        None, "Most new tokens of each prompt. Default: those of its row.", least=1
+    )
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
-
-from typer import Option
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
@@ -22,7 +20,7 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
-from ragspec.pipelines.console.records import split
+from ragspec.pipelines.console.records import option, split
 from ragspec.registry import unknown
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import find_draft, find_folder, read_kind
@@ -61,24 +59,18 @@ class ImageBenchOptions:
 
     place: PlaceOptions
     rows: RowOptions
-    model: Annotated[
-        str, Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
-    ] = "tiles"
-    variants: Annotated[
-        str,
-        Option(
-            help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
-            "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
-        ),
-    ] = ""
-    images: Annotated[int, Option(min=1, help="Pictures to draw in each variant.")] = 16
-    budget: Annotated[str, Option(help="Draft nodes a step: 'auto' or a number.")] = "12"
-    guidance: Annotated[float | None, Option(help="Scale of classifier-free guidance.")] = 2.0
-    temperature: Annotated[float, Option(help="Temperature of sampling.")] = 1.0
-    seed: Annotated[int, Option(help="Random seed of the first picture.")] = 0
-    steps: Annotated[
-        int | None, Option(min=1, help="Denoising steps of a latent; default: the model's.")
-    ] = None
+    model: str = option("tiles", "Bundled image set or folder of a pipeline.", "--model", "-m")
+    variants: str = option(
+        "",
+        "Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
+        "exact,lantern,lantern++ or, of latents, aligned,near@0.02.",
+    )
+    images: int = option(16, "Pictures to draw in each variant.", min=1)
+    budget: str = option("12", "Draft nodes a step: 'auto' or a number.")
+    guidance: float | None = option(2.0, "Scale of classifier-free guidance.")
+    temperature: float = option(1.0, "Temperature of sampling.")
+    seed: int = option(0, "Random seed of the first picture.")
+    steps: int | None = option(None, "Denoising steps of a latent; default: the model's.", min=1)
 
     def __post_init__(self) -> None:
         checks.check_budget(self.budget)

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
-
-from typer import Option
 
 from ragspec.pipelines.bench.measure import BenchRow
 from ragspec.pipelines.console import checks
+from ragspec.pipelines.console.records import option
 from ragspec.pipelines.console.terminal import Terminal
 
 
@@ -19,7 +17,7 @@ from ragspec.pipelines.console.terminal import Terminal
 class RowOptions:
     """Where the rows of a measurement go."""
 
-    json: Annotated[Path | None, Option("--json", help="Write the rows to this JSON file.")] = None
+    json: Path | None = option(None, "Write the rows to this JSON file.", "--json")
 
     def __post_init__(self) -> None:
         checks.check_output(self.json, checks.JSON)

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import EXTRACT, find_template
@@ -26,7 +24,7 @@ from ragspec.pipelines.cli.show import (
 )
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, split, takes_records
+from ragspec.pipelines.console.records import argument, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.storage.store import is_store
 
@@ -48,13 +46,12 @@ WARM_UP_TOKENS = 8
 class AskOptions:
     """A question over documents."""
 
-    question: Annotated[str, typer.Argument(help="Question about the documents.")]
     documents: o.DocumentOptions
     text: o.TextOptions
-    no_refusal: Annotated[
-        bool,
-        typer.Option("--no-refusal", help="Ask the model even if no document covers the question."),
-    ] = False
+    question: str = argument(..., "Question about the documents.")
+    no_refusal: bool = option(
+        False, "Ask the model even if no document covers the question.", "--no-refusal"
+    )
 
     def __post_init__(self) -> None:
         checks.check_question(self.question)
@@ -69,26 +66,21 @@ class AskOptions:
 class IterativeOptions(AskOptions):
     """A question over documents that are searched while the answer is written."""
 
-    stride: Annotated[int, typer.Option(min=1, help="Tokens between two searches.")] = 4
-    search: Annotated[
-        Literal["dense", "sparse", "fused"] | None,
-        Setting("Kind of search: dense, sparse or fused. Default: what the index was built for."),
-    ] = None
-    speculate: Annotated[
-        str,
-        Setting(
-            "Strides written on guesses before the search checks them: auto, a number, or off. The "
-            "text stays the same."
-        ),
-    ] = "auto"
-    rounds: Annotated[
-        int | None,
-        Setting(
-            "Write the whole answer this many times, each over what is found for the one before "
-            "(Iter-RetGen), in place of a search every few tokens.",
-            least=1,
-        ),
-    ] = None
+    stride: int = option(4, "Tokens between two searches.", min=1)
+    search: Literal["dense", "sparse", "fused"] | None = setting(
+        None, "Kind of search: dense, sparse or fused. Default: what the index was built for."
+    )
+    speculate: str = setting(
+        "auto",
+        "Strides written on guesses before the search checks them: auto, a number, or off. The "
+        "text stays the same.",
+    )
+    rounds: int | None = setting(
+        None,
+        "Write the whole answer this many times, each over what is found for the one before "
+        "(Iter-RetGen), in place of a search every few tokens.",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         AskOptions.__post_init__(self)
@@ -215,28 +207,22 @@ def parse_range(text: str) -> tuple[int, int]:
 class LongOptions:
     """A question over one long document."""
 
-    question: Annotated[str, typer.Argument(help="Question about the document.")]
     text: LongTextOptions
-    doc: Annotated[
-        Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
-    ] = None
-    token_range: Annotated[
-        tuple[int, int] | None,
-        Setting("FROM:TO, the tokens of the document to read.", parse=parse_range),
-    ] = None
-    save_cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the document's KV cache: written first, then opened."),
-    ] = None
-    steer: Annotated[
-        float | None,
-        typer.Option(
-            help="Move the answer's distribution towards what the question finds, so strongly; "
-            "RAPID's value is 10. The answer is then not exact."
-        ),
-    ] = None
-    prompt: o.PromptSetting = None
-    system: o.SystemSetting = None
+    question: str = argument(..., "Question about the document.")
+    doc: Path | None = option(None, "The document: one file.", "--doc", "-d", dir_okay=False)
+    token_range: tuple[int, int] | None = setting(
+        None, "FROM:TO, the tokens of the document to read.", parse=parse_range
+    )
+    save_cache: Path | None = option(
+        None, "Folder for the document's KV cache: written first, then opened."
+    )
+    steer: float | None = option(
+        None,
+        "Move the answer's distribution towards what the question finds, so strongly; "
+        "RAPID's value is 10. The answer is then not exact.",
+    )
+    prompt: str | None = setting(None, o.PROMPT)
+    system: str | None = setting(None, o.SYSTEM)
 
     def __post_init__(self) -> None:
         checks.check_question(self.question)

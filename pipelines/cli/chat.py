@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Argument
+from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError, RagspecError, pluralize
 from ragspec.pipelines.cli.show import note_end, note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.records import argument, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class ChatOptions:
     documents: o.DocumentOptions
     engine: ChatEngineOptions
     sampling: o.SamplingOptions
-    question: Annotated[str | None, Argument(help="First question; further ones are typed.")] = None
+    question: str | None = argument(None, "First question; further ones are typed.")
 
     def __post_init__(self) -> None:
         if self.question is not None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from ragspec.errors import pluralize
 from ragspec.pipelines.cli.store import PREFIX, SourcesArgument, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import add_command, takes_records
+from ragspec.pipelines.console.records import add_command, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
 
@@ -30,11 +30,11 @@ class DatastoreBuildOptions:
     """The text of a datastore."""
 
     texts: SourcesArgument
-    out: Annotated[Path, Option("--out", "-o", help="Where it is written.")]
     columns: TextColumns
     place: o.PlaceOptions
+    out: Path = option(..., "Where it is written.", "--out", "-o")
     model: o.ModelOption = "starter"
-    max_tokens: Annotated[int, Option(min=1, help="Keep so many tokens at most.")] = 10**6
+    max_tokens: int = option(10**6, "Keep so many tokens at most.", min=1)
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:

@@ -1,15 +1,14 @@
 """The options of `ragspec draw`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-from typer import Argument, Option
+from dataclasses import dataclass
+from typing import Any
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import CONFIG, check_dtype, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import argument, option
 from ragspec.registry import names, unknown
 from ragspec.visual import checks as visual
 from ragspec.visual.checks import DENOISING, KINDS, WHOLE
@@ -23,59 +22,47 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 class DrawOptions:
     """The prompts or classes to draw, and the settings; checked before any model is loaded."""
 
-    prompt: Annotated[list[str], Argument(help="Prompts to draw, such as 'red heart'.")] = field(
-        default_factory=list
+    prompt: list[str] = argument([], "Prompts to draw, such as 'red heart'.")
+    classes: list[str] = option([], "Class to draw by number or name; repeatable.", "--class", "-c")
+    model: str | None = option(
+        None,
+        "Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
+        "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
+        "--model",
+        "-m",
     )
-    classes: Annotated[
-        list[str], Option("--class", "-c", help="Class to draw by number or name; repeatable.")
-    ] = field(default_factory=list)
-    model: Annotated[
-        str | None,
-        Option(
-            "--model",
-            "-m",
-            help="Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
-            "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
-        ),
-    ] = None
-    family: Annotated[
-        str | None,
-        Option(help="Image family by name, default: what the folder holds; else see docs."),
-    ] = None
-    rule: Annotated[
-        str | None,
-        Option(
-            help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
-            "aligned, horizon, path. Default: exact, of latents aligned."
-        ),
-    ] = None
-    setting: Annotated[
-        list[str],
-        Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
-            "denoising (steps, floor, iterations), device or dtype; repeatable.",
-        ),
-    ] = field(default_factory=list)
-    drafter: Annotated[
-        str, Option(help="auto, jacobi, model, head, a folder, several joined by +, or none.")
-    ] = "auto"
-    budget: Annotated[
-        str | None,
-        Option(help="Draft nodes per step: auto, or a number. Default: 12, of masked 4."),
-    ] = None
-    n: Annotated[int, Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
-    seed: Annotated[
-        int | None, Option("--seed", help="Random seed. Chosen at random and printed if omitted.")
-    ] = None
-    guidance: Annotated[
-        float | None, Option(help="Guidance scale, 1 for none. Default: the family's, mostly 2.")
-    ] = None
-    temperature: Annotated[
-        float, Option("--temperature", "-t", min=0, max=100, help="Temperature; 0: the best code.")
-    ] = 1.0
+    family: str | None = option(
+        None, "Image family by name, default: what the folder holds; else see docs."
+    )
+    rule: str | None = option(
+        None,
+        "Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
+        "aligned, horizon, path. Default: exact, of latents aligned.",
+    )
+    setting: list[str] = option(
+        [],
+        "A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
+        "denoising (steps, floor, iterations), device or dtype; repeatable.",
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+    )
+    drafter: str = option(
+        "auto", "auto, jacobi, model, head, a folder, several joined by +, or none."
+    )
+    budget: str | None = option(
+        None, "Draft nodes per step: auto, or a number. Default: 12, of masked 4."
+    )
+    n: int = option(1, "Images of each prompt or class.", "--n", "-n", min=1)
+    seed: int | None = option(
+        None, "Random seed. Chosen at random and printed if omitted.", "--seed"
+    )
+    guidance: float | None = option(
+        None, "Guidance scale, 1 for none. Default: the family's, mostly 2."
+    )
+    temperature: float = option(
+        1.0, "Temperature; 0: the best code.", "--temperature", "-t", min=0, max=100
+    )
 
     def __post_init__(self) -> None:
         for text in self.prompt:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import argument, option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -29,20 +27,16 @@ NEIGHBOURS, WEIGHT = 32, 0.25
 class KnnOptions:
     """The datastore that is mixed into the distribution of every token (kNN-LM)."""
 
-    datastore: Annotated[
-        Path | None, Option(help="Datastore to mix into the distribution of each token (kNN-LM).")
-    ] = None
-    knn: Annotated[int, Setting("With --datastore: neighbours of a token.", least=1)] = NEIGHBOURS
-    knn_weight: Annotated[
-        float, Setting("With --datastore: their weight.", least=0.0, most=1.0)
-    ] = WEIGHT
-    speculate: Annotated[
-        str,
-        Setting(
-            "With --datastore: tokens written on guesses before the search checks them: auto, a "
-            "number, or off. The text stays the same."
-        ),
-    ] = "auto"
+    datastore: Path | None = option(
+        None, "Datastore to mix into the distribution of each token (kNN-LM)."
+    )
+    knn: int = setting(NEIGHBOURS, "With --datastore: neighbours of a token.", least=1)
+    knn_weight: float = setting(WEIGHT, "With --datastore: their weight.", least=0.0, most=1.0)
+    speculate: str = setting(
+        "auto",
+        "With --datastore: tokens written on guesses before the search checks them: auto, a "
+        "number, or off. The text stays the same.",
+    )
 
     def __post_init__(self) -> None:
         settings = (self.knn, self.knn_weight, self.speculate)
@@ -58,16 +52,12 @@ class KnnOptions:
 class GenerateOptions:
     """A text to continue."""
 
-    prompt: Annotated[str, Argument(help="Text to continue; - reads standard input.")]
     text: o.TextOptions
     knn: KnnOptions
-    chat: Annotated[
-        bool, Option("--chat", help="Answer the text, in the model's chat template.")
-    ] = False
-    system: o.SystemSetting = None
-    stop: Annotated[
-        list[str], Option(help=r"Text that ends the output; \n is a line break; repeatable.")
-    ] = field(default_factory=list)
+    prompt: str = argument(..., "Text to continue; - reads standard input.")
+    chat: bool = option(False, "Answer the text, in the model's chat template.", "--chat")
+    system: str | None = setting(None, o.SYSTEM)
+    stop: list[str] = option([], r"Text that ends the output; \n is a line break; repeatable.")
 
     def __post_init__(self) -> None:
         checks.checked_text(self.prompt)

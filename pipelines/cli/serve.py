@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_store
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual.loading import find_folder
@@ -28,13 +26,9 @@ class ServeOptions:
     documents: o.SearchOptions
     engine: o.EngineOptions
     settings: ServerSettings
-    store: Annotated[list[str], Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")] = (
-        field(default_factory=list)
-    )
-    images: Annotated[list[str], Option(help="Image model to serve too; repeatable.")] = field(
-        default_factory=list
-    )
-    name: Annotated[str | None, Setting("Model name in the API. Default: that of --model.")] = None
+    store: list[str] = option([], "NAME=FOLDER, a corpus to draft from; repeatable.")
+    images: list[str] = option([], "Image model to serve too; repeatable.")
+    name: str | None = setting(None, "Model name in the API. Default: that of --model.")
 
     def __post_init__(self) -> None:
         for path in stores_of(self.store).values():

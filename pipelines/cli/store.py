@@ -17,7 +17,7 @@ from typer import Argument, Option
 from ragspec.errors import DocumentError, PromptTooLongError, StoreError, pluralize
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, add_command, takes_records
+from ragspec.pipelines.console.records import add_command, argument, option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import (
     TextColumns,
@@ -54,18 +54,14 @@ OutOption = Annotated[Path, Option("--out", "-o", help="Where the corpus is writ
 class AnswerOptions:
     """Prompts that a model answers into a corpus."""
 
-    prompts: Annotated[Path, Argument(help="A jsonl or parquet file of prompts.")]
-    out: OutOption
     engine: o.EngineOptions
-    max_new_tokens: Annotated[int, Option(min=1, help="Most tokens of an answer.")] = 256
+    out: OutOption
+    prompts: Path = argument(..., "A jsonl or parquet file of prompts.")
+    max_new_tokens: int = option(256, "Most tokens of an answer.", min=1)
     json: o.JsonOption = False
-    batch: Annotated[int, Setting("Prompts answered side by side.", least=1)] = 16
-    field: Annotated[
-        str | None, Setting("Column of the rows; the usual names are tried without it.")
-    ] = None
-    tenant: Annotated[str, Setting("Who may see the answers: global, or the name of a tenant.")] = (
-        "global"
-    )
+    batch: int = setting(16, "Prompts answered side by side.", least=1)
+    field: str | None = setting(None, "Column of the rows; the usual names are tried without it.")
+    tenant: str = setting("global", "Who may see the answers: global, or the name of a tenant.")
 
     def __post_init__(self) -> None:
         checks.check_new_store(self.out, "corpus")
@@ -100,9 +96,7 @@ class StoreBuildOptions:
     columns: TextColumns
     model: o.ModelOption = "starter"
     max_tokens: ReadOption = None
-    replace: Annotated[
-        bool, Option("--replace", help="Put it in the place of the corpus that is there.")
-    ] = False
+    replace: bool = option(False, "Put it in the place of the corpus that is there.", "--replace")
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:

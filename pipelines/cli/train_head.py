@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ragspec.errors import InputError, pluralize
 from ragspec.models.checks import check_head_files, check_head_vocabulary, read_vocab_size
@@ -16,7 +14,7 @@ from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.cli.store import ReadOption, at_most, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import Setting, takes_records
+from ragspec.pipelines.console.records import option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import Item, TextColumns, read_texts
 from ragspec.training.files import check_out, read_codes
@@ -34,45 +32,31 @@ Form = Literal["eagle1", "eagle3", "peagle", "dflash", "medusa", "hydra", "hydra
 class HeadOptions:
     """The model of a draft head, the texts to learn from, and the training."""
 
-    data: Annotated[
-        Path,
-        Option(
-            parser=checks.filled_path,
-            help="Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
-            "a .npz with codes and labels or features.",
-        ),
-    ]
-    out: Annotated[Path, Option("--out", "-o", help="The folder that the head goes to.")]
     place: o.PlaceOptions
+    data: Path = option(
+        ...,
+        "Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
+        "a .npz with codes and labels or features.",
+        parser=checks.filled_path,
+    )
+    out: Path = option(..., "The folder that the head goes to.", "--out", "-o")
     model: o.ModelOption = "starter"
-    steps: Annotated[int, Option(min=1, help="Most steps of the optimizer.")] = 2000
-    minutes: Annotated[float | None, Option(help="End the training after so long.")] = None
+    steps: int = option(2000, "Most steps of the optimizer.", min=1)
+    minutes: float | None = option(None, "End the training after so long.")
     max_tokens: ReadOption = None
-    seed: Annotated[int, Option(help="With --steps alone the head follows from it.")] = 0
-    start: Annotated[
-        Path | None, Option(help="Begin with this trained head, to learn from other texts.")
-    ] = None
-    resume: Annotated[
-        bool, Option("--resume", help="Go on with the training that was left in --out.")
-    ] = False
+    seed: int = option(0, "With --steps alone the head follows from it.")
+    start: Path | None = option(None, "Begin with this trained head, to learn from other texts.")
+    resume: bool = option(False, "Go on with the training that was left in --out.", "--resume")
     json: o.JsonOption = False
-    form: Annotated[Form, Setting(f"Form of the head: {', '.join(get_args(Form))}.")] = "eagle1"
-    slots: Annotated[
-        int, Setting("Tokens that a form of several slots drafts in one pass.", least=1)
-    ] = 4
-    batch: Annotated[int, Setting("Texts of a step.", least=1)] = 8
-    length: Annotated[
-        int, Setting("Tokens that texts are cut to; pictures stay whole.", least=4)
-    ] = 256
-    rate: Annotated[
-        float | None, Setting("Learning rate at its height. Default: by the width.")
-    ] = None
-    depth: Annotated[
-        int, Setting("Rounds in which the head learns from its own guesses.", least=1)
-    ] = 1
-    vocabulary: Annotated[
-        int | None, Setting("Draft only so many tokens, the most frequent. Default: all.", least=1)
-    ] = None
+    form: Form = setting("eagle1", f"Form of the head: {', '.join(get_args(Form))}.")
+    slots: int = setting(4, "Tokens that a form of several slots drafts in one pass.", least=1)
+    batch: int = setting(8, "Texts of a step.", least=1)
+    length: int = setting(256, "Tokens that texts are cut to; pictures stay whole.", least=4)
+    rate: float | None = setting(None, "Learning rate at its height. Default: by the width.")
+    depth: int = setting(1, "Rounds in which the head learns from its own guesses.", least=1)
+    vocabulary: int | None = setting(
+        None, "Draft only so many tokens, the most frequent. Default: all.", least=1
+    )
 
     def __post_init__(self) -> None:
         checks.check_paths(self.data)

@@ -6,7 +6,7 @@ See `records.takes_records`. A check that needs no model runs when a record is m
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -23,7 +23,7 @@ from ragspec.models.checks import (
 from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.answering.template import find_template
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.records import Setting, split
+from ragspec.pipelines.console.records import option, setting, split
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.sampling.settings import Sampling
 from ragspec.storage.store import checked_scope, is_store
@@ -41,25 +41,21 @@ ModelOption = Annotated[
 EMBEDDER = "Embedder: path, package or hub id. Default: the bundled one, or that of the index."
 EmbedderOption = Annotated[str | None, Option(help=EMBEDDER)]
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON object only.")]
-SystemSetting = Annotated[str | None, Setting("System message of a chat model.")]
-PromptSetting = Annotated[
-    str | None,
-    Setting(
-        "Prompt template: evidence, quote, answer, extract (the documents' sentences, without the "
-        "model), or a Jinja file. Default: answer for chat models, evidence for others."
-    ),
-]
+SYSTEM = "System message of a chat model."
+PROMPT = (
+    "Prompt template: evidence, quote, answer, extract (the documents' sentences, without the "
+    "model), or a Jinja file. Default: answer for chat models, evidence for others."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceOptions:
     """The device of models and their data type."""
 
-    device: Annotated[str, Setting("Device: auto, cpu, or an accelerator such as cuda.")] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"],
-        Setting("Data type: auto, float32, bfloat16, float16, float64; or int8 weights."),
-    ] = "auto"
+    device: str = setting("auto", "Device: auto, cpu, or an accelerator such as cuda.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"] = setting(
+        "auto", "Data type: auto, float32, bfloat16, float16, float64; or int8 weights."
+    )
 
     def __post_init__(self) -> None:
         check_place(self.device)
@@ -70,31 +66,21 @@ class EngineOptions(PlaceOptions):
     """The model, its drafters, and the device of both."""
 
     model: ModelOption = "starter"
-    draft_model: Annotated[
-        str | None, Option(help="Smaller model of the same vocabulary that drafts too.")
-    ] = None
-    drafter: Annotated[
-        str,
-        Option(
-            help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
-            "(`ragspec train-head`); or none for plain decoding."
-        ),
-    ] = "auto"
-    budget: Annotated[str, Option(help="Draft nodes per step: auto, or a number.")] = "auto"
-    device_map: Annotated[
-        str | None, Setting("Spread the model over devices: auto or balanced.")
-    ] = None
-    adapter: Annotated[Path | None, Setting("Folder of an adapter saved by peft.")] = None
-    static: Annotated[
-        Literal["auto", "off", "eager", "graph", "compile"],
-        Setting(
-            "Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
-        ),
-    ] = "auto"
-    runtime: Annotated[
-        Literal["auto", "torch", "onnx"],
-        Setting("What runs forwards on a CPU: onnx (faster), torch, or auto."),
-    ] = "auto"
+    draft_model: str | None = option(None, "Smaller model of the same vocabulary that drafts too.")
+    drafter: str = option(
+        "auto",
+        "Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
+        "(`ragspec train-head`); or none for plain decoding.",
+    )
+    budget: str = option("auto", "Draft nodes per step: auto, or a number.")
+    device_map: str | None = setting(None, "Spread the model over devices: auto or balanced.")
+    adapter: Path | None = setting(None, "Folder of an adapter saved by peft.")
+    static: Literal["auto", "off", "eager", "graph", "compile"] = setting(
+        "auto", "Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
+    )
+    runtime: Literal["auto", "torch", "onnx"] = setting(
+        "auto", "What runs forwards on a CPU: onnx (faster), torch, or auto."
+    )
 
     def __post_init__(self) -> None:
         check_place(self.device, self.device_map)
@@ -153,16 +139,15 @@ class EngineOptions(PlaceOptions):
 class StoreOptions:
     """Stored text to draft from."""
 
-    store: Annotated[
-        Path | None,
-        Option(help="Corpus to draft from, made by `ragspec store build`.", file_okay=False),
-    ] = None
-    history: Annotated[
-        Path | None, Setting("Answers of this model, made by `ragspec store from-answers`.")
-    ] = None
-    tenant: Annotated[
-        str, Setting("Tenant whose stored text may be used, in addition to shared text.")
-    ] = "global"
+    store: Path | None = option(
+        None, "Corpus to draft from, made by `ragspec store build`.", file_okay=False
+    )
+    history: Path | None = setting(
+        None, "Answers of this model, made by `ragspec store from-answers`."
+    )
+    tenant: str = setting(
+        "global", "Tenant whose stored text may be used, in addition to shared text."
+    )
 
     def __post_init__(self) -> None:
         checks.check_store(self.store, "corpus")
@@ -178,23 +163,18 @@ class StoreOptions:
 class SamplingOptions:
     """Sampling settings, and the most new tokens."""
 
-    temperature: Annotated[
-        str,
-        Option(
-            "--temperature",
-            "-t",
-            help="0 always takes the most probable token; model: as its generation config says.",
-        ),
-    ] = "0"
-    seed: Annotated[
-        int | None, Option(help="Random seed. Chosen at random and reported if omitted.")
-    ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        Option(min=1, help="Most new tokens. Default: 160 over documents, else 256 or what fits."),
-    ] = None
-    top_p: Annotated[float, Setting("Keep the tokens that make up this probability.")] = 1.0
-    top_k: Annotated[int, Setting("Keep this many tokens; 0 keeps all.")] = 0
+    temperature: str = option(
+        "0",
+        "0 always takes the most probable token; model: as its generation config says.",
+        "--temperature",
+        "-t",
+    )
+    seed: int | None = option(None, "Random seed. Chosen at random and reported if omitted.")
+    max_new_tokens: int | None = option(
+        None, "Most new tokens. Default: 160 over documents, else 256 or what fits.", min=1
+    )
+    top_p: float = setting(1.0, "Keep the tokens that make up this probability.")
+    top_k: int = setting(0, "Keep this many tokens; 0 keeps all.")
 
     def __post_init__(self) -> None:
         self.settings()
@@ -226,13 +206,12 @@ class OutputOptions:
     """Options of the output."""
 
     json: JsonOption = False
-    compare: Annotated[
-        bool, Option("--compare", help="Also run without speculation and compare time and tokens.")
-    ] = False
-    trace: Annotated[
-        Path | None,
-        Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
-    ] = None
+    compare: bool = option(
+        False, "Also run without speculation and compare time and tokens.", "--compare"
+    )
+    trace: Path | None = option(
+        None, "Write a trace to this file, for `ragspec report`.", dir_okay=False
+    )
 
     def __post_init__(self) -> None:
         checks.check_output(self.trace, checks.TRACE)
@@ -247,19 +226,17 @@ class OutputOptions:
 class SearchOptions:
     """The documents that are searched."""
 
-    docs: Annotated[
-        list[Path],
-        Option(
-            "--docs",
-            "-d",
-            parser=checks.filled_path,
-            help="Folder or file of documents, repeatable; or what `ragspec index build` made.",
-        ),
-    ] = field(default_factory=list)
-    embedder: Annotated[str | None, Setting(EMBEDDER)] = None
-    reranker: Annotated[
-        str | None, Setting("Cross-encoder that orders the first hits of a search anew.")
-    ] = None
+    docs: list[Path] = option(
+        [],
+        "Folder or file of documents, repeatable; or what `ragspec index build` made.",
+        "--docs",
+        "-d",
+        parser=checks.filled_path,
+    )
+    embedder: str | None = setting(None, EMBEDDER)
+    reranker: str | None = setting(
+        None, "Cross-encoder that orders the first hits of a search anew."
+    )
 
     def __post_init__(self) -> None:
         checks.check_paths(*self.docs)
@@ -303,14 +280,13 @@ class SearchOptions:
 class DocumentOptions(SearchOptions):
     """The documents that are searched, and the prompt over them."""
 
-    top_passages: Annotated[
-        int | None,
-        Setting(
-            "Passages in the prompt. Default: 3; for small chat models the best sentence.", least=1
-        ),
-    ] = None
-    prompt: PromptSetting = None
-    system: SystemSetting = None
+    top_passages: int | None = setting(
+        None,
+        "Passages in the prompt. Default: 3; for small chat models the best sentence.",
+        least=1,
+    )
+    prompt: str | None = setting(None, PROMPT)
+    system: str | None = setting(None, SYSTEM)
 
     def __post_init__(self) -> None:
         SearchOptions.__post_init__(self)
@@ -332,9 +308,9 @@ class TextOptions:
     stores: StoreOptions
     sampling: SamplingOptions
     output: OutputOptions
-    prediction: Annotated[
-        str | None, Setting("Text that the output will resemble, to copy from; @FILE reads it.")
-    ] = None
+    prediction: str | None = setting(
+        None, "Text that the output will resemble, to copy from; @FILE reads it."
+    )
 
     def __post_init__(self) -> None:
         stored = self.stores.store or self.stores.history

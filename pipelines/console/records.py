@@ -1,41 +1,73 @@
 """Command-line options as frozen records: each field declares a type, a default, a help text.
 
 A command takes records as arguments, whose fields may be records again. `takes_records` shows a
-field with a `typer.Option` or `typer.Argument` as just that, and collects those with a `Setting`
-behind one option, --set NAME=VALUE. So a command has few options, and its settings have types.
+field that is an `option` or `argument` as just that, and collects those that are a `setting` behind
+one option, --set NAME=VALUE. So a command has few options, and its settings have types. An option
+that commands share may be typer's `Annotated`.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_args, get_type_hints
+from types import EllipsisType
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import did_you_mean
 
 SET = "set_"  # the parameter of --set
+T = TypeVar("T")
+MARK = "mark"  # the key of a field's metadata
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The mark of a field that is set by --set NAME=VALUE.
+    """The mark of a field that is set by --set NAME=VALUE, see `setting`."""
 
-    Attributes:
-        help: A noun phrase or a sentence.
+    help: str
+    least: float | None
+    most: float | None
+    parse: Callable[[str], object]
+
+
+def setting(
+    default: T | EllipsisType,
+    text: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    parse: Callable[[str], object] = str,
+) -> T:
+    """Return a field that is set by --set NAME=VALUE.
+
+    Args:
+        text: The help, a noun phrase or a sentence.
         least, most: The limits of a number.
         parse: Returns the value of a text that pydantic does not read by the type alone.
     """
+    return _marked(default, Setting(text, least, most, parse))
 
-    help: str
-    least: float | None = None
-    most: float | None = None
-    parse: Callable[[str], Any] = str
+
+def option(default: T | EllipsisType, text: str, *names: str, **details: Any) -> T:
+    """Return a field that is an option of typer; `...` as default requires it."""
+    return _marked(default, Option(*names, help=text, **details))
+
+
+def argument(default: T | EllipsisType, text: str) -> T:
+    """Return a field that is an argument of typer; `...` as default requires it."""
+    return _marked(default, Argument(help=text))
+
+
+def _marked(default: T | EllipsisType, mark: object) -> T:
+    if isinstance(default, list):
+        return cast(T, field(default_factory=default.copy, metadata={MARK: mark}))
+    return cast(T, field(default=MISSING if default is ... else default, metadata={MARK: mark}))
 
 
 def takes_records(function: Callable[..., object]) -> Callable[..., object]:
@@ -83,14 +115,16 @@ def add_command(app: typer.Typer, command: Callable[..., object]) -> None:
 def declared(record: Any) -> Iterator[Parameter]:
     """Yield the fields of a record as parameters, those of its records in their place."""
     types = get_type_hints(record, include_extras=True)
-    for field in fields(record):
-        kind = types[field.name]
+    for each in fields(record):
+        kind = types[each.name]
         if is_dataclass(kind):
             yield from declared(kind)
             continue
-        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if MARK in each.metadata:
+            kind = Annotated[kind, each.metadata[MARK]]
+        default = each.default if each.default_factory is MISSING else each.default_factory()
         default = Parameter.empty if default is MISSING else default
-        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def setting_of(field: Parameter) -> Setting | None:
@@ -141,11 +175,11 @@ def read_value(field: Parameter, text: str) -> object:
 
 def check_limits(record: object) -> None:
     """Raise InputError if a setting of a record is below the least value that it declares."""
-    for field in declared(type(record)):
-        value, setting = getattr(record, field.name), setting_of(field)
-        least = setting and setting.least
+    for each in declared(type(record)):
+        value, mark = getattr(record, each.name), setting_of(each)
+        least = mark and mark.least
         if None not in (value, least) and not value >= least:
-            raise InputError(f"{field.name} is {value}; expected at least {least:g}.")
+            raise InputError(f"{each.name} is {value}; expected at least {least:g}.")
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.console.records import Setting
+from ragspec.pipelines.console.records import setting
 
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
@@ -30,11 +30,9 @@ T = TypeVar("T")
 class TextColumns:
     """The column of rows to read, and the split and config of a data set."""
 
-    field: Annotated[
-        str | None, Setting("Column of the rows; the usual names are tried without it.")
-    ] = None
-    split: Annotated[str | None, Setting("Part of a data set hf:NAME. Default: train.")] = None
-    config: Annotated[str | None, Setting("Configuration of a data set hf:NAME.")] = None
+    field: str | None = setting(None, "Column of the rows; the usual names are tried without it.")
+    split: str | None = setting(None, "Part of a data set hf:NAME. Default: train.")
+    config: str | None = setting(None, "Configuration of a data set hf:NAME.")
 
 
 def read_texts(

@@ -5,13 +5,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from typer import Option
-
 from ragspec.errors import InputError
-from ragspec.pipelines.console.records import Setting, byte_count, check_limits, split
+from ragspec.pipelines.console.records import byte_count, check_limits, option, setting, split
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -27,64 +24,44 @@ class ServerSettings:
         InputError: A key is invalid, or there is none where others can reach the server.
     """
 
-    host: Annotated[
-        str, Option(help="Address to listen on; beyond this machine only with --key.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8000
-    keys: Annotated[
-        list[str] | None,
-        Option(
-            "--key",
-            help="API key, one for each tenant, or @FILE with one a line; repeatable.",
-            envvar="RAGSPEC_API_KEY",
-        ),
-    ] = None
-    admin_key: Annotated[
-        str | None,
-        Option(help="API key for /admin and /metrics, or @FILE.", envvar="RAGSPEC_ADMIN_KEY"),
-    ] = None
-    max_batch_size: Annotated[int, Setting("Texts decoded in one batch.", least=1)] = 8
-    max_queue_size: Annotated[
-        int, Setting("Requests that may wait; more get status 429.", least=0)
-    ] = 32
-    max_model_len: Annotated[
-        int | None,
-        Setting("Most tokens of prompt and text. Default: the model's context.", least=1),
-    ] = None
-    kv_memory: Annotated[
-        int | None,
-        Setting(
-            "Most bytes of keys and values, such as 2GiB: of running requests, each with all "
-            "tokens that it may have, and of the prefix cache. Others wait.",
-            least=1,
-            parse=byte_count,
-        ),
-    ] = None
-    max_connections: Annotated[
-        int, Setting("Open connections, half of them from one address.", least=2)
-    ] = 512
-    keep_alive: Annotated[
-        float, Setting("Seconds that an idle connection stays open.", least=0)
-    ] = 60.0
-    drain: Annotated[float, Setting("Seconds that running texts have at a stop.", least=0)] = 20.0
-    access_log: Annotated[bool, Setting("Log a line for each request, without texts.")] = True
-    hosts: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Names of the server that requests may use, comma-separated; * for all. Default: those "
-            "of this machine without a key, else all.",
-            parse=split,
-        ),
-    ] = ()
-    cors: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Origins whose pages in a browser may send requests, comma-separated; * for all.",
-            parse=split,
-        ),
-    ] = ()
+    host: str = option("127.0.0.1", "Address to listen on; beyond this machine only with --key.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", min=0, max=65535)
+    keys: list[str] | None = option(
+        None,
+        "API key, one for each tenant, or @FILE with one a line; repeatable.",
+        "--key",
+        envvar="RAGSPEC_API_KEY",
+    )
+    admin_key: str | None = option(
+        None, "API key for /admin and /metrics, or @FILE.", envvar="RAGSPEC_ADMIN_KEY"
+    )
+    max_batch_size: int = setting(8, "Texts decoded in one batch.", least=1)
+    max_queue_size: int = setting(32, "Requests that may wait; more get status 429.", least=0)
+    max_model_len: int | None = setting(
+        None, "Most tokens of prompt and text. Default: the model's context.", least=1
+    )
+    kv_memory: int | None = setting(
+        None,
+        "Most bytes of keys and values, such as 2GiB: of running requests, each with all "
+        "tokens that it may have, and of the prefix cache. Others wait.",
+        least=1,
+        parse=byte_count,
+    )
+    max_connections: int = setting(512, "Open connections, half of them from one address.", least=2)
+    keep_alive: float = setting(60.0, "Seconds that an idle connection stays open.", least=0)
+    drain: float = setting(20.0, "Seconds that running texts have at a stop.", least=0)
+    access_log: bool = setting(True, "Log a line for each request, without texts.")
+    hosts: tuple[str, ...] = setting(
+        (),
+        "Names of the server that requests may use, comma-separated; * for all. Default: those "
+        "of this machine without a key, else all.",
+        parse=split,
+    )
+    cors: tuple[str, ...] = setting(
+        (),
+        "Origins whose pages in a browser may send requests, comma-separated; * for all.",
+        parse=split,
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -56,7 +56,7 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 def train(
     model: str, data: Path, out: Path, settings: HeadTraining, log: Terminal = QUIET, **more: Any
 ) -> dict[str, Any]:
-    return train_from_files(HeadOptions(data, out, PlaceOptions(), model, **more), log, settings)
+    return train_from_files(HeadOptions(PlaceOptions(), data, out, model, **more), log, settings)
 
 
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:

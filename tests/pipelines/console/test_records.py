@@ -1,28 +1,28 @@
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.records import Setting, add_command, declared, takes_records
+from ragspec.pipelines.console import records
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    device: Annotated[str, Setting("Device of the model.")] = "auto"
-    layers: Annotated[int | None, Setting("Layers on it.", least=1, most=9)] = None
+    device: str = records.setting("auto", "Device of the model.")
+    layers: int | None = records.setting(None, "Layers on it.", least=1, most=9)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    text: Annotated[str, typer.Argument()]
     place: Place
-    times: Annotated[int, typer.Option()] = 1
-    folder: Annotated[Path | None, Setting("Folder to write to.")] = None
-    loud: Annotated[bool, Setting("Whether to print.")] = True
+    text: str = records.argument(..., "A text.")
+    times: int = records.option(1, "How often to print it.")
+    folder: Path | None = records.setting(None, "Folder to write to.")
+    loud: bool = records.setting(True, "Whether to print.")
 
     def __post_init__(self) -> None:
         if self.times == 0:
@@ -32,21 +32,21 @@ class Options:
 def run(*words: str) -> Any:
     app, seen = typer.Typer(), []
 
-    @takes_records
+    @records.takes_records
     def command(options: Options) -> None:
         """Note the options."""
         seen.append(options)
 
-    add_command(app, command)
+    records.add_command(app, command)
     result = CliRunner().invoke(app, list(words))
     return seen[0] if seen else result
 
 
 def test_fields_are_arguments_options_and_settings() -> None:
-    assert run("hi") == Options("hi", Place())
+    assert run("hi") == Options(Place(), "hi")
     words = ("-s", "layers=3", "--set", "folder=a/b", "-s", "loud=no", "-s", "device=a=b")
     result = run("hi", "--times", "2", *words)
-    assert result == Options("hi", Place("a=b", 3), 2, Path("a/b"), False)
+    assert result == Options(Place("a=b", 3), "hi", 2, Path("a/b"), False)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_the_help_lists_settings_with_their_defaults() -> None:
 
 
 def test_records_are_declared_in_their_place() -> None:
-    assert [field.name for field in declared(Options)] == [
-        "text", "device", "layers", "times", "folder", "loud",
+    assert [field.name for field in records.declared(Options)] == [
+        "device", "layers", "text", "times", "folder", "loud",
     ]  # fmt: skip
