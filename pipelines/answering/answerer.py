@@ -4,15 +4,15 @@ A subclass says what the model reads: whole passages (`DocQA`), one long documen
 passages that are searched again (`IterativeRag`), or the turns before (`Conversation`).
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from ragspec.engine.engine import Engine
+from ragspec.engine.handle import Stream
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -30,10 +30,6 @@ from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
 from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.sampling.stopping import EndRepetition
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
-    from ragspec.engine.handle import Stream
 
 NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt
@@ -97,9 +93,7 @@ class Answerer(ABC):
     def engine(self) -> Engine:
         """The engine; by default that of the starter model, loaded on first use."""
         if self._engine is None:
-            from ragspec.engine import engine
-
-            self._engine = engine.Engine.from_pretrained("starter")
+            self._engine = Engine.from_pretrained("starter")
         return self._engine
 
     @property
@@ -235,14 +229,11 @@ class Answerer(ABC):
         self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
     ) -> Answer:
         """Return the answer of a generation, with its parts, citations, support and more facts."""
-        evidence, short = self.template.parts(generation.text)
-        fields: dict[str, Any] = {
-            **find_evidence(question.text, generation, prompt, question.search.sentences, short),
-            "evidence": evidence,
-            "short": short,
-            "passages": prompt.hits,
-        }
-        fields |= facts
+        sentences = question.search.sentences
+        quotation, short = self.template.parts(generation.text)
+        evidence = find_evidence(question.text, generation, prompt, sentences, short)
+        fields: dict[str, Any] = {"passages": prompt.hits, **evidence._asdict(), **facts}
+        fields |= {"sentences": sentences, "evidence": quotation, "short": short}
         return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
 
 

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import accepted_of
@@ -61,15 +61,12 @@ class Citation:
         return cls(document.name, *characters, *answer, passage, matched_by, place, page)
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
-    """Equal characters: answer[answer_start:answer_end], and text of passage `hit`[start:end]."""
+class Quote(NamedTuple):
+    """Equal characters: of the answer, and of the text of passage `hit`."""
 
-    answer_start: int
-    answer_end: int
+    answer: Span
     hit: int
-    start: int
-    end: int
+    passage: Span
 
 
 def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
@@ -77,12 +74,11 @@ def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
     texts = [hit.passage.text for hit in prompt.hits]
     copied = copied_characters(prompt, steps)
     citations = []
-    for quote in sorted(without_overlaps(quotes(answer, texts)), key=lambda q: q.answer_start):
-        hit = prompt.hits[quote.hit]
-        characters = hit.passage.start + quote.start, hit.passage.start + quote.end
-        answered, number = (quote.answer_start, quote.answer_end), prompt.first + quote.hit
-        drafted = any(n == quote.hit and quote.start <= at < quote.end for n, at in copied)
-        how = "draft" if drafted else "match"
+    for answered, number, (start, end) in without_overlaps(quotes(answer, texts)):
+        hit = prompt.hits[number]
+        characters = hit.passage.start + start, hit.passage.start + end
+        drafted = any(n == number and start <= at < end for n, at in copied)
+        how, number = "draft" if drafted else "match", prompt.first + number
         citations.append(Citation.of(hit.document, characters, answered, number, how))
     return citations
 
@@ -116,7 +112,7 @@ def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
                 ends = [min(last, end) for _, least, last in sentences[number:] if least <= end]
                 if ends:
                     ours, theirs = places[ends[-1] + shift - 1] + 1, there[ends[-1] - 1] + 1
-                    yield Quote(places[at], ours, hit, there[start], theirs)
+                    yield Quote((places[at], ours), hit, (there[start], theirs))
 
 
 def end_of_run(plain: str, at: int, other: str, start: int) -> int:
@@ -160,16 +156,10 @@ def cuts_word(text: str, place: int) -> bool:
 
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
-    """Return the longest quotations that do not overlap in the answer."""
+    """Return the longest quotations that do not overlap in the answer, in its order."""
     separate: list[Quote] = []
-    by_length = sorted(
-        quotes, key=lambda q: (q.answer_start - q.answer_end, q.answer_start, q.hit, q.start)
-    )
-    for quote in by_length:
-        clear = (
-            quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start
-            for k in separate
-        )
-        if all(clear):
+    for quote in sorted(quotes, key=lambda quote: (quote.answer[0] - quote.answer[1], quote)):
+        start, end = quote.answer
+        if all(end <= each.answer[0] or each.answer[1] <= start for each in separate):
             separate.append(quote)
-    return separate
+    return sorted(separate)

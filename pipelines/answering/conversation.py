@@ -8,12 +8,11 @@ When the context is full, the oldest turns are dropped until a quarter of it is 
 rest is not read again at every turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -22,9 +21,6 @@ from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.retrievers.search.fusion import Hit
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 FREED = 0.25  # share of the context that is free after the oldest turns are dropped
 

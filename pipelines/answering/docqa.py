@@ -1,12 +1,11 @@
 """Questions over documents: the best passages that fit the model's context are its prompt."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
@@ -24,9 +23,6 @@ from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retri
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -71,7 +67,7 @@ class DocQA(Answerer):
         dense: str = FLAT,
         on_progress: ProgressCallback = lambda what, done, total: None,
         **settings: Unpack[PromptSettings],
-    ) -> DocQA:
+    ) -> Self:
         """Index files and folders, or what `load_documents` read; see `PassageIndex.build`."""
         if embedder is not None:  # before the documents, whose reading may take long
             embedder = load_embedder(embedder)
@@ -96,7 +92,7 @@ class DocQA(Answerer):
         engine: Engine | None = None,
         embedder: str | Path | Embedder | None = None,
         **settings: Unpack[PromptSettings],
-    ) -> DocQA:
+    ) -> Self:
         """Open an index that `save` wrote; see `PassageIndex.open`."""
         return cls(PassageIndex.open(path, embedder=embedder), engine=engine, **settings)
 

@@ -6,15 +6,14 @@ query, and the best passage replaces the one before. Speculation hides the time 
 searching every time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import stop_strings
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -41,9 +40,6 @@ from ragspec.retrievers.speculation.passages import (
     RetrieverSearcher,
 )
 from ragspec.sampling.settings import Sampling, checked_count, seeded
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 Retrieval = SpeculativeRetrieval[Any, RetrievedPassage, Stride]
 

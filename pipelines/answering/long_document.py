@@ -5,17 +5,17 @@ question reuses the document's keys and values (RAGCache, arXiv 2404.12457). The
 reused after a restart.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import weakref
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.engine.request import OnRead
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
@@ -23,6 +23,7 @@ from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
+from ragspec.retrievers.search.dense import Embedder
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -30,11 +31,6 @@ from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import whole
 from ragspec.storage.store import is_store
 from ragspec.verification.sequence_cache import Layers, slot_bytes
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
-    from ragspec.engine.request import OnRead
-    from ragspec.retrievers.search.dense import Embedder
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
 

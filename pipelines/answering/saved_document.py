@@ -4,13 +4,11 @@ The store is complete or absent, and every file is hashed. Opening maps the keys
 memory without reading them. They belong to one model, dtype and tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import StoreError
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
@@ -19,9 +17,6 @@ from ragspec.retrievers.search.passage_index import read_document as parse_docum
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
 from ragspec.verification.sequence_cache import Layers
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 KIND = "saved document"
 CACHE, DOCUMENT = "cache.safetensors", "document.json"

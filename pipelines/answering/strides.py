@@ -1,12 +1,11 @@
 """The writers of an answer whose passage changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
@@ -14,9 +13,6 @@ from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.text_output import TextOutput
 from ragspec.types import Tokenizer
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 
 @dataclass(slots=True)
@@ -54,12 +50,11 @@ class Stride:
         logprobs = self.generation.logprobs or ()
         return min((math.exp(token.logprob) for token in logprobs), default=0.0)
 
-    def cancelled(self) -> Stride:
+    def cancelled(self) -> Self:
         """Return the stride as the last one of an interrupted text."""
         report = replace(self.generation.report, finish_reason="cancelled")
-        return Stride(
-            self.tokens, replace(self.generation, report=report, finish_reason="cancelled")
-        )
+        generation = replace(self.generation, report=report, finish_reason="cancelled")
+        return replace(self, generation=generation)
 
 
 @dataclass(slots=True)

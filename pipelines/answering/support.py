@@ -8,7 +8,7 @@ and `unsupported` otherwise. Supported is no proof: the sentence may mean someth
 import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TypedDict
+from typing import NamedTuple
 
 from ragspec.pipelines.answering.citations import Citation, cite
 from ragspec.pipelines.answering.prompt import Prompt
@@ -31,10 +31,9 @@ class Support(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
-class Evidence(TypedDict):
+class Evidence(NamedTuple):
     """What the documents have for an answer, see `Answer`."""
 
-    sentences: tuple[Sentence, ...]
     citations: tuple[Citation, ...]
     support: Support
     supporting: Sentence | None
@@ -59,12 +58,7 @@ def find_evidence(
     speaking = sorted((s for s in every if s.score >= LEAST_SCORE), key=lambda s: -s.score)
     by = next((each for each in speaking if says(claim, each.text, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
-    return {
-        "sentences": sentences,
-        "citations": citations,
-        "support": Support.SUPPORTED if by else quoted,
-        "supporting": by,
-    }
+    return Evidence(citations, Support.SUPPORTED if by else quoted, by)
 
 
 def quoted_sentences(

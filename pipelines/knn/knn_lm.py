@@ -14,15 +14,14 @@ Deviations: drafts continue below guesses, so one forward may give several of th
 not pay by `StrideSchedule`, tokens wait for their searches within one call of the engine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import encode_prompts, stop_strings
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
@@ -43,9 +42,6 @@ from ragspec.sampling.distribution import logprob_of
 from ragspec.sampling.settings import Sampling, TokenLogprob, seeded
 from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import DraftTree
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
 # On the starter model 10 was best for 60,000 keys; if variances are equal, 18 for a million.

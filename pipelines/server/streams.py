@@ -95,8 +95,8 @@ class RunningTexts:
         elif request.cited is not None:
             sentences = request.search.sentences
             evidence = find_evidence(request.question, generation, request.cited, sentences)
-            annotations = citations_of(evidence["citations"], request.cited)
-            message |= {"annotations": annotations, "support": evidence["support"]}
+            annotations = citations_of(evidence.citations, request.cited)
+            message |= {"annotations": annotations, "support": evidence.support}
         return message
 
     def opening(self, index: int) -> dict[str, list[dict[str, object]]]:

@@ -186,8 +186,8 @@ class HostWriter:
         if job.prompt.hits:
             sentences = tuple(rank_sentences(job.question, job.prompt.hits))
             evidence = find_evidence(job.question, generation, job.prompt, sentences)
-            facts["citations"] = [asdict(citation) for citation in evidence["citations"]]
-            facts["support"] = evidence["support"]
+            facts["citations"] = [asdict(citation) for citation in evidence.citations]
+            facts["support"] = evidence.support
             facts["sentences"] = [each.to_dict() for each in sentences]
         if generation.logprobs is not None:
             reply = OpenAIReply(True, self.name, tokenizer)

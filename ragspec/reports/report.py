@@ -76,13 +76,6 @@ class Retrieval:
         """Return the counts and events as JSON types."""
         return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the record that `to_dict` wrote."""
-        events = [Event(**event) for event in data.get("events", ())]
-        times = {int(n): ms for n, ms in data.get("search_ms", {}).items()}
-        return cls(**{**data, "events": events, "search_ms": times})
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -234,18 +227,16 @@ class Report:
         """Return the report that `to_dict` wrote.
 
         Raises:
-            InputError: A field is missing.
+            InputError: A field is missing or of another type.
         """
-        steps = data.get("speculative_decoding", {})
-        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        values["per_step_drafted"] = tuple(steps.get("per_step_drafted", ()))
-        values["per_step_accepted"] = tuple(steps.get("per_step_accepted", ()))
-        if data.get("retrieval") is not None:
-            values["retrieval"] = Retrieval.from_dict(data["retrieval"])
-        values["budget_sizes"] = {int(k): n for k, n in data.get("budget_sizes", {}).items()}
+        from pydantic import TypeAdapter, ValidationError
+
+        steps = {"per_step_drafted": (), "per_step_accepted": ()}
         try:
-            return cls(**values)
-        except TypeError as error:
+            return TypeAdapter(cls).validate_python(
+                {**steps, **data.get("speculative_decoding", {}), **data}
+            )
+        except ValidationError as error:
             raise InputError(
                 f"this is not a whole report ({error}); expected what Report.to_dict wrote. "
                 "Write the trace again."
