@@ -15,7 +15,7 @@ from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document
 from ragspec.storage.manifest import Contents
-from ragspec.storage.store import OpenStore, open_store, publish
+from ragspec.storage.store import open_store, publish
 from ragspec.verification.sequence_cache import Layers
 
 KIND = "saved document"
@@ -50,7 +50,9 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
         from safetensors.torch import save_file
 
         tensors = {
-            f"{n}.{i}": part for n, pair in saved.layers.items() for i, part in enumerate(pair)
+            f"{n}.{i}": part.detach().cpu().contiguous()
+            for n, pair in saved.layers.items()
+            for i, part in enumerate(pair)
         }
         record = {
             "document": asdict(saved.document),
@@ -58,9 +60,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
             "token_range": saved.token_range,
             "tokens": saved.tokens,
         }
-        save_file(
-            {n: part.detach().cpu().contiguous() for n, part in tensors.items()}, folder / CACHE
-        )
+        save_file(tensors, folder / CACHE)
         (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         parameters = {
             "dtype": str(engine.target.dtype),
@@ -78,6 +78,8 @@ def open_document(path: Path, engine: Engine) -> SavedDocument:
     Raises:
         StoreError: It is missing, damaged, or of another model, tokenizer or dtype.
     """
+    from safetensors.torch import load_file
+
     store = open_store(path, KIND, verify="full")
     what = f"the saved document {path}"
     check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
@@ -87,24 +89,17 @@ def open_document(path: Path, engine: Engine) -> SavedDocument:
             f"{what} holds numbers of {store.manifest.parameters.get('dtype')}, the model works in "
             f"{dtype}; load the model in that type (dtype=), or save the document again."
         )
+    text, cache = store.file(DOCUMENT), store.file(CACHE)
     try:
-        return _read(store, engine)
-    except StoreError:
-        raise
+        record = json.loads(text.read_text(encoding="utf-8"))
+        template = record["template"]
+        tensors = load_file(cache, device=str(engine.target.device))
+        return SavedDocument(
+            parse_document(record["document"]),
+            PromptTemplate(**template | {"stop": tuple(template["stop"])}),
+            record["token_range"] and tuple(record["token_range"]),
+            tuple(record["tokens"]),
+            {n: (tensors[f"{n}.0"], tensors[f"{n}.1"]) for n in range(len(tensors) // 2)},
+        )
     except Exception as error:  # the file was written by something else
         raise StoreError(f"{path} cannot be read ({error}); save the document again.") from error
-
-
-def _read(store: OpenStore, engine: Engine) -> SavedDocument:
-    from safetensors.torch import load_file
-
-    record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
-    template = record["template"]
-    tensors = load_file(store.file(CACHE), device=str(engine.target.device))
-    return SavedDocument(
-        parse_document(record["document"]),
-        PromptTemplate(**template | {"stop": tuple(template["stop"])}),
-        record["token_range"] and tuple(record["token_range"]),
-        tuple(record["tokens"]),
-        {n: (tensors[f"{n}.0"], tensors[f"{n}.1"]) for n in range(len(tensors) // 2)},
-    )

@@ -35,23 +35,6 @@ KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
 
 
-def load_pipeline(options: DrawOptions) -> ImagePipeline:
-    """Load the pipeline of a folder or set; raise InputError for a setting that does not fit."""
-    from ragspec.visual import ImagePipeline
-
-    silence_transformers()
-    return ImagePipeline.from_pretrained(
-        options.source,
-        options.drafters or None,
-        options.rule or "auto",
-        family=options.family,
-        device=options.place.device,
-        dtype=options.place.dtype,
-        budget=options.nodes,
-        **options.settings,
-    )
-
-
 @takes_records
 def draw(
     options: DrawOptions,
@@ -69,7 +52,19 @@ def draw(
     if json is not None and (json.parent != out or json.exists()):
         check_output(json, JSON)
     with terminal.working("loading"):
-        pipe = load_pipeline(options)
+        from ragspec.visual import ImagePipeline
+
+        silence_transformers()
+        pipe = ImagePipeline.from_pretrained(
+            options.source,
+            options.drafters or None,
+            options.rule or "auto",
+            family=options.family,
+            device=options.place.device,
+            dtype=options.place.dtype,
+            budget=options.nodes,
+            **options.settings,
+        )
     options = _resolve(options, pipe)
     _make_folder(out)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)

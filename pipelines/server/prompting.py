@@ -1,20 +1,27 @@
 """Conversion of API requests to requests of the engine: token ids, sampling and options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
 from ragspec.engine.prompts import check_length, encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
 from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
-from ragspec.pipelines.server.schema import REFUSED, TextRequest, text_of
+from ragspec.pipelines.server.schema import (
+    REFUSED,
+    ChatRequest,
+    CompletionRequest,
+    DocumentText,
+    TextRequest,
+    text_of,
+)
+from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -23,13 +30,6 @@ from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import TextOutput
 from ragspec.types import Tokenizer
 from ragspec.verification.causal import score_tokens
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import DocQA
-    from ragspec.pipelines.server.schema import ChatRequest, CompletionRequest, DocumentText
-    from ragspec.reports.generation import Generation
-
 
 CHARACTERS = 8  # of a token, as an upper bound
 LONGEST = 8192  # tokens of a context that the model does not state
