@@ -32,6 +32,7 @@ class LatentDraws:
 
     table: LatentTable  # every latent that was sampled
     sampler: Sampler  # of the target's own latents
+    orders: Tensor | None = None  # the places of each image's latents, if not in raster order
     capabilities = Capabilities(latents=True, probabilities=False, owner="a model of latents")
     copies: int
 
