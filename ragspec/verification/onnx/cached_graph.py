@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,16 +44,16 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.types import Cache, PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.onnx.bits import Rows, Views, batches_agree
 from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
-from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
+from ragspec.verification.onnx.target import FOLD_FROM, FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 from ragspec.verification.reading import decoder_layers
-from ragspec.verification.sequence_cache import SequenceCache
 
-VERSION = 7
+VERSION = 8
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
-STEP = "step.onnx"  # of few positions of one sequence, if the operators can be folded
+STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
 TENSORS = "tensors.safetensors"  # those that are read outside of the graph
 READ = frozenset({"embedding", "logits.codes", "logits.scales", "logits.bias"})
@@ -168,7 +169,9 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES, False), model, places))
     if graph.folds > 1:
-        (folder / STEP).write_bytes(in_onnx(build_graph(model, 0, False), model, places))
+        for name, sequences in ((STEP, 1), (STEP_BATCH, SEQUENCES)):
+            few = build_graph(model, sequences, False, few=True)
+            (folder / name).write_bytes(in_onnx(few, model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
     read = {name: each for name, each in weights.items() if name in READ}
     save_file(read | target.rotary(longest), folder / TENSORS)
@@ -269,27 +272,49 @@ class CachedTarget(OnnxTarget):
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
         self._width = record["width"]
-        self._folder, self._steps = folder, 0 if STEP in record["files"] else None
+        self._folder, self._folds = folder, STEP in record["files"]
+        self._steps = Counter[bool]()  # forwards that each session for few positions could take
         self._runner = self._run_by(self._open_session(1), tables)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the model; see `OnnxTarget`."""
         return OnnxTarget, (self.model,), {"probed": self.probed}
 
-    def _open_session(self, sequences: int) -> Session:
+    def _open_session(self, sequences: int, few: bool = False) -> Session:
         """Return a session over the mapped weights, of which it has a packed copy."""
-        return Session(str(self._folder / {0: STEP, 1: GRAPH, SEQUENCES: BATCH}[sequences]))
+        names = (STEP, STEP_BATCH) if few else (GRAPH, BATCH)
+        return Session(str(self._folder / names[sequences > 1]))
 
-    def _alone(self, row: SequenceCache, n: int) -> GraphRunner:
-        if self._steps is None or n > min(FOLD_TO, row.extent):
-            return self._runner
-        self._steps += 1
-        return self._step if self._steps > STEPS else self._runner
+    def _runner_of(self, rows: Rows, views: Views) -> GraphRunner | None:
+        counts, extents = [view.positions.shape[1] for view in views], [row.extent for row in rows]
+        few = self._folds and all(
+            n <= min(FOLD_TO, e) for n, e in zip(counts, extents, strict=True)
+        )
+        if several := len(rows) > 1:
+            few = few and FOLD_FROM * sum(counts) <= sum(extents)
+        self._steps[several] += few
+        runner = super()._runner_of(rows, views)
+        if not few or runner is None or self._steps[several] <= STEPS:
+            return runner
+        return (self._step_batch or runner) if several else self._step
 
     @cached_property
     def _step(self) -> GraphRunner:
         """What runs forwards of few positions, without the operator that waits for more."""
-        return self._run_by(self._open_session(0), self._runner.tables)
+        return self._run_by(self._open_session(1, few=True), self._runner.tables)
+
+    @cached_property
+    def _step_batch(self) -> GraphRunner | None:
+        """What runs those of several sequences; None if it changes bits."""
+        runner = self._run_by(self._open_session(SEQUENCES, few=True), self._runner.tables)
+        first = self._together
+        assert first is not None  # see `_runner_of`
+
+        def run(rows: Rows, views: Views, *inputs: Any) -> list[Tensor]:
+            few = views[0].positions.shape[1] <= FOLD_TO
+            return (runner if few else first).run(rows, views, *inputs)
+
+        return runner if batches_agree(self.vocab_size, self.run, run) else None
 
     @property
     def model(self) -> PreTrainedModel:

@@ -4,7 +4,7 @@ The operators are those into which ONNX Runtime fuses such a model: GroupQueryAt
 queries and keys and extends a cache in place, SkipSimplifiedLayerNormalization, and products with
 weights as torch stores them. A tree is verified by a bias on its scores.
 
-The operator reads a head of keys anew for each of its heads of queries. For few positions another
+The operator reads a head of keys anew for each of its heads of queries. For few positions a folded
 one has as many heads of queries as of keys: the rest are further rows, whose slots nobody sees.
 """
 
@@ -42,11 +42,11 @@ class Graph:
     """Nodes and weights of a graph.
 
     Attributes:
-        sequences: Most sequences of a forward; their tokens follow each other. 0 stands for one, of
-            few positions, for which there is the `FOLDED` operator alone.
+        sequences: Most sequences of a forward; their tokens follow each other.
         trees: Whether a bias is added to the scores of each sequence, another one under a window.
-        folds: Heads of queries of a head of keys, which the `FOLDED` operator has as rows; 1 for
-            no such operator.
+        folds: Heads of queries of a head of keys, which folded operators have as rows; 1 for no
+            such operator.
+        few: Whether all operators are folded, for forwards of few positions.
         form: The form of the model.
         weights: Tensors by name: the model's own, joined ones, and small constants.
     """
@@ -54,14 +54,21 @@ class Graph:
     sequences: int = 1
     trees: bool = True
     folds: int = 1
+    few: bool = False
     form: ModelForm = field(default_factory=ModelForm)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def operators(self) -> list[str]:
-        """The names of the attention operators of each layer."""
-        return [*map(str, range(self.sequences)), *[FOLDED] * (self.folds > 1)]
+        """The names of the attention operators of each layer, those for any positions first."""
+        names = [*map(str, range(self.sequences))]
+        return names if self.few else names + self.folded
+
+    @property
+    def folded(self) -> list[str]:
+        """The names of those that are folded."""
+        return self.operators if self.few else [FOLDED] * (self.folds > 1)
 
     def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
         """Add a node of ONNX; return its output."""
@@ -161,12 +168,7 @@ class Graph:
     def attention(
         self, name: str, i: int, h: str, module: LlamaAttention, config: PreTrainedConfig
     ) -> str:
-        """Add the attention of layer i.
-
-        Each sequence attends by an operator of its own, over its rows; a single one by the `FOLDED`
-        operator for few positions.
-        """
-        window, kind = self.form.windows[i], self.form.tables[i]
+        """Add the attention of layer i; each sequence attends by an operator of its own."""
         each = self.projections(name, h, module)
         if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
             norms = ("q", module.q_norm), ("k", module.k_norm)
@@ -174,45 +176,64 @@ class Graph:
                 each[number] = self.head_norm(
                     f"{name}.{part}.norm", each[number], norm, module.head_dim
                 )
-        groups, width, parts = config.num_key_value_heads, module.head_dim, []
-        for at in self.operators:
-            folded = at == FOLDED
-            rows = each
-            if self.sequences:
-                rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
-            if folded:
-                rows = [self.fold(f"{name}.fold", rows, groups, width)]
-            rows += [""] * (3 - len(rows))
-            caches = f"key{i}.{at}", f"value{i}.{at}"
-            places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
-            biased = self.trees or folded
-            places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * biased]
-            parts.append(f"{name}.attention.{at}")
-            node = helper.make_node(
-                "GroupQueryAttention",
-                [*rows, *caches, *places],
-                [parts[-1], *(f"{cache}.out" for cache in caches)],
-                domain=MICROSOFT,
-                num_heads=groups if folded else config.num_attention_heads,
-                kv_num_heads=groups,
-                scale=float(module.scaling),
-                softcap=self.form.softcap,
-                local_window_size=-1 if biased or not window else window,
-                do_rotary=1,
-            )
-            self.nodes.append(node)
-            if folded:
-                heads, out = groups * self.folds, f"{name}.unfold"
-                parts[-1] = self.pick(parts[-1], f"unfold.{FOLDED}", out, heads, width)
-        out = self.add("Concat", parts, f"{name}.every", axis=1) if len(parts) > 1 else parts[0]
-        if self.sequences:
+        groups, width, parts = config.num_key_value_heads, module.head_dim, dict[str, str]()
+        for at in [each for each in self.operators if each not in self.folded]:
+            rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
+            parts[at] = self.attend(name, i, at, rows, module, (config.num_attention_heads, groups))
+        if self.folded:
+            every = self.fold(f"{name}.fold", each, groups, width)
+            pieces = [every]
+            if len(self.folded) > 1:
+                pieces = [f"{every}.{at}" for at in self.folded]
+                self.nodes.append(helper.make_node("Split", [every, "sizes"], pieces, axis=1))
+            outs = [
+                self.attend(name, i, at, [piece], module, (groups, groups))
+                for at, piece in zip(self.folded, pieces, strict=True)
+            ]
+            joined, heads = self.joined(outs, f"{name}.folded"), groups * self.folds
+            parts[FOLDED] = self.pick(joined, "unfold", f"{name}.unfold", heads, width)
+        out = self.joined([*parts.values()], f"{name}.every")
+        if not self.few:
             out = self.add("Gather", [out, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
+    def attend(
+        self,
+        name: str,
+        i: int,
+        at: str,
+        rows: Sequence[str],
+        module: LlamaAttention,
+        heads: tuple[int, int],
+    ) -> str:
+        """Add an operator of layer i over the rows of a sequence, with heads of queries and keys."""
+        window, kind = self.form.windows[i], self.form.tables[i]
+        biased, out = self.trees or at in self.folded, f"{name}.attention.{at}"
+        caches = f"key{i}.{at}", f"value{i}.{at}"
+        places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
+        places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * biased]
+        node = helper.make_node(
+            "GroupQueryAttention",
+            [*rows, *[""] * (3 - len(rows)), *caches, *places],
+            [out, *(f"{cache}.out" for cache in caches)],
+            domain=MICROSOFT,
+            num_heads=heads[0],
+            kv_num_heads=heads[1],
+            scale=float(module.scaling),
+            softcap=self.form.softcap,
+            local_window_size=-1 if biased or not window else window,
+            do_rotary=1,
+        )
+        self.nodes.append(node)
+        return out
+
+    def joined(self, parts: Sequence[str], name: str, axis: int = 1) -> str:
+        """Return the tensors, one after the other."""
+        return parts[0] if len(parts) == 1 else self.add("Concat", parts, name, axis=axis)
+
     def fold(self, name: str, rows: Sequence[str], groups: int, width: int) -> str:
         """Return projections of n positions as F n rows; see `folding`."""
-        joined = rows[0] if len(rows) == 1 else self.add("Concat", rows, f"{name}.joined", axis=-1)
-        return self.pick(joined, f"fold.{FOLDED}", name, 3 * groups, width)
+        return self.pick(self.joined(rows, f"{name}.joined", -1), "fold", name, 3 * groups, width)
 
     def pick(self, x: str, places: str, name: str, heads: int, width: int) -> str:
         """Return rows of so many heads, which have these places among all heads of x."""
@@ -254,7 +275,7 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
+def build_graph(model: PreTrainedModel, sequences: int, trees: bool, few: bool = False) -> Graph:
     """Return the graph of a model; see `Graph`.
 
     Inputs: ids i64 [1, S] of all sequences; rows i64 [k], whose logits are computed; cosines and
@@ -262,8 +283,8 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool) -> Graph:
     the inputs of the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
-    graph = Graph(sequences, trees, form=form)
-    if sequences < 2 and (trees or form.window is None):  # a window by a bias has other bits
+    graph = Graph(sequences, trees, few=few, form=form)
+    if (few or sequences == 1) and (trees or form.window is None):  # a bias has other bits there
         graph.folds = config.num_attention_heads // config.num_key_value_heads
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
@@ -327,11 +348,11 @@ def declare(
 ) -> bytes:
     """Return a graph in ONNX's format; weights but for small constants stay outside of it.
 
-    Inputs of operator i end in `.i`: attend i64 [n], its rows among those of all; their positions
-    i64 [1, m], where m is n, or F n if it is `FOLDED`, which has those of `folding` too; total and
-    last i32 [1], the slots in use and the last of them; any bias [1, 1, m, T] of the scores; key
-    and value of each layer [1, heads, C, width]. Back i64 [S] are the places of all rows among
-    those that are attended for.
+    Inputs of operator i end in `.i`: attend i64 [m], its rows among those of all, unless it is
+    folded; their positions i64 [1, m]; total and last i32 [1], the slots in use and the last of
+    them; any bias [1, 1, m, T] of the scores; key and value of each layer [1, heads, C, width].
+    Folded ones share the inputs of `folding`, and sizes i64 [k], the rows of each of several. Back
+    i64 [S] are the places of all rows among those that are attended for.
 
     Args:
         inputs, outputs: The graph's own, beside those of `GraphRunner`.
@@ -343,20 +364,21 @@ def declare(
     caches = [f"{part}{i}" for i in range(layers) for part in ("key", "value")]
     tables = (name + kind for kind in graph.form.rotary for name in TABLES)
     every = [*inputs, *(info(name, real, ["P", "R"]) for name in tables)]
-    if graph.sequences:
+    if graph.folded:
+        every.append(info("fold", whole, [1, "M", 3 * heads]))
+        every.append(info("unfold", whole, [1, "U", heads * graph.folds]))
+    if len(graph.folded) > 1:
+        every.append(info("sizes", whole, [len(graph.folded)]))
+    if not graph.few:
         every.append(info("back", whole, ["S"]))
     results = list[ValueInfoProto]()
     for at in graph.operators:  # the planner takes dimensions of one name for equal
-        n, size = f"n{at}", [1, heads, f"C{at}", width]
-        m = f"m{at}" if at == FOLDED else n
+        m, size = f"m{at}", [1, heads, f"C{at}", width]
         every.append(info(f"positions.{at}", whole, [1, m]))
-        if graph.sequences:
-            every.append(info(f"attend.{at}", whole, [n]))
-        if at == FOLDED:
-            picks = {"fold": [1, m, 3 * heads], "unfold": [1, n, heads * graph.folds]}
-            every += (info(f"{name}.{at}", whole, places) for name, places in picks.items())
+        if at not in graph.folded:
+            every.append(info(f"attend.{at}", whole, [m]))
         every += (info(f"{name}.{at}", short, [1]) for name in ("total", "last"))
-        biased = graph.trees or at == FOLDED
+        biased = graph.trees or at in graph.folded
         biases = ("bias", "narrow")[: (1 + bool(graph.form.window)) * biased]
         every += (info(f"{name}.{at}", real, [1, 1, m, f"T{at}"]) for name in biases)
         every += (info(f"{name}.{at}", real, size) for name in caches)

@@ -21,7 +21,7 @@ from ragspec.needs import LAST
 from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.bits import batches_agree, have_same_bits
+from ragspec.verification.onnx.bits import Rows, Views, batches_agree, have_same_bits
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import weight_state
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
@@ -34,7 +34,7 @@ HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
 MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
 _FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
-FOLD_TO = 16  # most positions of the `FOLDED` operator
+FOLD_TO = 16  # most positions of a folded operator
 FOLD_FROM = 64  # slots in use for each of them, from which on it is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
 Tables = Callable[[int], dict[str, Tensor]]
@@ -76,10 +76,11 @@ class GraphRunner:
         self._window = window
         names = [each.name for each in session.inner.get_inputs()]
         self._operators = [n.partition(".")[2] for n in names if n.startswith("total.")]
-        self._folds, self._trees = folds if FOLDED in self._operators else 1, "bias.0" in names
-        self._gathers = "back" in names
-        self.fold_from = FOLD_FROM if self._gathers else 1
-        self.sequences = max(len(self._operators) - (self._folds > 1), 1)
+        self._few, self._folds = "back" not in names, folds if "fold" in names else 1
+        self._folded = self._operators if self._few else [FOLDED] * (self._folds > 1)
+        self._trees = "bias.0" in names and not self._few
+        self.fold_from = FOLD_FROM
+        self.sequences = len(self._operators) - (FOLDED in self._operators)
         self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
         self._sizes = {each.name: each.shape for each in session.inner.get_outputs()}
@@ -98,43 +99,52 @@ class GraphRunner:
             inputs: The graph's own.
         """
         every, back, caches = dict(inputs), list[int](), list[Buffers]()
+        folds, unfolds, sizes = list[Tensor](), list[Tensor](), list[int]()
         first = start = 0  # of a sequence among all rows, and among those that are attended for
-        n, alone = views[0].positions.shape[1], self._folds > 1 and len(rows) == 1
+        n = views[0].positions.shape[1]
         # Without slots in use it would ignore the positions.
-        folded = alone and n <= FOLD_TO and self.fold_from * n <= rows[0].extent
+        folded = FOLDED in self._folded and len(rows) == 1 and n <= FOLD_TO
+        folded = folded and self.fold_from * n <= rows[0].extent
         which = [FOLDED] if folded else self._operators[: len(rows)]
         working = dict(zip(which, zip(rows, views, strict=True), strict=True))
         for at in self._operators:
             row, view = working.get(at, (self._idle, None))
             there, positions = view is not None, _FIRST if view is None else view.positions
-            count = positions.shape[1]
-            attend = torch.arange(first, first + count) if there else _FIRST[0]
-            if at == FOLDED:
-                places = self._folded(row, view, positions)
+            count = length = positions.shape[1]
+            if at in self._folded:
+                places = self._places_folded(row, view, positions)
+                fold, unfold = folding(count, self._shape[1], self._folds)
+                folds.append(fold + first * (there * self._shape[1] * (self._folds + 2)))
+                if there or not self._few:
+                    unfolds.append(unfold + sum(sizes) * self._shape[1])
+                sizes.append(count * self._folds)
             else:
+                attend = torch.arange(first, first + count) if there else _FIRST[0]
                 if count == 1 and not self._trees:  # as wide as chains of the same bits
                     attend, positions = attend.expand(2), torch.cat((positions, positions + 1), 1)
                     row.reserve(2)
-                places = self._places(row, positions)
+                places, length = self._places(row, positions) | {"attend": attend}, len(attend)
                 if self._trees:
                     end = int(places["total"])
                     places |= self._biases(view, count, end, None if view is None else view.related)
-            if self._gathers:
-                places["attend"] = attend
             every |= {f"{name}.{at}": each for name, each in places.items()}
             caches.append(row.buffers)
             if there:
                 back += range(start, start + count)
                 first += count
-            start += len(attend)
-        if self._gathers:
+            start += length
+        if folds:
+            every |= {"fold": torch.cat(folds, 1), "unfold": torch.cat(unfolds, 1)}
+        if len(folds) > 1:
+            every["sizes"] = torch.tensor(sizes)
+        if not self._few:
             every["back"] = torch.tensor(back)
         return self._outputs(every, caches, names, first)
 
-    def _folded(
+    def _places_folded(
         self, row: SequenceCache, view: TreeView | None, positions: Tensor
     ) -> dict[str, Tensor]:
-        """Return the inputs of the `FOLDED` operator, whose rows fill more slots than are used."""
+        """Return the inputs of a folded operator, whose rows fill more slots than are used."""
         n, end = positions.shape[1], row.extent + positions.shape[1]
         row.reserve(n * self._folds)
         places = self._places(row, positions.expand(self._folds, n).reshape(1, -1))
@@ -144,7 +154,7 @@ class GraphRunner:
         for name, bias in self._biases(view, n, end, related).items():
             places[name] = bias.new_full((1, 1, self._folds * n, slots), HIDDEN)
             places[name].view(self._folds, n, slots)[..., :end] = bias[0]
-        return places | folding(n, self._shape[1], self._folds)
+        return places
 
     def _biases(
         self, view: TreeView | None, n: int, slots: int, related: Tensor | None
@@ -321,7 +331,7 @@ class OnnxTarget(CausalTarget):
             tokens: Of all sequences, i64 [1, n].
             read: Those whose logits are computed, ascending, i64 [k].
         """
-        runner = self._together if len(rows) > 1 else self._alone(rows[0], tokens.shape[1])
+        runner = self._runner_of(rows, views)
         size = 1 if runner is None else runner.sequences
         if runner is not None and len(rows) <= size:
             return runner.run(rows, views, {"ids": tokens, "rows": read}, names)
@@ -340,11 +350,11 @@ class OnnxTarget(CausalTarget):
         folds = self.config.num_attention_heads // self.config.num_key_value_heads
         return GraphRunner(session, shape, tables, self.rotary, self.form.window, folds)
 
-    def _open_session(self, sequences: int) -> Session:
-        """Return a session over the model's weights, of which it has a packed copy."""
+    def _open_session(self, sequences: int, few: bool = False) -> Session:
+        """Return a session over the model's weights, of which it has a packed copy; see `Graph`."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-        graph = build_graph(self.model, sequences, not self.chains)
+        graph = build_graph(self.model, sequences, not self.chains, few)
         return Session(in_onnx(graph, self.model), graph.floating())
 
     @cached_property
@@ -352,9 +362,9 @@ class OnnxTarget(CausalTarget):
         """The form of the model."""
         return ModelForm.of(self.config)
 
-    def _alone(self, row: SequenceCache, n: int) -> GraphRunner:
-        """Return what runs a forward over the next n positions of one sequence."""
-        return self._runner
+    def _runner_of(self, rows: Rows, views: Views) -> GraphRunner | None:
+        """Return what runs a forward over sequences; None if each must run alone."""
+        return self._runner if len(rows) == 1 else self._together
 
     @cached_property
     def _together(self) -> GraphRunner | None:
@@ -394,8 +404,8 @@ class OnnxTarget(CausalTarget):
 
 
 @cache
-def folding(n: int, groups: int, folds: int) -> dict[str, Tensor]:
-    """Return which heads the rows of the `FOLDED` operator have, and which are those of a position.
+def folding(n: int, groups: int, folds: int) -> tuple[Tensor, Tensor]:
+    """Return which heads the rows of a folded operator have, and which are those of a position.
 
     Row f n + i of F n has the f-th heads of queries of position i, and its keys and values.
 
@@ -404,18 +414,15 @@ def folding(n: int, groups: int, folds: int) -> dict[str, Tensor]:
         folds: F, heads of queries of each.
 
     Returns:
-        fold i64 [1, F n, 3 groups] among all heads of queries, keys and values of n positions, and
-        unfold i64 [1, n, F groups] among the heads of all rows.
+        The inputs of a graph, fold i64 [1, F n, 3 groups] among all heads of queries, keys and
+        values of n positions, and unfold i64 [1, n, F groups] among the heads of all rows.
     """
     heads, count = folds * groups, torch.arange(groups)
     other = (heads + torch.arange(2 * groups)).expand(folds, -1)
     picks = torch.cat((count * folds + torch.arange(folds)[:, None], other), 1)
     first = torch.arange(n)[:, None] * (heads + 2 * groups)
     rows = torch.arange(folds * n).view(folds, n).T[:, None] * groups + count[:, None]
-    return {
-        "fold": (picks[:, None] + first).view(1, folds * n, -1),
-        "unfold": rows.reshape(1, n, heads),
-    }
+    return (picks[:, None] + first).view(1, folds * n, -1), rows.reshape(1, n, heads)
 
 
 def _is_chain(view: TreeView) -> bool:
