@@ -48,7 +48,7 @@ from ragspec.verification.onnx.bits import Rows, Views, batches_agree
 from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
-from ragspec.verification.onnx.target import FOLD_FROM, FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
+from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 from ragspec.verification.reading import decoder_layers
 
 VERSION = 8
@@ -286,12 +286,9 @@ class CachedTarget(OnnxTarget):
         return Session(str(self._folder / names[sequences > 1]))
 
     def _runner_of(self, rows: Rows, views: Views) -> GraphRunner | None:
-        counts, extents = [view.positions.shape[1] for view in views], [row.extent for row in rows]
-        few = self._folds and all(
-            n <= min(FOLD_TO, e) for n, e in zip(counts, extents, strict=True)
-        )
-        if several := len(rows) > 1:
-            few = few and FOLD_FROM * sum(counts) <= sum(extents)
+        pairs = zip(rows, views, strict=True)
+        few = all(view.positions.shape[1] <= min(FOLD_TO, row.extent) for row, view in pairs)
+        several, few = len(rows) > 1, few and self._folds
         self._steps[several] += few
         runner = super()._runner_of(rows, views)
         if not few or runner is None or self._steps[several] <= STEPS:

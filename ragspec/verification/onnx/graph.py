@@ -206,7 +206,7 @@ class Graph:
         module: LlamaAttention,
         heads: tuple[int, int],
     ) -> str:
-        """Add an operator of layer i over the rows of a sequence, with heads of queries and keys."""
+        """Add an operator of layer i over a sequence's rows, with heads of queries and keys."""
         window, kind = self.form.windows[i], self.form.tables[i]
         biased, out = self.trees or at in self.folded, f"{name}.attention.{at}"
         caches = f"key{i}.{at}", f"value{i}.{at}"

@@ -25,6 +25,7 @@ from ragspec.verification.onnx.cached_graph import (
     BATCH,
     GRAPH,
     STEP,
+    STEP_BATCH,
     TENSORS,
     WEIGHTS,
     CachedTarget,
@@ -45,6 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return filesystem.cache_directory() / "models"
 
 
+GRAPHS = GRAPH, BATCH, STEP, STEP_BATCH
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 0.5},
@@ -70,8 +72,8 @@ def opened(folder: Path) -> Engine:
     return Engine.from_pretrained(folder, "lookup", device="cpu", dtype="int8")
 
 
-def write(engine: Engine) -> Any:
-    return engine.generate(tiny.prompt(30), max_new_tokens=40, ignore_eos=True)
+def write(engine: Engine, prompt: list[int] | None = None) -> Any:
+    return engine.generate(prompt or tiny.prompt(30), max_new_tokens=40, ignore_eos=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
@@ -84,7 +86,11 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     assert isinstance(second.target, CachedTarget)
     assert result.tokens == expected.tokens and result.label == expected.label == "exact"
     assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
-    assert ("_step" in vars(second.target)) == (family != "gemma3_text")  # has windows
+    prompts = [tiny.prompt(30), tiny.prompt(9), tiny.prompt(17, seed=2)]
+    several = second.generate(prompts, max_new_tokens=40, ignore_eos=True)
+    assert [each.tokens for each in several] == [write(second, each).tokens for each in prompts]
+    for name in ("_step", "_step_batch"):
+        assert (name in vars(second.target)) == (family != "gemma3_text")  # has windows
     assert isinstance(second.target.loaded, cached_graph.StandIn)
     ours, theirs = second.target.config, vars(first.target.config)
     assert ours.model_type == family and len(theirs) > 20
@@ -166,8 +172,8 @@ def test_sessions_map_the_same_packed_weights(folder: Path, cache: Path) -> None
     engine = opened(folder)
     engine.generate([tiny.prompt(30), tiny.prompt(9)], max_new_tokens=4)  # opens a second one
     (path,) = cache.glob(f"*/{WEIGHTS}")
-    parts = {graph: packed_parts(path.with_name(graph)) for graph in (GRAPH, BATCH, STEP)}
-    assert parts[GRAPH] == parts[BATCH] == parts[STEP] and len(parts[GRAPH]) > 8
+    parts = {graph: packed_parts(path.with_name(graph)) for graph in GRAPHS}
+    assert all(each == parts[GRAPH] for each in parts.values()) and len(parts[GRAPH]) > 8
     assert Path("/proc/self/maps").read_text("utf-8").count(str(path)) >= 2 * len(parts[GRAPH])
 
 
