@@ -1,11 +1,11 @@
-"""Texts of ours and of llama.cpp on a CPU, taking turns: processor milliseconds of a token.
+"""Texts of ours, of llama.cpp and of OpenVINO on a CPU, taking turns: processor ms of a token.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/rivals.py [--prompts 4] [--threads 1]
 
-llama.cpp runs the same weights as Q8_0 by the package xllamacpp (`pip install xllamacpp`), which is
-found or left out. Ours runs them as int8. Texts have 64 tokens, greedy, and each prompt is cached
-before the clock starts. The texts of the two may part, as they round inputs in other ways. At last
-prompts of some lengths are read, in processor milliseconds of a token.
+llama.cpp and OpenVINO GenAI run the same weights as Q8_0 by the packages xllamacpp and
+openvino-genai, which are found or left out. Ours runs them as int8. Texts have 64 tokens, greedy,
+and each prompt is cached before the clock starts. The texts may part, as inputs are rounded in
+other ways. At last prompts of some lengths are read, in processor milliseconds of a token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Write = Callable[[BenchItem, int], int]
 
 def write_q8_0(model: Any, tokenizer: Any, path: Path) -> None:
     """Write a model of Llama's architecture as a GGUF file of Q8_0 blocks."""
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     from tests.support.toy_gguf import CONTROL, NORMAL, add_llama
 
@@ -46,6 +46,7 @@ def write_q8_0(model: Any, tokenizer: Any, path: Path) -> None:
     special = {each["content"] for each in vocabulary["added_tokens"]}
     merges = vocabulary["model"]["merges"]
     writer = GGUFWriter(str(path), "llama")
+    writer.add_file_type(int(LlamaFileType.MOSTLY_Q8_0))
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
@@ -66,10 +67,8 @@ def served(file: Path, threads: int) -> Any:
     return xllamacpp.Server(settings)
 
 
-def llama_cpp(model: Any, tokenizer: Any, threads: int, folder: Path) -> Write:
+def llama_cpp(file: Path, threads: int) -> Write:
     """Return a function by which llama.cpp writes so many tokens after a prompt."""
-    file = folder / "q8_0.gguf"
-    write_q8_0(model, tokenizer, file)
     server = served(file, threads)
 
     def write(item: BenchItem, count: int) -> int:
@@ -86,6 +85,29 @@ def llama_cpp(model: Any, tokenizer: Any, threads: int, folder: Path) -> Write:
         return int(reply["timings"]["predicted_n"])
 
     return write
+
+
+def openvino(file: Path, threads: int) -> Write:
+    """Return a function by which OpenVINO GenAI writes so many tokens after a prompt."""
+    import openvino_genai
+    from openvino import Tensor
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching, scheduler.cache_size = True, 1  # GB
+    options = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": threads}
+    pipe = openvino_genai.LLMPipeline(str(file), "CPU", **options)
+
+    def write(item: BenchItem, count: int) -> int:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos = count, True
+        if item.temperature:
+            config.do_sample, config.temperature = True, item.temperature
+        return len(pipe.generate(Tensor(torch.tensor([item.prompt]).numpy()), config).tokens[0])
+
+    return write
+
+
+PEERS = {"xllamacpp": ("llama.cpp Q8_0", llama_cpp), "openvino_genai": ("OpenVINO Q8_0", openvino)}
 
 
 def ours(engine: Engine) -> Write:
@@ -132,11 +154,13 @@ def main() -> None:
     plain = Engine(engine.target, engine.tokenizer, None)
     writers = {"ragspec, plain": ours(plain), "ragspec, auto": ours(engine)}
     with tempfile.TemporaryDirectory() as folder:
-        if find_spec("xllamacpp") is None:
-            print("llama.cpp is left out: xllamacpp is not installed", flush=True)
-        else:
-            model, tokenizer = load_model(options.model, "cpu", "float32")
-            writers["llama.cpp Q8_0"] = llama_cpp(model, tokenizer, options.threads, Path(folder))
+        file = Path(folder, "q8_0.gguf")
+        write_q8_0(*load_model(options.model, "cpu", "float32"), file)
+        for package, (name, peer) in PEERS.items():
+            if find_spec(package) is None:
+                print(f"{name} is left out: {package} is not installed", flush=True)
+            else:
+                writers[name] = peer(file, options.threads)
         times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
         for number, item in enumerate(items_of(engine, GROUPS, options.prompts)):
             names = list(writers)
