@@ -4,8 +4,9 @@
 
 llama.cpp and OpenVINO GenAI run the same weights as Q8_0 by the packages xllamacpp and
 openvino-genai, which are found or left out. Ours runs them as int8. Texts have 64 tokens, greedy,
-and each prompt is cached before the clock starts. The texts may part, as inputs are rounded in
-other ways. At last prompts of some lengths are read, in processor milliseconds of a token.
+and each prompt is cached before the clock starts; the last group has 512 tokens of documents as
+prompts. The texts may part, as inputs are rounded in other ways. At last prompts of some lengths
+are read, in processor milliseconds of a token.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from runtimes import GROUPS, show
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.bench.prompts import BenchItem, bundled_items
 from ragspec.sampling.settings import Sampling
 
 NEW = 64
 WARM = 1  # tokens of the text that reads the prompt
 READ = (400, 1900, 4000)  # tokens of prompts that are read
+AFTER = 512  # tokens of the prompts of the last group
 Write = Callable[[BenchItem, int], int]
 
 
@@ -162,7 +164,11 @@ def main() -> None:
             else:
                 writers[name] = peer(file, options.threads)
         times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
-        for number, item in enumerate(items_of(engine, GROUPS, options.prompts)):
+        items = items_of(engine, GROUPS, options.prompts)
+        text = [token for item in bundled_items(engine) for token in item.prompt]
+        for start in range(0, AFTER * options.prompts, AFTER):
+            items.append(BenchItem("", f"after {AFTER}", tuple(text[start : start + AFTER]), 1))
+        for number, item in enumerate(items):
             names = list(writers)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 writers[name](item, WARM)
