@@ -9,8 +9,8 @@ import torch
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.target import ConditionTable, ImageTarget
+from tests.support import tiny_images
 
 BOOK, SIDE, CLASSES, LENGTH, FEATURES = 24, 4, 3, 3, 6
 
@@ -21,23 +21,10 @@ def model(condition: str = "class", seed: int = 0, layers: int = 2, book: int = 
 
     Tests share the object, so whoever changes it must work on `copy.deepcopy`.
     """
-    config = LlamaGenConfig(
-        vocab_size=book,
-        hidden_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=32,
-        grid_size=SIDE,
-        condition=condition,
-        num_classes=CLASSES,
-        condition_length=1 if condition == "class" else LENGTH,
-        caption_dim=FEATURES,
-        initializer_range=0.4,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        instance = LlamaGenModel(config)
-    return instance.double().eval()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "grid_size": SIDE}
+    inputs = {"condition_length": 1 if condition == "class" else LENGTH, "caption_dim": FEATURES}
+    more = sizes | inputs | {"num_classes": CLASSES, "id2label": None, "initializer_range": 0.4}
+    return tiny_images.model(condition, layers=layers, codes=book, seed=seed, **more).double()
 
 
 def given(instance: Any) -> torch.Tensor:

@@ -18,21 +18,20 @@ def dice(seed: int = 1) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def model(condition: str = "class", *, layers: int = 2, codes: int = CODES, seed: int = 0) -> Any:
-    """Return a tiny LlamaGen model with laws that are far from flat."""
+def model(
+    condition: str = "class", *, layers: int = 2, codes: int = CODES, seed: int = 0, **more: Any
+) -> Any:
+    """Return a tiny LlamaGen model with laws that are far from flat; more: of its config."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
     inputs: dict[str, Any] = {"num_classes": len(CLASSES), "id2label": dict(enumerate(CLASSES))}
     if condition == "features":
         inputs = {"condition_length": 4, "caption_dim": 224}
     config = LlamaGenConfig(
         vocab_size=codes,
-        hidden_size=32,
         num_hidden_layers=layers,
         num_attention_heads=2,
-        intermediate_size=48,
-        grid_size=SIDE,
         condition=condition,
-        initializer_range=0.3,
-        **inputs,
+        **{"grid_size": SIDE, **sizes, **inputs, **more},
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -13,6 +13,7 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny_images
+from tests.support.architectures import COMMON
 
 SIDE = 3  # of the square of codes
 BOOK = 24
@@ -33,17 +34,11 @@ _LINE = "<|extra_200|>"
 _ALL = [*MARKS.values(), *IMAGE_MARKS.values(), _LINE, *WORDS]
 FIRST = len(_ALL)  # the token of code 0, where codes are tokens
 LINE = _ALL.index(_LINE)
-TEXT: dict[str, Any] = {
+TEXT = COMMON | {
     "vocab_size": FIRST + BOOK,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": None,
     "initializer_range": 0.4,
 }
 VQ: dict[str, Any] = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4}

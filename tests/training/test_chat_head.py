@@ -1,36 +1,34 @@
-"""The scripts that let a chat model write for its head, and train that, on a tiny model."""
+"""The scripts that let a chat model write, also at length, for its head, and train that."""
 
 import importlib
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ragspec import Engine
-from ragspec.drafters.heads.files import open_head
+from ragspec.drafters.heads.files import open_head, save_head
+from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.sampling import stopping
 from ragspec.training.batches import StateReader
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 
-
-@pytest.fixture
-def scripts(training_path: None) -> tuple[Any, Any]:
-    return importlib.import_module("chat_answers"), importlib.import_module("chat_head")
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
 
 
-def test_a_users_words_stand_between_the_parts_of_a_turn(scripts: tuple[Any, Any]) -> None:
-    assert scripts[0].turn_parts(tiny.tokenizer(chat=True)) == ("<user> ", "\n<assistant> ")
+def test_a_users_words_stand_between_the_parts_of_a_turn() -> None:
+    parts = module("chat_answers").turn_parts(tiny.tokenizer(chat=True))
+    assert parts == ("<user> ", "\n<assistant> ")
 
 
-def test_passages_are_permissive_and_cut_at_paragraphs(
-    scripts: tuple[Any, Any], places: tuple[Path, Path]
-) -> None:
-    documents = scripts[0].read_documents(places[0])
-    prompts = scripts[0].passage_prompts(documents, 20, random.Random(1))
+def test_passages_are_permissive_and_cut_at_paragraphs(places: tuple[Path, Path]) -> None:
+    writer = module("chat_answers")
+    documents = writer.read_documents(places[0])
+    prompts = writer.passage_prompts(documents, 20, random.Random(1))
     assert len(prompts) == 20
     assert not any("zzz" in prompt for prompt in prompts)
     paragraph = tiny.TEXT.split("\n\n")[0]
@@ -40,23 +38,24 @@ def test_passages_are_permissive_and_cut_at_paragraphs(
 
 
 def test_answers_are_kept_with_their_states_up_to_a_repetition(
-    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module, target = scripts[0], CausalTarget(tiny.model(num_hidden_layers=4))
-    recorder = module.StateRecorder((1, 2))
+    writer, trainer = module("chat_answers"), module("chat_head")
+    target = CausalTarget(tiny.model(num_hidden_layers=4))
+    recorder = writer.StateRecorder((1, 2))
     engine = Engine(target, tiny.tokenizer(chat=True), recorder, budget=1)
-    parts = module.turn_parts(engine.tokenizer)
-    monkeypatch.setattr(module, "NEW_TOKENS", 8)
+    parts = writer.turn_parts(engine.tokenizer)
+    monkeypatch.setattr(writer, "NEW_TOKENS", 8)
     monkeypatch.setattr(stopping, "repeats", lambda tokens: False)
-    sessions = module.answered(engine, recorder, ["What is it?", "Why?"], parts)
+    sessions = writer.answered(engine, recorder, ["What is it?", "Why?"], parts)
     path, width = tmp_path / "chats.jsonl", 3 * target.config.hidden_size
-    module.append_chats(path, sessions, 4)
+    writer.append_chats(path, sessions, 4)
     rows = [session.row()[0] for session in sessions]
     for row, prompt in zip(rows, ["What is it?", "Why?"], strict=True):
         before = f"<user> {prompt}\n<assistant> "
         assert before.endswith(engine.tokenizer.decode(row["ids"][: row["start"]]))
         assert 0 < len(row["ids"]) - row["start"] <= 8
-    stored = scripts[1].StoredStates(target, scripts[1].read_chats(path, width, 1024))
+    stored = trainer.StoredStates(target, trainer.read_chats(path, width, 1024))
     read = stored.read([1, 0])
     expected = StateReader(target, [row["ids"] for row in rows], (1, 2)).read([1, 0])
     assert read.taps.shape[-1] == 2 * read.states.shape[-1]
@@ -67,39 +66,39 @@ def test_answers_are_kept_with_their_states_up_to_a_repetition(
     with path.open("a", encoding="utf-8") as stream:
         stream.write('{"ids": [1], "sta')
     path.with_suffix(".bin").open("ab").write(b"torn")
-    assert module.next_round(path, width) == 5
-    again = scripts[1].read_chats(path, width, 9)
+    assert writer.next_round(path, width) == 5
+    again = trainer.read_chats(path, width, 9)
     assert [chat.ids for chat in again] == [row["ids"][:9] for row in rows if row["start"] < 9]
-    assert scripts[0].next_round(tmp_path / "fresh.jsonl", width) == 0
+    assert writer.next_round(tmp_path / "fresh.jsonl", width) == 0
     monkeypatch.setattr(stopping, "repeats", lambda tokens: True)
-    assert not module.answered(engine, recorder, ["What is it?"], parts)
+    assert not writer.answered(engine, recorder, ["What is it?"], parts)
 
 
 def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
-    scripts: tuple[Any, Any],
     places: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    writer, trainer = module("chat_answers"), module("chat_head")
     shared, model = places
     answers = tmp_path / "answers.jsonl"
-    monkeypatch.setattr(scripts[0], "repeats", lambda tokens: False)
-    monkeypatch.setattr(scripts[0], "NEW_TOKENS", 30)
-    monkeypatch.setattr(scripts[1], "HELD_OUT", 5)
+    monkeypatch.setattr(writer, "repeats", lambda tokens: False)
+    monkeypatch.setattr(writer, "NEW_TOKENS", 30)
+    monkeypatch.setattr(trainer, "HELD_OUT", 5)
     template = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
     for _ in range(2):
         monkeypatch.setattr("sys.argv", ["chat_answers.py", *template.split()])
-        scripts[0].main()
+        writer.main()
     passages = tmp_path / "passages.jsonl"
-    monkeypatch.setattr(scripts[0], "READ", 3)
+    monkeypatch.setattr(writer, "READ", 3)
     read = f"{template.replace(str(answers), str(passages))} --passages"
     monkeypatch.setattr("sys.argv", ["chat_answers.py", *read.split()])
-    scripts[0].main()
+    writer.main()
     parts = [json.loads(line) for line in passages.read_text(encoding="utf-8").splitlines()]
     assert len(parts) == 3 and all(part["start"] == 1 < len(part["ids"]) for part in parts)
     lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    learned = sum(line["round"] == 0 and line["start"] < scripts[1].LONGEST for line in lines)
+    learned = sum(line["round"] == 0 and line["start"] < trainer.LONGEST for line in lines)
     assert "round 1" in capsys.readouterr().out and learned > 10
     work, out = tmp_path / "work", tmp_path / "head"
     learned += 3
@@ -108,7 +107,7 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     )
     more = "--dtype float32 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
     monkeypatch.setattr("sys.argv", ["chat_head.py", *template.split(), *more.split()])
-    scripts[1].main()
+    trainer.main()
     written = capsys.readouterr().out.splitlines()
     stages = [json.loads(line) for line in written if line.startswith("{")]
     assert [(e["out"], e["texts"]) for e in stages] == [("first", learned), ("second", learned)]
@@ -116,5 +115,53 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     assert head.config.draft_vocab_size == 20 and not head.config.has_output
     weights = open_head(work / "second").fc.weight.detach()
     assert torch.allclose(head.fc.weight, weights, atol=0.01 * float(weights.abs().max()))
-    scripts[1].main()  # both are done
+    trainer.main()  # both are done
     assert not capsys.readouterr().out
+
+
+def test_questions_are_about_the_part(places: tuple[Path, Path]) -> None:
+    writer = module("long_answers")
+    chosen = random.Random(1)
+    documents = writer.read_documents(places[0])
+    assert [document.title for document in documents] == ["Drafting"]  # no share-alike text
+    part = writer.cut_part(documents, chosen)
+    assert part.text in documents[0].text
+    request = writer.questions_over(part, chosen)
+    assert len(request) <= writer.QUESTIONS
+    assert sum(question in writer.WHOLE for question in request) >= writer.OVER_ALL - 1
+    assert len(set(request)) > writer.OVER_ALL
+
+
+def test_a_head_learns_from_answers_over_documents(
+    places: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer, trainer = module("long_answers"), module("chat_head")
+    shared, model = places
+    answers, work, out = tmp_path / "long.jsonl", tmp_path / "work", tmp_path / "head"
+    monkeypatch.setattr(writer, "PART", (600, 900))
+    monkeypatch.setattr(writer, "QUESTIONS", 5)
+    monkeypatch.setattr(writer, "NEW_TOKENS", 12)
+    request = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["long_answers.py", *request.split()])
+        writer.main()
+    rounds = [json.loads(line)["round"] for line in answers.read_text().splitlines()]
+    assert sorted(set(rounds)) == [0, 1] and len(rounds) > 6
+    start = fresh_head(
+        CausalTarget(tiny.model(max_position_embeddings=1 << 14)),
+        torch.Generator().manual_seed(0),
+        form="eagle3",
+    )
+    save_head(start, tmp_path / "start")
+    monkeypatch.setattr(trainer, "HELD_OUT", 2)
+    inputs = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"
+    more = f"--out {out} --dtype float32 --minutes 0 0.01 --depth 2"
+    monkeypatch.setattr("sys.argv", ["chat_head.py", *inputs.split(), *more.split()])
+    trainer.main()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+    about = json.loads(line)
+    assert (about["out"], about["texts"]) == ("second", rounds.count(0))
+    assert not torch.equal(open_head(out).fc.weight, start.fc.weight)

@@ -21,11 +21,13 @@ from ragspec.reports.generation import Generation
 from ragspec.retrievers import CorpusIndex
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathTarget
 from tests.ragspec.engine.test_engine import flat
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
-from tests.support.pretend import DEVICES, EVERY_SETTING, present, pretend
+from tests.support.pretend import DEVICES, EVERY_SETTING, Pretend, present, pretend
+from tests.support.pretend_steps import Bushes, count_steps
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of steps not captured, too
 NEW = 8
@@ -219,3 +221,33 @@ def test_targets_without_trees_run_there(name: str, there: CausalTarget) -> None
     here = write(architecture(name))
     with present(there.device.type):
         assert write(pretend(architecture(name), there.device)) == here
+
+
+COUNTED = {
+    "greedy": Sampling(),
+    "top-p": Sampling(temperature=0.2, top_p=0.9, seed=3),
+    "all": Sampling(temperature=0.9, top_k=60, top_p=0.9, repetition_penalty=1.1, seed=3),
+}
+CEILINGS = {
+    (0, 1, "greedy"): 2,
+    (0, 16, "greedy"): 4,
+    (15, 1, "greedy"): 4,
+    (15, 16, "greedy"): 7,
+    (0, 1, "top-p"): 4,
+    (0, 16, "top-p"): 36,
+    (15, 1, "top-p"): 6,
+    (15, 16, "top-p"): 37,
+    (15, 16, "all"): 38,
+}
+
+
+@pytest.mark.parametrize(("nodes", "rows", "name"), CEILINGS)
+def test_no_step_waits_more_often_than_it_did(nodes: int, rows: int, name: str) -> None:
+    """Of those that have no fixed shape."""
+    prompts = [tiny.prompt(9, seed=seed) for seed in range(rows)]
+    with Pretend() as device:
+        drafter = Bushes(nodes, tiny.VOCAB) if nodes else None
+        target = open_target(pretend(tiny.model("llama")), "off")
+        engine = Engine(target, drafter=drafter, budget=nodes or 1)
+        steps = count_steps(device, engine, prompts, COUNTED[name])
+    assert steps.waits <= CEILINGS[nodes, rows, name], f"{steps.waits} waits\n{steps}"

@@ -26,6 +26,7 @@ from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
+from tests.support.identities import target as model
 from tests.support.sessions import EMPTY, prefill
 
 PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
@@ -78,10 +79,6 @@ class Watching(DraftSession):
         chosen = [step.view.token(node) for node in nodes]
         chances = torch.stack([step.view.probabilities(node) for node in nodes])
         self.known.append((self.root, step, step.hidden.of((LAST,)).clone(), chosen, chances))
-
-
-def model() -> Any:
-    return tiny.model("llama", dtype=torch.float64)
 
 
 @torch.no_grad()

@@ -11,36 +11,16 @@ from ragspec.drafters.heads.files import open_head, save_head
 from tests.support import architectures, heads
 from tests.support.published_heads import sines, write
 
-NAMES: dict[str, tuple[str, dict[str, str]]] = {
-    "deepseek_v3": (
-        "model.layers.2.",
-        {
-            "fc": "eh_proj",
-            "token": "enorm",
-            "state": "hnorm",
-            "norm": "shared_head.norm",
-            "layer": "",
-        },
-    ),
+PARTS = ("fc", "token", "state", "norm", "layer")
+NAMES = {  # the prefix of a kind, and what it calls the parts
+    "deepseek_v3": ("model.layers.2.", ("eh_proj", "enorm", "hnorm", "shared_head.norm", "")),
     "qwen3_next": (
         "mtp.",
-        {
-            "fc": "fc",
-            "token": "pre_fc_norm_embedding",
-            "state": "pre_fc_norm_hidden",
-            "norm": "norm",
-            "layer": "layers.0.",
-        },
+        ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0."),
     ),
     "mimo": (
         "model.mtp_layers.0.",
-        {
-            "fc": "input_proj",
-            "token": "token_layernorm",
-            "state": "hidden_layernorm",
-            "norm": "final_layernorm",
-            "layer": "",
-        },
+        ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm", ""),
     ),
 }
 H = 32
@@ -73,7 +53,8 @@ class Reference:
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint, with the experts one by one as published."""
-        prefix, names = NAMES[self.kind]
+        prefix, called = NAMES[self.kind]
+        names = dict(zip(PARTS, called, strict=True))
         tensors = {"model.norm.weight": torch.ones(H)}
         for name, weight in self._parameters().items():
             part, _, rest = name.partition(".")
