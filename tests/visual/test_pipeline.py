@@ -221,3 +221,48 @@ def test_every_truncation_of_the_distribution_can_be_requested(folder: Path) -> 
         for drafter in (None, "jacobi"):
             sample = opened(folder, drafter)(class_labels=[1], generator=dice(), **{name: value})
             assert torch.equal(sample.codes, greedy)
+
+
+RELAXED = {"neighbours": 20, "delta": 0.6}
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "least gain": ("model", {"rule": "lantern", "least_gain": 0.4, **RELAXED}),
+    "variation": ("model", {"rule": "lantern", "tv_budget": 1.0, **RELAXED}),
+    "mixed": (["jacobi", "model"], {"rule": "lantern", **RELAXED}),
+    "mixed, least gain": (["jacobi", "model"], {"rule": "lantern", "least_gain": 0.4, **RELAXED}),
+    "gsd": ("jacobi", {"rule": "gsd"}),
+    "rejection": ("model", {"rule": "rejection"}),
+}
+
+
+def sampled(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
+    codes: torch.Tensor = pipe(class_labels=[label] * len(seeds), seed=seeds).codes
+    return codes.flatten(1).tolist()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
+    """Under every rule, whatever is drawn beside it and was drawn before."""
+    drafter, settings = SETTINGS[name]
+    settings = {"budget": 3, "dtype": torch.float64, **settings}
+    pipe = opened(folder, drafter, **settings)
+    seeds = list(range(6))
+    first = sampled(pipe, seeds)
+    assert sampled(pipe, seeds) == first  # after all of it was used
+    assert sampled(pipe, seeds[::-1]) == first[::-1]
+    for seed in seeds[:2]:  # alone, in a pipeline that has drawn nothing yet
+        assert sampled(opened(folder, drafter, **settings), [seed]) == [first[seed]]
+    plain = opened(folder, None, dtype=torch.float64)
+    assert (sampled(plain, seeds) != first) or name == "gsd"  # the rule does relax
+
+
+def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:
+    for budget, rule, repeats in (
+        (3, "lantern", True),
+        ("auto", "lantern", False),
+        ("auto", "exact", True),
+    ):
+        settings = RELAXED if rule == "lantern" else {}
+        pipe = opened(folder, "model", rule, budget=budget, dtype=torch.float64, **settings)
+        stats = pipe(class_labels=[1], seed=1).stats
+        assert stats.repeatable is repeats
+        assert ("not repeatable" in stats.summary()) is not repeats

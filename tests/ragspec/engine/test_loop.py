@@ -40,8 +40,7 @@ def plain(model: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def expected(plain: Engine) -> list[list[int]]:
-    results = plain.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True)
-    return [result.tokens for result in results]
+    return tokens_of(plain)
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,6 @@ from tests.support import tiny
 TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
 
 
-@pytest.fixture(scope="module")
-def bpe() -> Any:
-    return tiny.bpe_tokenizer()
-
-
 def encode(text: str) -> list[int]:
     return list(tiny.bpe_tokenizer()(text)["input_ids"])
 
@@ -41,8 +36,8 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
     assert state.text == text[: text.index(stop)]
 
 
-def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) -> None:
-    tokens = encode("the draft. € then more")
+def test_looking_ahead_agrees_with_what_follows_and_changes_nothing() -> None:
+    bpe, tokens = tiny.bpe_tokenizer(), encode("the draft. € then more")
     state = StopState(StopRule(frozenset(), 1000, ("€ t",)), bpe)
     state.push(tokens[0])
     expected = ["€ t" in bpe.decode(tokens[: count + 1]) for count in range(1, len(tokens))]

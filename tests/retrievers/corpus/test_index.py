@@ -2,7 +2,6 @@ import copy
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,6 @@ from tests.support.corpora import build, reopen, rows, text_of
 from tests.support.damage import full_disk
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the rug", "a draft of a text"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with build(tmp_path / "c.store", rows(3)) as instance:
-        yield instance
 
 
 def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> None:
@@ -86,18 +79,19 @@ def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
         store.record(Engine(tiny.model(), drafter=None), scope="global")
 
 
-def test_appended_text_is_visible_at_once_and_is_on_disk_after_a_flush(store: CorpusIndex) -> None:
+def test_appended_text_is_visible_at_once_and_is_on_disk_after_a_flush(tmp_path: Path) -> None:
     new = rows(5, seed=1)
-    for row in new:
-        store.append(row, scope="global")
-    assert text_of(store) == rows(3) + new
-    assert text_of(reopen(store.path)) == rows(3)
-    assert store.info()["waiting"] == sum(len(row) + 1 for row in new)
-    store.flush()
-    assert store.info()["waiting"] == 0
-    assert text_of(store) == text_of(reopen(store.path)) == rows(3) + new
-    store.flush()  # with nothing to write
-    assert store.info()["generation"] == "gen-000002"
+    with build(tmp_path / "c.store", rows(3)) as store:
+        for row in new:
+            store.append(row, scope="global")
+        assert text_of(store) == rows(3) + new
+        assert text_of(reopen(store.path)) == rows(3)
+        assert store.info()["waiting"] == sum(len(row) + 1 for row in new)
+        store.flush()
+        assert store.info()["waiting"] == 0
+        assert text_of(store) == text_of(reopen(store.path)) == rows(3) + new
+        store.flush()  # with nothing to write
+        assert store.info()["generation"] == "gen-000002"
 
 
 def test_flushing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:

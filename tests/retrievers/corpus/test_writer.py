@@ -208,12 +208,8 @@ def test_processes_take_turns_to_write(store: CorpusIndex) -> None:
     assert sorted(text_of(store)) == sorted([*rows(3), *[[11] * 3] * 4, *[[12] * 3] * 4])
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(tiny.model(), tiny.tokenizer(), drafter=None)
-
-
-def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine) -> None:
+def test_answers_are_recorded_until_that_is_ended(tmp_path: Path) -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         stop = store.record(engine, scope="tenant-7", lead=2)
         first = engine.generate([[1, 2, 3, 4], [5, 6]], max_new_tokens=6)

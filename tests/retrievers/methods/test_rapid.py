@@ -17,6 +17,7 @@ from ragspec.retrievers.methods.rapid import Steering
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
+from tests.support.identities import target
 from tests.support.noisy import NoisyTrees
 
 SAMPLINGS = [
@@ -25,10 +26,6 @@ SAMPLINGS = [
     Sampling(temperature=0.8, top_p=0.9, frequency_penalty=0.4, seed=2),
 ]
 INPUTS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
-
-
-def target() -> Any:
-    return tiny.model(dtype=torch.float64)
 
 
 def engine(drafter: Any = None, budget: Any = 6) -> Engine:

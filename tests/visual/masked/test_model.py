@@ -1,5 +1,6 @@
 """The masked model and its head against a plain reading, and what its sizes may be."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,10 @@ from tests.support import plain_mar, tiny_masked
 PLACES = plain_mar.PLACES
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> MaskedModel:
-    return tiny_masked.model(tmp_path_factory.mktemp("mar"))
-
-
-@pytest.fixture(scope="module")
-def plain() -> plain_mar.Plain:
-    return plain_mar.Plain(plain_mar.published())
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("known", [0, 1, 4, PLACES])
-def test_states_are_those_of_the_plain_prefill(
-    model: MaskedModel, plain: plain_mar.Plain, known: int
-) -> None:
+def test_states_are_those_of_the_plain_prefill(known: int, tmp_path: Path) -> None:
+    model, plain = tiny_masked.model(tmp_path), plain_mar.Plain(plain_mar.published())
     dice = torch.Generator().manual_seed(known)
     latents = torch.randn(2, PLACES, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
     order = torch.rand(2, PLACES, generator=dice).argsort(-1)[:, :known]
