@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from ragspec import Engine
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
-from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.checks import WEIGHTS
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import rounds
 from ragspec.verification.causal import CausalTarget
+from tests.ragspec.drafters.heads import test_slots
 from tests.support import heads, published_heads, tiny
 from tests.support.published_heads import DRAFTED, IDS, INPUTS, TOKENS, H, V, spread
 
@@ -65,14 +65,11 @@ def target(**options: Any) -> CausalTarget:
     return CausalTarget(tiny.model("llama", **options))
 
 
-def opened(name: str, folder: Path) -> DraftHead:
-    return open_head(published_heads.write(folder, *LAYOUTS[name]()), target())
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> None:
     """In every round of drafting: a place of round k is one of round 0 behind k own guesses."""
-    head, third = opened(name, tmp_path), "eagle1" not in name
+    head = open_head(published_heads.write(tmp_path, *LAYOUTS[name]()), target())
+    third = "eagle1" not in name
     pad = torch.nn.functional.pad
     embedded = pad(INPUTS["embeddings"][IDS], (0, 0, 1, 0))
     taps = pad(INPUTS["taps" if third else "state"], (0, 0, 0, 1))
@@ -83,18 +80,24 @@ def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> No
             assert spread(outputs[:, k:]) == pytest.approx(RECORDED[name][k], abs=2e-4)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+SAVED = LAYOUTS | {name: make for name, (make, _) in test_slots.LAYOUTS.items()}
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> None:
-    head = opened(name, tmp_path / "first")
+    head = open_head(published_heads.write(tmp_path / "first", *SAVED[name]()), target())
     save_head(head, tmp_path / "second")
     assert holds_head(tmp_path / "second")
     again = open_head(tmp_path / "second", target())
-    assert set(again.state_dict()) == set(head.state_dict())
-    parts = ("lm_head", "embed_tokens")
-    saved = {part for part in parts if f"{part}.weight" in load_file(tmp_path / "second" / WEIGHTS)}
-    assert saved == {part for part in parts if f"{part}.weight" in LAYOUTS[name]()[1]}
+    assert again.config == head.config
+    assert again.state_dict().keys() == head.state_dict().keys()
     for weight, other in head.state_dict().items():
         assert torch.equal(again.state_dict()[weight], other)
+    if name not in LAYOUTS:
+        return
+    parts = ("lm_head", "embed_tokens")
+    saved = {part for part in parts if f"{part}.weight" in load_file(tmp_path / "second" / WEIGHTS)}
+    assert saved == {part for part in parts if f"{part}.weight" in SAVED[name]()[1]}
     inputs = INPUTS["embeddings"][IDS], head.project(INPUTS["taps" if head.output else "state"])
     assert torch.equal(again(*inputs).read, head(*inputs).read)
     written = json.loads((tmp_path / "second" / "config.json").read_text(encoding="utf-8"))
