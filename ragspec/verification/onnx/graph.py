@@ -182,16 +182,16 @@ class Graph:
             parts[at] = self.attend(name, i, at, rows, module, (config.num_attention_heads, groups))
         if self.folded:
             every = self.fold(f"{name}.fold", each, groups, width)
-            pieces = [every]
+            inputs = [every]
             if len(self.folded) > 1:
-                pieces = [f"{every}.{at}" for at in self.folded]
-                self.nodes.append(helper.make_node("Split", [every, "sizes"], pieces, axis=1))
-            outs = [
-                self.attend(name, i, at, [piece], module, (groups, groups))
-                for at, piece in zip(self.folded, pieces, strict=True)
+                inputs = [f"{every}.{at}" for at in self.folded]
+                self.nodes.append(helper.make_node("Split", [every, "sizes"], inputs, axis=1))
+            outputs = [
+                self.attend(name, i, at, [rows], module, (groups, groups))
+                for at, rows in zip(self.folded, inputs, strict=True)
             ]
-            joined, heads = self.joined(outs, f"{name}.folded"), groups * self.folds
-            parts[FOLDED] = self.pick(joined, "unfold", f"{name}.unfold", heads, width)
+            out, heads = self.joined(outputs, f"{name}.folded"), groups * self.folds
+            parts[FOLDED] = self.pick(out, "unfold", f"{name}.unfold", heads, width)
         out = self.joined([*parts.values()], f"{name}.every")
         if not self.few:
             out = self.add("Gather", [out, "back"], f"{name}.back", axis=1)
