@@ -76,6 +76,8 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     question, tokenizer = turns[-1], engine.tokenizer
     result = _search(body, question, engine, documents)
     hits = result.hits
+    if hits and body.temperature is None:  # as in `DocQA`; elsewhere OpenAI's default
+        body = body.model_copy(update={"temperature": 0.0})
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options = read.sampling, read.options
     if result.refused is not None:

@@ -132,7 +132,7 @@ class PrefixCache:
                 other
                 for other in self._rows
                 if other.tenant != tenant
-                or not self._gives(other, _common(other.tokens, row.tokens))
+                or not self._gives(other, common_length(other.tokens, row.tokens))
             ]
             self._rows.append(row)
             self._evict()
@@ -228,14 +228,14 @@ def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row |
     best, length = None, 0
     for row in rows:
         if row.tenant == tenant:
-            common = _common(row.tokens, tokens)
+            common = common_length(row.tokens, tokens)
             if common >= max(length, BLOCK):
                 best, length = row, common
     return best, length
 
 
-def _common(first: list[int], second: list[int]) -> int:
-    """Return the length of the common prefix of two token lists."""
+def common_length(first: list[int], second: list[int]) -> int:
+    """Return the length of the common prefix of two lists."""
     most = min(len(first), len(second))
     if first[:most] == second[:most]:
         return most

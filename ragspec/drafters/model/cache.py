@@ -10,7 +10,6 @@ nodes of other drafters.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, pack
+from ragspec.verification.prefix_cache import common_length
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
@@ -144,7 +144,7 @@ class DraftCache:
             end += 1
             while end < len(self._ancestors) and self._ancestors[end] == [*path, end]:
                 path, end = self._ancestors[end], end + 1
-            same = _shared(path, self._path)
+            same = common_length(path, self._path)
             self._cache.pending, self._path = same, path
             at = range(len(self), len(self) + len(path))
             fresh = [self._drafted[slot] for slot in path[same:]]
@@ -213,7 +213,9 @@ class DraftCache:
             if slot is None:
                 break
             path.append(slot)
-        self._cache.commit(range(_shared(path, self._path)) if self.model.chains else path)
+        if self.model.chains:
+            path = [*range(common_length(path, self._path))]
+        self._cache.commit(path)
         for each in (self._slots, self._ancestors, self._drafted, self._path):
             each.clear()
 
@@ -279,9 +281,3 @@ class DraftCache:
         whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         whole[:, self.tokens] = logits
         return whole
-
-
-def _shared(path: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many first elements are equal."""
-    pairs = zip(path, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

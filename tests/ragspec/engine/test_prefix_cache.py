@@ -208,7 +208,7 @@ def test_keys_of_another_text_would_be_noticed(monkeypatch: pytest.MonkeyPatch) 
     expected = request.generate(prompt, max_new_tokens=12).tokens
     request.prefix_cache.clear()
     request.generate(tiny.prompt(30, seed=9), max_new_tokens=4)
-    monkeypatch.setattr(prefix_cache, "_common", lambda first, second: 20)
+    monkeypatch.setattr(prefix_cache, "common_length", lambda first, second: 20)
     assert request.generate(prompt, max_new_tokens=12).tokens != expected
 
 

@@ -163,9 +163,7 @@ def test_where_branches_share_no_forward_each_is_read_below_its_ancestors() -> N
     assert target.chains and target.same_bits
     cache, fresh = (DraftCache(target, tiny.VOCAB, len(prompt) + 8) for _ in range(2))
     cache.read(prompt)
-    branches, next_level = [7, 9], [11, 12, 13, 14]
-    rows = [cache.extend(branches, [-1, -1])]
-    rows.append(cache.extend(next_level, [0, 1, 3, 0]))  # 13 follows 12
+    rows = [cache.extend([7, 9], [-1, -1]), cache.extend([11, 12, 13, 14], [0, 1, 3, 0])]
     paths = [[7], [9], [7, 11], [9, 12], [9, 12, 13], [7, 14]]
     for path, row in zip(paths, torch.cat(rows), strict=True):
         fresh.read(prompt)
