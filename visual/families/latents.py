@@ -1,6 +1,6 @@
 """Causal models of continuous latents, and the base of all families of latents."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,16 @@ class LatentFamily(CodecFamily):
         """Decode latents [B, h, w, D]."""
         images: Tensor = self.codec.decode_latents(codes)
         return images
+
+    def step_tensor(self, target: LatentDraws) -> tuple[str, Callable[[Tensor], Tensor]]:
+        """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
+
+        def latents(rows: Tensor) -> Tensor:
+            every, orders = target.table.latents, target.orders
+            places = rows if orders is None else rows.gather(1, orders.argsort(1))
+            return every[places] * (places >= 0)[..., None].to(every)
+
+        return "latents", latents
 
     def samples(
         self, generations: Sequence[Generation], target: LatentDraws, rule: Rule, raster: Raster

@@ -5,7 +5,7 @@ keeps the distribution of one latent per iteration. The model's attention is bid
 verifying k drafted latents takes k + 1 masked prefixes in one batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -164,12 +164,6 @@ class Mar(LatentFamily):
             replace(sample, prefixes=sum(1 + len(step.tree) for step in generation.steps))
             for sample, generation in zip(samples, generations, strict=True)
         ]
-
-    def step_tensor(self, target: MaskedTarget) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
-        return "latents", lambda rows: latents_of(
-            target.table, target.orders, [row[row >= 0].tolist() for row in rows]
-        )
 
     def values(self, target: MaskedTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the latents [1, h, w, D] of one complete image."""

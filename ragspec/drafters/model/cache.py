@@ -213,8 +213,7 @@ class DraftCache:
             if slot is None:
                 break
             path.append(slot)
-        if self.model.chains:
-            path = [*range(common_length(path, self._path))]
+        path = [*range(common_length(path, self._path))] if self.model.chains else path
         self._cache.commit(path)
         for each in (self._slots, self._ancestors, self._drafted, self._path):
             each.clear()

@@ -149,9 +149,8 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
     index = PassageIndex.build([Document("rules.txt", "Rules", text)], embedder=None)
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         request = "Are verified tokens the same?"
-        results = [chat(client, request, max_tokens=4, seed=seed).json() for seed in range(3)]
-        result = results[0]
-        assert all(each["choices"] == result["choices"] for each in results), "greedy"
+        result, other = (chat(client, request, max_tokens=4, seed=s).json() for s in (1, 2))
+        assert other["choices"] == result["choices"], "greedy"
         assert len(passage) < result["usage"]["prompt_tokens"] < len(text), "the sentence alone"
         message = result["choices"][0]["message"]
         assert message["sentences"][0]["text"] == passage

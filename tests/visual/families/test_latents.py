@@ -115,8 +115,12 @@ def test_what_became_of_drafts_is_reported(folder: Path) -> None:
 def test_outputs_and_settings(folder: Path) -> None:
     pipe = pipeline(folder, steps=3, floor=0.2)
     assert pipe.family.schedule.steps == 3 and pipe.family.schedule.floor == 0.2
-    result = sampled(pipe, 2, output_type="latent")
-    assert torch.equal(result.images, result.latents)
+    steps = list[torch.Tensor]()
+    note = {"callback_on_step_end": lambda *inputs: steps.append(inputs[3]["latents"])}
+    result = sampled(pipe, 2, output_type="latent", **note)
+    last = pipe.family.model.restored(steps[-1]).view_as(result.latents)
+    assert torch.equal(result.images, result.latents) and torch.equal(last, result.latents)
+    assert not steps[0][:, -1].any()
     assert sampled(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
     other = sampled(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
     assert not torch.allclose(other.latents, result.latents)

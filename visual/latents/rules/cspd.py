@@ -68,10 +68,7 @@ Gaussians = tuple[Tensor, Tensor]
 
 
 class Coupled(LatentRule):
-    """A base of rules that keep a draft with probability min(1, p / q) of its last `s` steps.
-
-    It may override `left`.
-    """
+    """A base of rules that keep a draft with probability min(1, p / q) of its last `s` steps."""
 
     s: float  # the number of judged denoising steps, where there are as many
     label = EXACT_FOR_LABEL

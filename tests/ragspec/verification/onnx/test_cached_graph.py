@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ragspec.drafters.base import Drafter
-from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
@@ -125,9 +124,8 @@ def test_a_model_in_8_bits_drafts_chains_without_its_modules(
 
 def test_draft_models_by_name_run_as_targets_do(folder: Path) -> None:
     engine = Engine.from_pretrained(folder, None, folder, 6, device="cpu", dtype="float32")
-    assert isinstance(engine.drafter, Fuse) and isinstance(engine.drafter.drafters[0], ModelDrafter)
-    target = engine.drafter.drafters[0].model
-    assert isinstance(target, OnnxTarget) and not target.chains
+    (drafter,) = engine.drafter.drafters  # type: ignore[union-attr]
+    assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, OnnxTarget)
     result = write(engine)
     assert result.tokens == write(engine.with_drafter(None)).tokens and not result.report.faults
     assert result.report.accepted > 25
