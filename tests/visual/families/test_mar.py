@@ -171,19 +171,21 @@ def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
 def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     half = sampled(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
     assert bool(half.images.isfinite().all())
-    message: list[tuple[int, int]] = []
+    message: list[tuple[int, int, torch.Tensor]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
         assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
-        message.append((iteration, latents))
-        return True
+        message.append((iteration, latents, tensors["latents"]))
+        return len(message) < 4
 
     pipe = pipeline(folder, **DRAFTED, batch_size=2)
     ended = sampled(pipe, 3, callback_on_step_end=note)
     assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
     assert 0 < message[0][1] < message[1][1] < 9
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
-    assert sampled(pipe, 3).label == "exact-for(distribution)"
+    whole = sampled(pipe, 3, callback_on_step_end=note)
+    last = pipe.family.model.restored(message[-1][2]).unflatten(1, (3, 3))
+    assert whole.label == "exact-for(distribution)" and torch.equal(last, whole.latents[2:])
 
 
 def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> None:

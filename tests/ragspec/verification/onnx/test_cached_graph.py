@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.base import Drafter
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
@@ -89,7 +88,8 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
     several = second.generate(prompts, max_new_tokens=40, ignore_eos=True)
     assert [each.tokens for each in several] == [write(second, each).tokens for each in prompts]
     for name in ("_step", "_step_batch"):
-        assert (name in vars(second.target)) == (family != "gemma3_text")  # has windows
+        held = vars(second.target).get(name)
+        assert (held is not None) == (family != "gemma3_text")  # has windows
     assert isinstance(second.target.loaded, cached_graph.StandIn)
     ours, theirs = second.target.config, vars(first.target.config)
     assert ours.model_type == family and len(theirs) > 20
@@ -112,11 +112,9 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
 
 
 @pytest.mark.parametrize("drafter", [ModelDrafter, Rapid])
-def test_a_model_in_8_bits_drafts_chains_without_its_modules(
-    folder: Path, drafter: type[Drafter]
-) -> None:
+def test_a_model_in_8_bits_drafts_without_its_modules(folder: Path, drafter: Any) -> None:
     engine = opened(folder)
-    result = write(engine.with_drafter(drafter(engine.target), 6))  # type: ignore[call-arg]
+    result = write(engine.with_drafter(drafter(engine.target), 6))
     assert result.tokens == write(engine).tokens and not result.report.faults
     assert result.report.accepted == result.report.drafted > 25
     assert isinstance(engine.target.loaded, cached_graph.StandIn)
