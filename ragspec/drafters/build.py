@@ -101,7 +101,8 @@ def model_drafter(
 
     if isinstance(draft_model, (str, Path)):
         dtype = "auto" if weights_of(target.loaded) == INT8 else target.dtype
-        draft_model = load_target(draft_model, target.device, dtype, static="off")
+        runtime = "auto" if target.detour or target.runtime == "onnx" else "torch"
+        draft_model = load_target(draft_model, target.device, dtype, static="off", runtime=runtime)
     model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     if isinstance(model, CausalTarget):
         check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)

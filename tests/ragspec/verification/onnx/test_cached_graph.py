@@ -29,7 +29,6 @@ from ragspec.verification.onnx.cached_graph import (
     CachedTarget,
 )
 from ragspec.verification.onnx.record import RECORD
-from ragspec.verification.onnx.target import OnnxTarget
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
@@ -44,7 +43,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return filesystem.cache_directory() / "models"
 
 
-GRAPHS = GRAPH, BATCH, STEP, STEP_BATCH
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 0.5},
@@ -120,10 +118,12 @@ def test_a_model_in_8_bits_drafts_without_its_modules(folder: Path, drafter: Any
     assert isinstance(engine.target.loaded, cached_graph.StandIn)
 
 
-def test_draft_models_by_name_run_as_targets_do(folder: Path) -> None:
-    engine = Engine.from_pretrained(folder, None, folder, 6, device="cpu", dtype="float32")
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_draft_models_by_name_run_as_targets_do(folder: Path, runtime: str) -> None:
+    options = {"device": "cpu", "dtype": "float32", "runtime": runtime}
+    engine = Engine.from_pretrained(folder, None, folder, 6, **options)
     (drafter,) = engine.drafter.drafters  # type: ignore[union-attr]
-    assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, OnnxTarget)
+    assert isinstance(drafter, ModelDrafter) and drafter.model.runtime == runtime
     result = write(engine)
     assert result.tokens == write(engine.with_drafter(None)).tokens and not result.report.faults
     assert result.report.accepted > 25
@@ -167,7 +167,7 @@ def test_sessions_map_the_same_packed_weights(folder: Path, cache: Path) -> None
     engine = opened(folder)
     engine.generate([tiny.prompt(30), tiny.prompt(9)], max_new_tokens=4)  # opens a second one
     (path,) = cache.glob(f"*/{WEIGHTS}")
-    parts = {graph: packed_parts(path.with_name(graph)) for graph in GRAPHS}
+    parts = {g: packed_parts(path.with_name(g)) for g in (GRAPH, BATCH, STEP, STEP_BATCH)}
     assert all(each == parts[GRAPH] for each in parts.values()) and len(parts[GRAPH]) > 8
     assert Path("/proc/self/maps").read_text("utf-8").count(str(path)) >= 2 * len(parts[GRAPH])
 
