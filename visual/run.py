@@ -168,7 +168,7 @@ class Progress:
         raster, side_by_side = self.state.raster, self.state.pipe.batch_size
         first = self._last // side_by_side * side_by_side
         least = min(self._counts[first : first + side_by_side])
-        self.report(raster.codes_in(least), self._tensor(self._tokens[:, raster.places]))
+        self.report(len(raster.known(range(least))), self._tensor(self._tokens[:, raster.places]))
 
     def report(self, count: int, tensor: Tensor) -> None:
         """Call the callback with the count of the image that is furthest behind, and the tensor.

@@ -4,8 +4,6 @@ Every peer runs on a copy of the model that ragspec never touches. `hf-lookup@N`
 `hf-assistant@N` draft N tokens a step.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Sequence

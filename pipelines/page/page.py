@@ -1,7 +1,5 @@
 """The HTML page of a trace."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path

@@ -4,8 +4,6 @@ The eight colours are distinguishable for red-, green- and blue-blind readers to
 lightness alone. A source without a colour of its own takes a free one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

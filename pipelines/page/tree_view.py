@@ -6,8 +6,6 @@ then the one of largest acceptance probability. So the top row is the accepted p
 token after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import category

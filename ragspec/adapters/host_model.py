@@ -1,7 +1,5 @@
 """Settings shared by LangChain's and LlamaIndex's models, as pydantic fields."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

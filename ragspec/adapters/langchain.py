@@ -7,8 +7,6 @@
 Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke` returns text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from ragspec.adapters.writer import HostReply, Job

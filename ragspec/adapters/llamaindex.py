@@ -8,8 +8,6 @@ Written against llama-index-core 0.14. A model with a chat template reads prompt
 any other continues the prompt, and a conversation becomes one by `messages_to_prompt`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ragspec.adapters.writer import HostReply, Job, in_thread

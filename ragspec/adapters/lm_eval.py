@@ -5,8 +5,6 @@
 Likelihoods, encoding and chat templates are those of `HFLM`. Written against lm-eval 0.4.13.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from inspect import signature

@@ -1,7 +1,5 @@
 """Conversion between documents of hosts and passages of ragspec."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The chat template renders a conversation as a whole. Its documents are drafted f
 whether or not they are in the prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence

@@ -4,8 +4,6 @@ A policy opens a session for each sequence. The session grants nodes before each
 draft and learns from each step. It never changes the output, only its cost.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ the estimate is unbiased. The emitted tokens decide, so a draft that was cut or 
 teaches as much as a verified one.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ All sequences of an engine share one `Experience`, so that a request starts from
 earlier ones. It holds no text. All times are in milliseconds.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import inf, sqrt

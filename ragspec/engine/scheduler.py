@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 
@@ -49,8 +49,7 @@ class Scheduler:
         chunk: int,
         memory: KvMemory | None = None,
     ) -> None:
-        self.target, self._device = target, target.device
-        self._as_loaded = as_loaded(self._device)  # entered by one thread at a time
+        self.target = target
         self.max_batch_size = checked_count(max_batch_size, "max_batch_size")
         if max_queue_size is not None:
             max_queue_size = checked_count(max_queue_size, "max_queue_size", 0)
@@ -185,10 +184,9 @@ class Scheduler:
             try:
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
-                if self.target.device != self._device:
-                    self._device = self.target.device
-                    self._as_loaded = as_loaded(self._device)
-                with torch.inference_mode(False), torch.no_grad(), self._as_loaded:
+                cast = torch.is_autocast_enabled(self.target.device.type)
+                as_is = as_loaded(self.target.device) if cast else nullcontext()
+                with torch.inference_mode(False), torch.no_grad(), as_is:
                     self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None

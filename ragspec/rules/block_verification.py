@@ -12,8 +12,6 @@ twice: the noise of one step must not return in the next one. Key it by the inde
 the node, not by the index of the token. The rule keys its own numbers by the root and the depth.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor

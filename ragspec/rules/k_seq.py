@@ -10,8 +10,6 @@ Deviation: k is the number of candidates that are left at the node, as in the pa
 also be the children of one node, not only separate chains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

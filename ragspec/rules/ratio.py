@@ -1,7 +1,5 @@
 """The ratio of observed to claimed acceptance, which corrects later claims."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

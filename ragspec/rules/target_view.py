@@ -14,7 +14,7 @@ from ragspec.errors import ModelError, SamplingError
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.top_tokens import best_token, sure_token
+from ragspec.sampling.top_tokens import best_token, sure_token, sure_tokens
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
@@ -60,6 +60,10 @@ class RowView:
             view.chosen is not None or view.transform is not None or view.distribution.lazy
             for view in views
         ):
+            return
+        if self.logits.device.type == "cpu":
+            for view in views:
+                view.chosen = sure_tokens(view.logits)
             return
         parts = [view.all_tokens() for view in views]
         tokens = iter((torch.cat(parts) if len(parts) > 1 else parts[0]).tolist())

@@ -8,8 +8,6 @@ Deviation: the token that follows is the target's own under the seed; the publis
 most probable one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

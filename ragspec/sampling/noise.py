@@ -5,8 +5,6 @@ order. Values come from splitmix64 (Steele, Lea, Flood 2014) in wrapping 64-bit 
 every device computes alike. On a CPU, NumPy takes a third of torch's time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum

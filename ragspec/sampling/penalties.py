@@ -6,8 +6,6 @@ scatter of the tokens that a step accepts. The path of a node adds at most n tok
 table of [n, V] counts is ever made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

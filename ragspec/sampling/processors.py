@@ -5,8 +5,6 @@ committed token and that node. The common ones are batched; every transformers L
 taken as it is by `HFProcessor`, one node at a time in the order in which plain decoding calls it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The text of a growing sequence of tokens: its pieces, its stops, and where tokens begin."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

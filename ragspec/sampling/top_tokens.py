@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import isfinite
 
 import numpy as np
 import torch
@@ -28,6 +29,13 @@ def best_token(scores: Tensor) -> Tensor:
     if scores.device.type != "cpu":
         return scores.argmax(-1)
     return torch.from_numpy(np.asarray(_widened(scores).numpy().argmax(-1)))
+
+
+def sure_tokens(scores: Tensor) -> list[int]:
+    """Return `sure_token(best_token(scores), scores)` of scores [N, V] on a CPU, sooner."""
+    array = _widened(scores).numpy()
+    best = enumerate(array.argmax(-1).tolist())
+    return [token if isfinite(array.item(i, token)) else -1 for i, token in best]
 
 
 def sure_token(tokens: Tensor, scores: Tensor) -> Tensor:

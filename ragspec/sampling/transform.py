@@ -5,8 +5,6 @@ distribution of a model that reads less. The changed distribution is decoded exa
 sampling and penalties work as before, and the text depends on the seed and never on the drafts.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

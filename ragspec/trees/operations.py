@@ -4,8 +4,6 @@ Parents come before children and -1 stands for the root, so one pass in order vi
 after its parent. Lists are faster than arrays at the sizes of a draft.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isfinite

@@ -1,9 +1,8 @@
 """The interface between the decoding loop and a target: its model, and a generation's session."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -82,9 +81,11 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """The device of token ids, also if the model was moved after it was opened."""
-        if hasattr(self._embedding, "_hf_hook"):
+        if "_hf_hook" in vars(self._embedding):
             return input_device(self._embedding)
-        device: torch.device = next(self._embedding.parameters()).device
+        nearest = self._embedding._parameters.values()  # every forward asks: no walk over modules
+        every = chain(nearest, self._embedding.parameters())
+        device: torch.device = next(weight for weight in every if weight is not None).device
         return device
 
     @property

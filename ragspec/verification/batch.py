@@ -4,14 +4,13 @@ A forward over several sequences is packed: their tokens follow each other in on
 without padding. Each sequence attends to its own buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
 
 
@@ -66,12 +65,16 @@ class Batch:
         rows: The cache of each sequence.
         views: The view of each sequence alone.
 
+        taps: Where a target that runs alone records hidden states; None to record none.
+
     Attributes:
         counts: The tokens of each sequence.
     """
 
-    def __init__(self, rows: Sequence[SequenceCache], views: Sequence[TreeView]) -> None:
-        self.rows, self.views = rows, views
+    def __init__(
+        self, rows: Sequence[SequenceCache], views: Sequence[TreeView], taps: Taps | None = None
+    ) -> None:
+        self.rows, self.views, self.taps = rows, views, taps
         self.counts = [view.positions.shape[1] for view in views]
         for row, count in zip(rows, self.counts, strict=True):
             row.reserve(count)

@@ -4,8 +4,6 @@ Shapes throughout: query [B, heads, n, width], key and value [B, groups, S, widt
 [B, heads, n, width]. Keys, values and masks are not repeated for query heads that share a key head.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

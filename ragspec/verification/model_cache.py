@@ -1,7 +1,5 @@
 """Our buffers as caches of transformers, whose import takes a second."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 

@@ -3,8 +3,6 @@
 ONNX Runtime, or steps of fixed shape, are used if a trial shows that they suit the model.
 """
 
-from __future__ import annotations
-
 import gc
 from copy import copy
 from pathlib import Path

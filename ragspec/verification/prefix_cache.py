@@ -6,8 +6,6 @@ longest common prefix with a cached text. vLLM (arXiv 2309.06180), SGLang (2312.
 other lengths.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Collection, Iterable, Sequence

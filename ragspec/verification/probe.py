@@ -5,8 +5,6 @@ So it covers ragged batches, positions, windows and compaction. The reference is
 model, over whole texts and without a cache.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

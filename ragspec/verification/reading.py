@@ -8,8 +8,6 @@ row per forward and verifies no draft across the border.
 Dynamic scaling changes its table beyond `max_position_embeddings`; longer requests are refused.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -77,13 +75,14 @@ class Taps:
         modules: The modules that read the states, by their numbers; they are not changed.
 
     Attributes:
-        selected: Positions whose logits the output head computes, i64 [k]; None for all.
+        selected: Those of the last states whose logits are computed, i64 [k]; None for all.
+        states: The states [R, n, H] of the last forward, by their numbers.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
         self.modules = modules
         self.selected: Tensor | None = None
-        self._states: dict[int, Tensor] = {}
+        self.states: dict[int, Tensor] = {}
         self._thread: int | None = None
         self._hooks: list[Any] = []
 
@@ -104,7 +103,7 @@ class Taps:
         return cls({tap: head if tap == LAST else layers[tap] for tap in taps})
 
     def __enter__(self) -> Self:
-        self._states, self._thread = {}, threading.get_ident()
+        self.states, self._thread = {}, threading.get_ident()
         for tap, module in self.modules.items():
             take = partial(self._take, tap)
             self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
@@ -115,8 +114,8 @@ class Taps:
             self._hooks.pop().remove()
 
     def taken(self) -> dict[int, Tensor]:
-        """Return the states [R, n, H] of the last block, by their numbers; those that were read."""
-        states, self._states = self._states, {}
+        """Return the states of the last forward that were read, and forget them."""
+        states, self.states = self.states, {}
         return states
 
     def _take(
@@ -127,7 +126,7 @@ class Taps:
             return None
         states = arguments[0] if arguments else named["hidden_states"]
         assert isinstance(states, Tensor)
-        self._states[tap] = states.detach()
+        self.states[tap] = states.detach()
         if self.selected is None or tap != LAST:
             return None
         return (states[:, self.selected], *arguments[1:]), named

@@ -7,8 +7,6 @@ sdpa. A model uses them only inside a `lease`, one forward or one draft. Then it
 restored, so `generate` and other engines may share the model.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,9 +1,8 @@
 """Verification of draft trees over one cache per sequence."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
@@ -76,10 +75,11 @@ class TreeSession(TargetSession):
         Args:
             taps: Their numbers, see `Needs.hidden_states`.
         """
-        before = set[int]() if self._taps is None else set(self._taps.modules)
-        if not before.issuperset(taps):
-            target = self.target
-            self._taps = Taps.of(target.loaded, target.output_head, sorted(before.union(taps)))
+        before = () if self._taps is None else self._taps.modules
+        self._taps = self._tapped({*before, *taps})
+
+    def _tapped(self, taps: Collection[int]) -> Taps:
+        return Taps.of(self.target.loaded, self.target.output_head, sorted(taps))
 
     def new_row(self) -> Row:
         """Return an empty row."""
@@ -191,10 +191,8 @@ class TreeSession(TargetSession):
         """
         self._expect_one_table()
         self.chosen, self.hidden = None, []
-        inputs = [
-            (row.cache, head, tree)
-            for row, (head, tree) in zip(self.active_rows, self._inputs, strict=True)
-        ]
+        pairs = zip(self.active_rows, self._inputs, strict=True)
+        inputs = [(row.cache, head, tree) for row, (head, tree) in pairs]
         logits = list[Tensor]()
         size = len(inputs) if self.target.packs or self._runs_alone else 1
         for start in range(0, len(inputs), size):
@@ -208,11 +206,11 @@ class TreeSession(TargetSession):
         The model is leased for this forward only. Between forwards it is in its original state.
         """
         self.target.check_mode()
-        packs = nullcontext() if self._runs_alone else self._through_modules()
-        tokens, views = _layout(inputs, self.target.device, self.target.divisible)
-        batch = Batch([cache for cache, _, _ in inputs], views)
+        modules = nullcontext() if self._runs_alone else self._through_modules()
         taps, device = self._taps, self.target.device
-        starts = np.cumsum([0, *batch.counts[:-1]]).tolist()
+        tokens, views = _layout(inputs, device, self.target.divisible)
+        batch = Batch([cache for cache, _, _ in inputs], views, taps)
+        starts = list(accumulate(batch.counts[:-1], initial=0))
         last = [each[-1:] for each in queries]
         heard = taps is not None and LAST in taps.modules
         computed = last if ends and not heard else queries
@@ -220,7 +218,7 @@ class TreeSession(TargetSession):
         narrows = ends and heard and self.target.selects_logits
         if taps is not None:
             taps.selected = torch.tensor(_flat(starts, last), device=device) if narrows else None
-        with packs, taps or nullcontext():
+        with modules:
             logits = self.target.forward(tokens, batch, keep)
         states = {} if taps is None else taps.taken()
         among = _places(starts, queries, device) if states else 0
@@ -228,12 +226,12 @@ class TreeSession(TargetSession):
         for tap, each in states.items():
             if tap != LAST or not self.target.keeps_logits:
                 states[tap] = each[:, index]
-        parts = [torch.split(each, list(map(len, queries)), 1) for each in states.values()]
+        parts = [_split(each, list(map(len, queries)), 1) for each in states.values()]
         self.hidden += [
             HiddenStates(dict(zip(states, row, strict=True))) for row in zip(*parts, strict=True)
         ]
         returned = last if narrows and LAST in states else computed
-        rows = torch.split(logits[0], list(map(len, returned)))
+        rows = _split(logits[0], list(map(len, returned)))
         return [each[-1:] if ends else each for each in rows]
 
     @property
@@ -243,10 +241,13 @@ class TreeSession(TargetSession):
 
     @contextmanager
     def _through_modules(self) -> Iterator[None]:
-        """Lease the model, with packed weights, inside the block."""
+        """Lease the model, with packed weights, and record its states inside the block."""
+        model = self.target.model
         if self._packs is None:
-            self._packs = Packed(pack(self.target.model))
-        with lease(self.target.model, self._configs), self._packs:
+            self._packs = Packed(pack(model))
+            if self._taps is not None:  # of modules that may not have been loaded
+                self._taps.modules = self._tapped(self._taps.modules).modules
+        with lease(model, self._configs), self._packs, self._taps or nullcontext():
             yield
 
     def _expect_one_table(self) -> None:
@@ -275,6 +276,10 @@ def _places(starts: Sequence[int], queries: Sequence[range], device: torch.devic
     return len(queries[0]) if one else torch.tensor(_flat(starts, queries), device=device)
 
 
+def _split(states: Tensor, counts: list[int], dim: int = 0) -> Sequence[Tensor]:
+    return [states] if len(counts) == 1 else torch.split(states, counts, dim)
+
+
 def _layout(
     rows: Sequence[Input], device: torch.device, divisible: bool
 ) -> tuple[Tensor, list[TreeView]]:
@@ -298,14 +303,14 @@ def _layout(
         places = range(1, n + 1) if table is None else table.sum(-1).tolist()
         positions += [cache.length - 1 + place for place in places]
         tables.append(table)
-    moved = torch.tensor([numbers, positions], device=device)
+    moved = torch.from_numpy(np.array([numbers, positions])).to(device)
     flat = [table.ravel() for table in tables if table is not None]
     visible: Iterator[Tensor] = iter(())
     if flat:
         related = torch.from_numpy(np.concatenate(flat)).to(device)
         visible = iter(torch.split(related, list(map(len, flat))))
     # The positions of a chain are its slots.
-    parts = zip(rows, counts, torch.split(moved[1:], counts, 1), tables, strict=True)
+    parts = zip(rows, counts, _split(moved[1:], counts, 1), tables, strict=True)
     return moved[:1], [
         TreeView(cache.length, at, at, None if table is None else next(visible).view(1, n, n))
         for (cache, _, _), n, at, table in parts

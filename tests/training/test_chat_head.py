@@ -20,6 +20,11 @@ module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
 
 
+def call(monkeypatch: pytest.MonkeyPatch, script: str, options: str) -> None:
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *options.split()])
+    module(script).main()
+
+
 def test_a_users_words_stand_between_the_parts_of_a_turn() -> None:
     parts = module("chat_answers").turn_parts(tiny.tokenizer(chat=True))
     assert parts == ("<user> ", "\n<assistant> ")
@@ -88,13 +93,11 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     monkeypatch.setattr(trainer, "HELD_OUT", 5)
     template = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
     for _ in range(2):
-        monkeypatch.setattr("sys.argv", ["chat_answers.py", *template.split()])
-        writer.main()
+        call(monkeypatch, "chat_answers", template)
     passages = tmp_path / "passages.jsonl"
     monkeypatch.setattr(writer, "READ", 3)
     read = f"{template.replace(str(answers), str(passages))} --passages"
-    monkeypatch.setattr("sys.argv", ["chat_answers.py", *read.split()])
-    writer.main()
+    call(monkeypatch, "chat_answers", read)
     parts = [json.loads(line) for line in passages.read_text(encoding="utf-8").splitlines()]
     assert len(parts) == 3 and all(part["start"] == 1 < len(part["ids"]) for part in parts)
     lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
@@ -102,12 +105,11 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     assert "round 1" in capsys.readouterr().out and learned > 10
     work, out = tmp_path / "work", tmp_path / "head"
     learned += 3
+    more = "--dtype float32 --vocabulary 20 --depth 2 --minutes 0.002 0.002 --work"
     template = (
-        f"--answers {answers} --passages {passages} --work {work} --out {out} --model {model}"
+        f"--answers {answers} --passages {passages} --out {out} --model {model} {more} {work}"
     )
-    more = "--dtype float32 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
-    monkeypatch.setattr("sys.argv", ["chat_head.py", *template.split(), *more.split()])
-    trainer.main()
+    call(monkeypatch, "chat_head", template)
     written = capsys.readouterr().out.splitlines()
     stages = [json.loads(line) for line in written if line.startswith("{")]
     assert [(e["out"], e["texts"]) for e in stages] == [("first", learned), ("second", learned)]
@@ -146,8 +148,7 @@ def test_a_head_learns_from_answers_over_documents(
     monkeypatch.setattr(writer, "NEW_TOKENS", 12)
     request = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
     for _ in range(2):
-        monkeypatch.setattr("sys.argv", ["long_answers.py", *request.split()])
-        writer.main()
+        call(monkeypatch, "long_answers", request)
     rounds = [json.loads(line)["round"] for line in answers.read_text().splitlines()]
     assert sorted(set(rounds)) == [0, 1] and len(rounds) > 6
     start = fresh_head(
@@ -159,8 +160,7 @@ def test_a_head_learns_from_answers_over_documents(
     monkeypatch.setattr(trainer, "HELD_OUT", 2)
     inputs = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"
     more = f"--out {out} --dtype float32 --minutes 0 0.01 --depth 2"
-    monkeypatch.setattr("sys.argv", ["chat_head.py", *inputs.split(), *more.split()])
-    trainer.main()
+    call(monkeypatch, "chat_head", f"{inputs} {more}")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     about = json.loads(line)
     assert (about["out"], about["texts"]) == ("second", rounds.count(0))

@@ -54,10 +54,6 @@ class Raster:
         """Return the entries of values [tokens] that belong to codes, as [h, w]."""
         return values.reshape(self.height, self.line)[:, : self.width]
 
-    def codes_in(self, tokens: int) -> int:
-        """Return how many of an image's first tokens are codes."""
-        return len(self.known(range(tokens)))
-
     def known(self, tokens: Sequence[int]) -> list[int]:
         """Return the codes among the first tokens of an image."""
         return [token for at, token in enumerate(tokens) if at % self.line < self.width]

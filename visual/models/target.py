@@ -6,8 +6,6 @@ has two rows of the model. The second has every condition replaced by its uncond
 The logits are u + s (c - u), combined before any processor sees them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral

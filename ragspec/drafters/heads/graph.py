@@ -15,7 +15,7 @@ from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.vocabulary import linear_of, output_rows
 from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget
+from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget, Tables
 
 if TYPE_CHECKING:
     from ragspec.verification.batch import Batch
@@ -90,11 +90,11 @@ class HeadGraph:
         inputs = {"embedded": embedded, "before": states, "rows": torch.arange(n - keep, n)}
         return self._runner.run(batch.rows, batch.views, inputs, self._names)
 
-    def _rotary(self, positions: int) -> dict[str, Tensor]:
+    def _rotary(self, positions: int) -> Tables:
         """Return rotary tables [positions, width / 2]."""
         powers = torch.arange(0, self._width, 2, dtype=torch.float32) / self._width
         angles = torch.arange(positions, dtype=torch.float32)[:, None] / self._theta**powers
-        return {"cosines": angles.cos(), "sines": angles.sin()}
+        return {"cosines": angles.cos().numpy(), "sines": angles.sin().numpy()}
 
 
 class _Modules(NamedTuple):

@@ -49,7 +49,6 @@ from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
-from ragspec.verification.reading import decoder_layers
 
 VERSION = 8
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
@@ -156,7 +155,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
 
 def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
     """Write graph, weights and record of a target to a folder."""
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
     from transformers import PreTrainedTokenizerFast
 
     from ragspec.verification.onnx.graph import build_graph, in_onnx
@@ -173,7 +172,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
             few = build_graph(model, sequences, False, few=True)
             (folder / name).write_bytes(in_onnx(few, model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
-    read = {name: each for name, each in weights.items() if name in READ}
+    read = {name: each.numpy() for name, each in weights.items() if name in READ}
     save_file(read | target.rotary(longest), folder / TENSORS)
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
@@ -265,7 +264,7 @@ class CachedTarget(OnnxTarget):
         with safe_open(folder / TENSORS, "pt") as file:
             CausalTarget.__init__(self, StandIn(record, file).eval())
             names = [name for name in file.keys() if name.startswith(TABLES)]  # noqa: SIM118
-            tables = {name: file.get_tensor(name) for name in names}
+            tables = {name: file.get_tensor(name).numpy() for name in names}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
@@ -318,13 +317,7 @@ class CachedTarget(OnnxTarget):
         """The model of transformers, loaded at the first call."""
         with self._lock:
             if isinstance(self._model, StandIn):
-                before, self.model = self._model, self._load()
-                layers = decoder_layers(before), decoder_layers(self._model)
-                pairs = [*zip(*layers, strict=True)]
-                pairs.append((before.head, self._model.get_output_embeddings()))
-                for old, new in pairs:  # whoever hears the old one hears the new one
-                    new._forward_pre_hooks = old._forward_pre_hooks
-                    new._forward_pre_hooks_with_kwargs = old._forward_pre_hooks_with_kwargs
+                self.model = self._load()
                 self._unwrapped, self._embedding = self._model, self._model.get_input_embeddings()
                 self._weights, self.probed = self._look(), self.kinds
             return self._model

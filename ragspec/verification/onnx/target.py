@@ -8,11 +8,14 @@ bits that it has alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -32,24 +35,48 @@ if TYPE_CHECKING:
 
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
-MOST_ROWS = 64  # whose logits the graph computes where somebody reads the states
-_FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
 FOLD_TO = 16  # most positions of a folded operator
 FOLD_FROM = 64  # slots in use for each of them, from which on it is faster
 SEQUENCES = 8  # of one forward; each has an operator in each layer, which costs little while idle
-Tables = Callable[[int], dict[str, Tensor]]
+_FIRST = torch.zeros(1, 1, dtype=torch.int64)  # a position
+_IDLE = TreeView(0, _FIRST, _FIRST, None)  # of an operator without a sequence
+SMALL = 256  # numbers of an input that is copied; see `Binding`
+Array = npt.NDArray[Any]
+Tables = dict[str, Array]
 
 
-def _changes(head: nn.Module, states: Tensor) -> bool:
-    """Tell the hooks of the output head its inputs; return whether one may change them."""
-    return any(
-        key not in head._forward_pre_hooks_with_kwargs or hook(head, (states,), {}) is not None
-        for key, hook in head._forward_pre_hooks.items()
-    )
+class Binding:
+    """The inputs and outputs of a session's next forward.
+
+    Small inputs are written where those of the forward before were: naming an array to the runtime
+    takes some 10 us, as long as weights pass through the caches.
+
+    Args:
+        inputs: Values that the graph reads and extends in place, by the names of inputs.
+    """
+
+    def __init__(self, session: Session, inputs: Mapping[str, object]) -> None:
+        self.inner = session.inner.io_binding()
+        for name, value in inputs.items():
+            self.inner.bind_ortvalue_input(name, value)
+            self.inner.bind_ortvalue_output(f"{name}.out", value)
+        self._held: dict[str, Array] = {}
+
+    def read(self, name: str, array: Array) -> None:
+        """Let the forward read an array as this input."""
+        held = self._held.get(name)
+        if held is not None and held.shape == array.shape and array.size <= SMALL:
+            held[...] = array
+        elif held is not array:
+            array = array.copy() if array.size <= SMALL else np.ascontiguousarray(array)
+            self.inner.bind_cpu_input(name, array)
+            self._held[name] = array
 
 
 class GraphRunner:
     """Runs a graph whose attention is that of `Graph.attention`.
+
+    It computes with NumPy: while weights pass through the caches, a call of torch takes 20 us.
 
     Args:
         shape: Layers, heads of keys, and width of a head.
@@ -67,8 +94,8 @@ class GraphRunner:
         self,
         session: Session,
         shape: tuple[int, int, int],
-        tables: dict[str, Tensor],
-        more: Callable[[int], dict[str, Tensor]],
+        tables: Tables,
+        more: Callable[[int], Tables],
         window: int | None = None,
         folds: int = 1,
     ) -> None:
@@ -84,7 +111,7 @@ class GraphRunner:
         self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
         self._sizes = {each.name: each.shape for each in session.inner.get_outputs()}
-        self._last: tuple[tuple[object, ...], Any] = ((), None)  # buffers and names, and a binding
+        self._last: tuple[tuple[object, ...], Binding | None] = ((), None)  # buffers and names
 
     def run(
         self,
@@ -98,8 +125,9 @@ class GraphRunner:
         Args:
             inputs: The graph's own.
         """
-        every, back, caches = dict(inputs), list[int](), list[Buffers]()
-        folds, unfolds, sizes = list[Tensor](), list[Tensor](), list[int]()
+        every = {name: each.numpy() for name, each in inputs.items()}
+        back, caches = list[int](), list[Buffers]()
+        folds, unfolds, sizes = list[Array](), list[Array](), list[int]()
         first = start = 0  # of a sequence among all rows, and among those that are attended for
         n = views[0].positions.shape[1]
         # Without slots in use it would ignore the positions.
@@ -108,25 +136,25 @@ class GraphRunner:
         which = [FOLDED] if folded else self._operators[: len(rows)]
         working = dict(zip(which, zip(rows, views, strict=True), strict=True))
         for at in self._operators:
-            row, view = working.get(at, (self._idle, None))
-            there, positions = view is not None, _FIRST if view is None else view.positions
+            row, view = working.get(at, (self._idle, _IDLE))
+            there, positions = at in working, view.positions.numpy()
             count = length = positions.shape[1]
             if at in self._folded:
-                places = self._places_folded(row, view, positions)
+                places = self._places_folded(row, view)
                 fold, unfold = folding(count, self._shape[1], self._folds)
                 folds.append(fold + first * (there * self._shape[1] * (self._folds + 2)))
                 if there or not self._few:
                     unfolds.append(unfold + sum(sizes) * self._shape[1])
                 sizes.append(count * self._folds)
             else:
-                attend = torch.arange(first, first + count) if there else _FIRST[0]
+                attend = np.arange(first, first + count) if there else positions[0]
                 if count == 1 and not self._trees:  # as wide as chains of the same bits
-                    attend, positions = attend.expand(2), torch.cat((positions, positions + 1), 1)
+                    attend, positions = attend.repeat(2), np.concatenate([positions] * 2, 1)
+                    positions[0, 1] += 1
                     row.reserve(2)
                 places, length = self._places(row, positions) | {"attend": attend}, len(attend)
                 if self._trees:
-                    end = int(places["total"])
-                    places |= self._biases(view, count, end, None if view is None else view.related)
+                    places |= self._biases(view, int(places["total"][0]))
             every |= {f"{name}.{at}": each for name, each in places.items()}
             caches.append(row.buffers)
             if there:
@@ -134,82 +162,75 @@ class GraphRunner:
                 first += count
             start += length
         if folds:
-            every |= {"fold": torch.cat(folds, 1), "unfold": torch.cat(unfolds, 1)}
+            every |= {"fold": np.concatenate(folds, 1), "unfold": np.concatenate(unfolds, 1)}
         if len(folds) > 1:
-            every["sizes"] = torch.tensor(sizes)
+            every["sizes"] = np.array(sizes)
         if not self._few:
-            every["back"] = torch.tensor(back)
+            every["back"] = np.array(back)
         return self._outputs(every, caches, names, first)
 
-    def _places_folded(
-        self, row: SequenceCache, view: TreeView | None, positions: Tensor
-    ) -> dict[str, Tensor]:
+    def _places_folded(self, row: SequenceCache, view: TreeView) -> dict[str, Array]:
         """Return the inputs of a folded operator, whose rows fill more slots than are used."""
-        n, end = positions.shape[1], row.extent + positions.shape[1]
-        row.reserve(n * self._folds)
-        places = self._places(row, positions.expand(self._folds, n).reshape(1, -1))
-        related, slots = None if view is None else view.related, row.extent + n * self._folds
-        if related is None and n > 1:
-            related = torch.ones(1, n, n, dtype=torch.bool).tril()
-        for name, bias in self._biases(view, n, end, related).items():
-            places[name] = bias.new_full((1, 1, self._folds * n, slots), HIDDEN)
-            places[name].view(self._folds, n, slots)[..., :end] = bias[0]
+        folds, n = self._folds, view.positions.shape[1]
+        if view.related is None and n > 1:
+            view = replace(view, related=torch.ones(1, n, n, dtype=torch.bool).tril())
+        row.reserve(n * folds)
+        places = self._places(row, np.concatenate([view.positions.numpy()] * folds, 1))
+        size = 1, 1, folds * n, row.extent + folds * n
+        for name, bias in self._biases(view, row.extent + n).items():
+            places[name] = np.full(size, HIDDEN, np.float32)
+            places[name].reshape(folds, n, size[-1])[..., : bias.shape[-1]] = bias[0]
         return places
 
-    def _biases(
-        self, view: TreeView | None, n: int, slots: int, related: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Return the biases of the scores of n queries."""
-        bias = _bias(related, n, slots)
+    def _biases(self, view: TreeView, slots: int) -> dict[str, Array]:
+        """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
+        n = view.positions.shape[1]
+        bias = np.zeros((1, 1, n, slots), np.float32)
+        if view.related is not None:
+            hidden = ~view.related[:, None].numpy()
+            bias[..., slots - hidden.shape[3] :][hidden] = HIDDEN
         if self._window is None:
             return {"bias": bias}
-        return {"bias": bias, "narrow": _narrowed(bias, view, self._window)}
+        at, narrow = np.arange(slots), bias.copy()  # without the slots before the window
+        at[slots - view.slot_positions.shape[1] :] = view.slot_positions[0].numpy()
+        narrow[..., view.positions[0, :, None].numpy() - at >= self._window] = HIDDEN
+        return {"bias": bias, "narrow": narrow}
 
-    def _places(self, row: SequenceCache, positions: Tensor) -> dict[str, Tensor]:
+    def _places(self, row: SequenceCache, positions: Array) -> dict[str, Array]:
         """Return the inputs of an operator of whose sequence n slots are next."""
         if not row.buffers.keys:
             self._fill(row.buffers)
         end = row.extent + positions.shape[1]
         if (most := max(int(positions.max()) + 1, end)) > len(self.tables["cosines"]):
             self.tables = self._more(2 * most)  # slots of folded heads count, too
-        return {
-            "positions": positions,
-            "total": torch.tensor([end], dtype=torch.int32),
-            "last": torch.tensor([end - 1], dtype=torch.int32),
-        }
+        total = np.array([end, end - 1], dtype=np.int32)
+        return {"positions": positions, "total": total[:1], "last": total[1:]}
 
     def _outputs(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Array],
         caches: Sequence[Buffers],
         names: Sequence[str],
         positions: int,
     ) -> list[Tensor]:
         """Run the session, which extends the buffers; return the outputs with these names."""
-        value, sizes = self.session.value, {"S": positions, "k": len(inputs["rows"])}
+        sizes = {"S": positions, "k": len(inputs["rows"])}
         shapes = ([sizes.get(size, size) for size in self._sizes[name]] for name in names)
         outputs = [torch.empty(shape, dtype=torch.float32) for shape in shapes]
-        results = [value(output.numpy()) for output in outputs]  # a binding does not hold them
         key = (*map(ref, caches), *names)
         (last, binding), self._last = self._last, ((), None)  # a forward of another thread has none
-        if last != key:
-            binding = self._bind(caches)
-        for name, tensor in {**inputs, **self.tables}.items():
-            binding.bind_cpu_input(name, tensor.contiguous().numpy())
+        if binding is None or last != key:
+            pairs = zip(self._operators, map(self._values, caches), strict=True)
+            bound = {f"{name}.{at}": each for at, values in pairs for name, each in values.items()}
+            binding = Binding(self.session, bound)
+        for name, array in {**inputs, **self.tables}.items():
+            binding.read(name, array)
+        results = [self.session.value(output.numpy()) for output in outputs]  # not held by it
         for name, result in zip(names, results, strict=True):
-            binding.bind_ortvalue_output(name, result)
-        self.session.inner.run_with_iobinding(binding)
+            binding.inner.bind_ortvalue_output(name, result)
+        self.session.inner.run_with_iobinding(binding.inner)
         self._last = key, binding
         return outputs
-
-    def _bind(self, caches: Sequence[Buffers]) -> Any:
-        """Return a binding of the buffers of each operator."""
-        binding = self.session.inner.io_binding()
-        for at, buffers in zip(self._operators, caches, strict=True):
-            for name, bound in self._values(buffers).items():
-                binding.bind_ortvalue_input(f"{name}.{at}", bound)
-                binding.bind_ortvalue_output(f"{name}.{at}.out", bound)
-        return binding
 
     def _values(self, buffers: Buffers) -> dict[str, object]:
         """Return what the runtime reads and writes in the place of the buffers."""
@@ -276,7 +297,7 @@ class OnnxTarget(CausalTarget):
 
     def runs_alone(self, taps: Iterable[int] = ()) -> bool:
         """Return whether a forward needs no module; see `CausalTarget`."""
-        return self._unchanged and {LAST, 0, *self._outputs}.issuperset(taps)
+        return self._unchanged and all(tap in self._outputs or not tap for tap in taps)
 
     @property
     def rounds(self) -> bool:
@@ -290,32 +311,22 @@ class OnnxTarget(CausalTarget):
 
     def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
-        every = enumerate(getattr(getattr(self.loaded, "model", None), "layers", ()))
-        layers = {i: layer for i, layer in every if layer._forward_pre_hooks}  # see `Taps`
-        views = batch.views
-        padded = any(view.hidden is not None for view in views)
-        if padded or not self.runs_alone(layers):
+        taps, n = batch.taps, tokens.shape[1]
+        heard: Collection[int] = () if taps is None else taps.modules
+        if not self.runs_alone(heard):
             return super().forward(tokens, batch, keep)
-        assert not self.chains or all(map(_is_chain, views))
-        n = tokens.shape[1]
-        rows = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-        head = self.loaded.get_output_embeddings()
-        # Somebody reads its inputs, and may select few of the rows of a prompt.
-        selects = (
-            bool(head._forward_pre_hooks) and len(rows) > MOST_ROWS and self.form.bound is None
-        )
-        names = (*(self._outputs[i] for i in layers if i), "states", "logits")
-        read = rows[:0] if selects else rows
-        *tapped, states, logits = self.run(batch.rows, views, tokens, read, names)
-        for i, layer in layers.items():
-            each = tapped.pop(0) if i else self.embed(tokens) * self.form.embedding
-            for hook in layer._forward_pre_hooks.values():
-                hook(layer, (each,), {})
+        rows = torch.from_numpy(np.arange(n - keep, n)) if isinstance(keep, int) else keep
+        read = rows if taps is None or taps.selected is None else rows[taps.selected]
+        names = {tap: self._outputs[tap] for tap in heard if tap}
+        outputs = self.run(batch.rows, batch.views, tokens, read, (*names.values(), "logits"))
+        if taps is not None:
+            taps.states = dict(zip(names, outputs, strict=False))
+            if LAST in heard:
+                taps.states[LAST] = taps.states[LAST][:, rows]
+            if 0 in heard:
+                taps.states[0] = self.embed(tokens) * self.form.embedding
         batch.advance()
-        if selects or (head._forward_pre_hooks and _changes(head, states[:, rows])):
-            with torch.no_grad():
-                logits = self.form.bounded(head(states[:, rows]))
-        return logits
+        return outputs[-1]
 
     def run(
         self,
@@ -344,7 +355,7 @@ class OnnxTarget(CausalTarget):
             first = end
         return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
-    def _run_by(self, session: Session, tables: dict[str, Tensor]) -> GraphRunner:
+    def _run_by(self, session: Session, tables: Tables) -> GraphRunner:
         """Return what runs a session, whose first rotary tables are these."""
         shape = self.config.num_hidden_layers, self.config.num_key_value_heads, self._width
         folds = self.config.num_attention_heads // self.config.num_key_value_heads
@@ -375,36 +386,35 @@ class OnnxTarget(CausalTarget):
 
     @cached_property
     def _outputs(self) -> dict[int, str]:
-        """The outputs of the graph that are inputs of layers, by number."""
+        """The outputs of the graph that are hidden states, by number."""
         names = [output.name for output in self._runner.session.inner.get_outputs()]
         matches = [(re.fullmatch(r"layer(\d+)\.before\.sum", name), name) for name in names]
-        return {int(match[1]): name for match, name in matches if match}
+        return {int(match[1]): name for match, name in matches if match} | {LAST: "states"}
 
     def _look(self) -> list[object]:
         """Return what shows changes: modules, their hooks, and their weights."""
         state = list[object]()
-        head = self.loaded.get_output_embeddings()  # its hooks read hidden states
         for module in self.loaded.modules():
-            hooked = bool(module._forward_hooks or module._forward_pre_hooks) and module is not head
+            hooked = bool(module._forward_hooks or module._forward_pre_hooks)
             state.append((id(module), type(module), hooked))
             state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
             state += map(weight_state, module.parameters(recurse=False))
         return state
 
-    def rotary(self, positions: int) -> dict[str, Tensor]:
+    def rotary(self, positions: int) -> Tables:
         """Return the model's rotary tables [positions, half of what is turned]."""
         places = torch.arange(positions)[None]
         rotary, none = self.model.model.rotary_emb, torch.zeros(1, dtype=torch.float32)
-        tables = dict[str, Tensor]()
+        tables = Tables()
         for end, kind in self.form.rotary.items():
             both = rotary(none, places, *([kind] if kind else []))
             for name, table in zip(TABLES, both, strict=True):
-                tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous()
+                tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous().numpy()
         return tables
 
 
 @cache
-def folding(n: int, groups: int, folds: int) -> tuple[Tensor, Tensor]:
+def folding(n: int, groups: int, folds: int) -> tuple[Array, Array]:
     """Return which heads the rows of a folded operator have, and which are those of a position.
 
     Row f n + i of F n has the f-th heads of queries of position i, and its keys and values.
@@ -417,34 +427,9 @@ def folding(n: int, groups: int, folds: int) -> tuple[Tensor, Tensor]:
         The inputs of a graph, fold i64 [1, F n, 3 groups] among all heads of queries, keys and
         values of n positions, and unfold i64 [1, n, F groups] among the heads of all rows.
     """
-    heads, count = folds * groups, torch.arange(groups)
-    other = (heads + torch.arange(2 * groups)).expand(folds, -1)
-    picks = torch.cat((count * folds + torch.arange(folds)[:, None], other), 1)
-    first = torch.arange(n)[:, None] * (heads + 2 * groups)
-    rows = torch.arange(folds * n).view(folds, n).T[:, None] * groups + count[:, None]
-    return (picks[:, None] + first).view(1, folds * n, -1), rows.reshape(1, n, heads)
-
-
-def _is_chain(view: TreeView) -> bool:
-    """Return whether each query follows the one before."""
-    ends = view.positions[0, [0, -1]].tolist()
-    return view.related is None or ends[1] - ends[0] == view.positions.shape[1] - 1
-
-
-def _bias(related: Tensor | None, n: int, slots: int) -> Tensor:
-    """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
-    bias = torch.zeros(1, 1, n, slots, dtype=torch.float32)
-    if related is not None:
-        recent = bias[..., slots - related.shape[2] :]
-        recent.masked_fill_(~related[:, None], HIDDEN)
-    return bias
-
-
-def _narrowed(bias: Tensor, view: TreeView | None, window: int) -> Tensor:
-    """Return a bias that also hides the slots before the window of each query."""
-    if view is None or bias.shape[-1] <= window:
-        return bias
-    slots = torch.arange(bias.shape[-1])
-    slots[len(slots) - view.slot_positions.shape[1] :] = view.slot_positions[0]
-    outside = view.positions[0, :, None] - slots >= window
-    return bias.masked_fill(outside, HIDDEN)
+    heads, count = folds * groups, np.arange(groups)
+    other = np.broadcast_to(heads + np.arange(2 * groups), (folds, 2 * groups))
+    picks = np.concatenate((count * folds + np.arange(folds)[:, None], other), 1)
+    first = np.arange(n)[:, None] * (heads + 2 * groups)
+    rows = np.arange(folds * n).reshape(folds, n).T[:, None] * groups + count[:, None]
+    return (picks[:, None] + first).reshape(1, folds * n, -1), rows.reshape(1, n, heads)

@@ -4,8 +4,6 @@ A captured step reads and writes fixed addresses, so the buffers outlive their s
 session over the same target reuses them and the steps that were captured for them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ graph    steps captured in a CUDA graph: one launch per step, the same kernels
 compile  steps compiled by inductor, which fuses small kernels; on CUDA also captured
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import warnings

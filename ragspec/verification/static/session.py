@@ -5,8 +5,6 @@ in between are padded, so nothing is copied when a sequence ends. Rows are only 
 the step would otherwise need twice as many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 

@@ -223,9 +223,9 @@ def test_inputs_of_layers_are_those_of_transformers(
         session.read_prompts([prompt[:9]], 0)
         session.commit([()])
         prefill(session, prompt[9:])
-        session.verify([[3]], [tree])
+        session.verify([[9, 3]], [tree])
         found = session.hidden[0]
-    texts = [[*prompt, 3], [*prompt, 3, 5], [*prompt, 3, 5, 6], [*prompt, 3, 7]]
+    texts = [[*prompt, 9, 3, *path] for path in ([], [5], [5, 6], [7])]
     for place, text in enumerate(texts):
         ids = torch.tensor([text])
         out = instance(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states

@@ -14,8 +14,8 @@ from tests.support import heads, tiny
 PICTURE = pytest.mark.parametrize("picture", [False, True], ids=["text", "guided pair"])
 
 
-def setting(picture: bool) -> tuple[DraftHead, CausalTarget, list[int], list[int]]:
-    """Return a head, its target, a prompt and what follows."""
+def setting(picture: bool) -> tuple[DraftHead, CausalTarget, list[int], list[int], HeadCache]:
+    """Return a head, its target, a prompt, what follows, and a cache."""
     target: Any
     if picture:
         target = heads.picture_target()
@@ -24,7 +24,8 @@ def setting(picture: bool) -> tuple[DraftHead, CausalTarget, list[int], list[int
         target = CausalTarget(heads.model())
         prompt = tiny.prompt(9, vocab_size=heads.VOCAB, seed=3)
     text = tiny.prompt(12, vocab_size=target.vocab_size, seed=4)
-    return heads.fresh(target), target, prompt, text
+    head = heads.fresh(target)
+    return head, target, prompt, text, opened(head, target)
 
 
 def opened(head: DraftHead, target: CausalTarget) -> HeadCache:
@@ -33,8 +34,7 @@ def opened(head: DraftHead, target: CausalTarget) -> HeadCache:
 
 @PICTURE
 def test_distributions_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
-    head, target, prompt, text = setting(picture)
-    cache = opened(head, target)
+    head, target, prompt, text, cache = setting(picture)
     cache.notify(heads.states(target, prompt))
     tokens = [*prompt, text[0]]
     with cache.lease():
@@ -51,8 +51,7 @@ def test_distributions_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
 
 @PICTURE
 def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: bool) -> None:
-    head, target, prompt, text = setting(picture)
-    cache = opened(head, target)
+    head, target, prompt, text, cache = setting(picture)
     cache.notify(heads.states(target, prompt))
     tokens = [*prompt, text[0]]
     for accepted in (3, 1, 2):
@@ -73,8 +72,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: boo
 
 
 def test_of_a_long_prompt_the_end_is_enough() -> None:
-    head, target, prompt, text = setting(False)
-    cache = opened(head, target)
+    head, target, prompt, text, cache = setting(False)
     cache.notify(heads.states(target, prompt)[:, 5:], first=5)
     tokens = [*prompt, text[0]]
     with cache.lease():
@@ -85,8 +83,7 @@ def test_of_a_long_prompt_the_end_is_enough() -> None:
 
 
 def test_a_text_can_be_read_twice_but_not_without_its_states() -> None:
-    head, target, prompt, text = setting(False)
-    cache = opened(head, target)
+    _, target, prompt, text, cache = setting(False)
     assert not cache.readable([*prompt, text[0]])
     cache.notify(heads.states(target, prompt))
     assert cache.readable([*prompt, text[0]])
@@ -102,7 +99,7 @@ def test_a_text_can_be_read_twice_but_not_without_its_states() -> None:
 
 def test_guidance_reaches_the_head() -> None:
     """A head that ran on the conditional row alone, or was not guided, would say something else."""
-    head, target, prompt, text = setting(True)
+    head, target, prompt, text, _ = setting(True)
     plain = heads.picture_target(1.0)
     tokens = [*prompt, text[0]]
     distributions = []

@@ -15,9 +15,11 @@ from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.models.quantized import onnx_runtime
+from ragspec.needs import LAST
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.retrievers.methods.rapid import Rapid
 from ragspec.storage import filesystem
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.onnx import cached_graph, form
 from ragspec.verification.onnx.cached_graph import (
     BATCH,
@@ -107,6 +109,20 @@ def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
         second.model.model.norm.weight.sub_(4.0)  # from 1, or from 0 and one more
     changed = write(second)
     assert changed.report.runtime == "torch" and changed.tokens != expected.tokens
+
+
+def test_a_session_goes_on_through_modules_that_were_loaded_meanwhile(folder: Path) -> None:
+    target, states = opened(folder).target, list[torch.Tensor]()
+    with target.open(1, 64) as session, torch.no_grad():
+        session.keep_hidden((1, LAST))
+        for _ in range(2):
+            session.verify([tiny.prompt(9)], [DraftTree.empty()])
+            states.append(session.hidden[0].of((1, LAST)))
+            session.discard_uncommitted()
+            target.model.lm_head.register_forward_hook(lambda *_: None)
+            target.open(1, 8)
+    assert target.runtime == "torch"
+    torch.testing.assert_close(states[1], states[0], atol=1e-2, rtol=0.0)
 
 
 @pytest.mark.parametrize("drafter", [ModelDrafter, Rapid])
