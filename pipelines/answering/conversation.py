@@ -8,8 +8,9 @@ When the context is full, the oldest turns are dropped until a quarter of it is 
 rest is not read again at every turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Unpack
 
 from ragspec.engine.engine import Engine
@@ -78,12 +79,10 @@ class Conversation(Answerer):
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the passages that a turn adds, and why it is refused if it is."""
-        result = super().search(question, refuse=refuse)
-        if result.refused is not None and self.turns:
-            result = super().search(f"{self.turns[-1].question}\n{question}")
-            result = SearchResult() if result.refused else result
-        before = {_place(hit) for turn in self.turns for hit in turn.hits}
-        new = [hit for hit in self.read_hits(result) if _place(hit) not in before]
+        before = self.turns[-1].question if self.turns else None
+        result = search_turn(partial(super().search, refuse=refuse), question, before)
+        known = {_place(hit) for turn in self.turns for hit in turn.hits}
+        new = [hit for hit in self.read_hits(result) if _place(hit) not in known]
         return result if result.refused else replace(result, hits=new)
 
     def _write(self, question: Question) -> Answer:
@@ -144,6 +143,21 @@ class Conversation(Answerer):
         hits = [hit for turn in turns for hit in turn.hits]
         prompt = placed(self.engine.tokenizer, render_chat(self.engine.tokenizer, messages), hits)
         return replace(prompt, first=turns[0].first)
+
+
+def search_turn(
+    search: Callable[[str], SearchResult], question: str, before: str | None
+) -> SearchResult:
+    """Return the result of a question in a conversation; empty if it is asked without passages.
+
+    Args:
+        before: The question before it, None for the first one.
+    """
+    result = search(question)
+    if result.refused is not None and before is not None:
+        result = search(f"{before}\n{question}")
+        result = SearchResult() if result.refused else result
+    return result
 
 
 def _place(hit: Hit) -> tuple[str, int, str]:

@@ -101,8 +101,8 @@ class DocQA(Answerer):
         """The documents of the index; empty for another retriever."""
         return self.retriever.documents if isinstance(self.retriever, PassageIndex) else ()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a folder.
+    def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
+        """Write the index to a folder; see `PassageIndex.save`.
 
         Raises:
             InputError: The retriever is no index over documents.
@@ -112,7 +112,7 @@ class DocQA(Answerer):
                 f"A {type(self.retriever).__name__} cannot be saved; only an index made from "
                 "documents can."
             )
-        self.retriever.save(path)
+        self.retriever.save(path, replace=replace)
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""

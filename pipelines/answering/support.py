@@ -13,14 +13,14 @@ from typing import NamedTuple
 from ragspec.pipelines.answering.citations import Citation, cite
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
-from ragspec.retrievers.search.sentences import Sentence, score_spans
-from ragspec.retrievers.search.text import words_of
+from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
+from ragspec.retrievers.search.text import sentence_spans, words_of
 
-LEAST_SCORE = 1.8  # of a sentence that speaks of the question
+LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
 NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
 ENDING = re.compile(r"(?:ing|ed|es|ly|e)$")
-IN_QUOTES = re.compile(r"[\"“][^\"“”]*[\"”]|\[\d+\]")
+NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 
 
 class Support(StrEnum):
@@ -55,8 +55,8 @@ def find_evidence(
     citations = tuple(cite(text, prompt, generation.steps))
     claim = short or claim_of(text, citations)
     every = (*quoted_sentences(question, citations, prompt), *sentences)
-    speaking = sorted((s for s in every if s.score >= LEAST_SCORE), key=lambda s: -s.score)
-    by = next((each for each in speaking if says(claim, each.text, question)), None)
+    speaking = sorted((s for s in every if s.score >= LEAST_SUPPORT), key=lambda s: -s.score)
+    by = next((each for each in speaking if supports(each, claim, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
     return Evidence(citations, Support.SUPPORTED if by else quoted, by)
 
@@ -70,11 +70,21 @@ def quoted_sentences(
         yield Sentence(*span, score)
 
 
+def supports(neighbours: Sentence, claim: str, question: str) -> bool:
+    """Return whether one of neighbouring sentences speaks of a question and has a claim."""
+    hit, text = neighbours.hit, neighbours.hit.document.text
+    places = [(hit, *span) for span in sentence_spans(text, neighbours.start, neighbours.end)]
+    return any(
+        score >= LEAST_SCORE and says(claim, text[start:end], question)
+        for (_, start, end), score in zip(places, score_spans(question, places), strict=True)
+    )
+
+
 def claim_of(answer: str, citations: Iterable[Citation]) -> str:
-    """Return an answer without what it quotes."""
+    """Return an answer without its citations."""
     for each in reversed(list(citations)):
         answer = answer[: each.answer_start] + " " + answer[each.answer_end :]
-    rest = IN_QUOTES.sub(" ", answer)
+    rest = NUMBER_OF_PASSAGE.sub(" ", answer)
     return rest if words_of(rest) else ""
 
 

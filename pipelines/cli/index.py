@@ -55,7 +55,7 @@ def build(
     checks.check_new_store(out, "passages", replace=replace)
     terminal = Terminal()
     qa = o.index_documents(paths, embedder, terminal, dense)
-    qa.save(out)
+    qa.save(out, replace=replace)
     _note_repairs(terminal, {each.name: each.notes for each in qa.documents}, report)
     terminal.note(f"wrote {pluralize(len(qa.documents), 'document')} to {out}")
 

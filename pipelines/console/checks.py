@@ -16,7 +16,7 @@ from ragspec.errors import (
 )
 from ragspec.models.checks import check_head_files, check_language_model, check_tokenizer
 from ragspec.models.resolve import resolve_model
-from ragspec.storage.store import check_writable, is_store, read_current
+from ragspec.storage.store import check_writable, expect_none, read_current
 
 OPTION_OF_NEED = MappingProxyType(
     {"store": "--store or --set history=", "draft model": "--draft-model"}
@@ -85,13 +85,8 @@ def check_new_store(path: Path, kind: str, *, replace: bool = True) -> None:
     """Raise StoreError if a folder holds other files or another kind, InputError to keep one."""
     if path.exists():
         check_writable(path, kind)
-    if not replace and is_store(path):
-        index = kind == "passages"
-        more = f"; `ragspec index add {path} PATHS` adds to it" if index else ""
-        raise InputError(
-            f"{path} is {'an index' if index else 'a store'} already; expected a new place. "
-            f"--replace puts the new one in its place{more}."
-        )
+    if not replace:
+        expect_none(path, kind)
 
 
 def check_model(name: str) -> None:

@@ -9,6 +9,7 @@ from ragspec.engine.prompts import check_length, encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
+from ragspec.pipelines.answering.conversation import search_turn
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.answering.template import find_template, is_chat, suited
@@ -174,13 +175,11 @@ def _search(
         hits = [_hit_of(number, each) for number, each in enumerate(body.documents, start=1)]
         if hits and last != "user":
             raise InputError("got documents, and a last message that is no user's.")
-        return SearchResult(hits, tuple(rank_sentences(question, hits)))
+        return SearchResult(hits, tuple(rank_sentences(question, hits, ranked=False)))
     if documents is None or last != "user" or not question.strip():
         return SearchResult()
-    result = documents.search(question)
-    # A question that is refused may be about an earlier message.
-    if result.refused and len(body.messages) > 1:
-        return SearchResult()
+    earlier = [text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
+    result = search_turn(documents.search, question, earlier[-1] if earlier else None)
     return replace(result, hits=documents.read_hits(result, engine))
 
 

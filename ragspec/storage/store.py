@@ -66,7 +66,9 @@ class OpenStore:
 Writer = Callable[[Path], Contents | None]
 
 
-def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenStore:
+def publish(
+    root: Path, kind: str, write: Writer, *, wait: float = 0.0, replace: bool = True
+) -> OpenStore:
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
     Args:
@@ -74,8 +76,10 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
         write: Fills the new folder while the writer lock is held. It may read the current
             generation, `carry` files over, and return the `Contents`.
         wait: Seconds to wait for another writer.
+        replace: Whether a current generation may be there.
 
     Raises:
+        InputError: There is one that may not.
         StoreError: `root` is no store or cannot be written, or another process writes to it. Other
             errors of `write` pass through. If the first generation fails, no folder is left.
     """
@@ -83,6 +87,8 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
     new = not root.exists()
     check_writable(root, kind)
     with writer_lock(root, wait):
+        if not replace:
+            expect_none(root, kind)
         remove_leftovers(root)
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
         try:
@@ -94,7 +100,10 @@ def publish(root: Path, kind: str, write: Writer, *, wait: float = 0.0) -> OpenS
             shutil.rmtree(build, ignore_errors=True)
             if new:
                 remove_empty(root)
-            if isinstance(error, OSError) and not isinstance(error, StoreError):
+            from safetensors import SafetensorError
+
+            full = isinstance(error, OSError | SafetensorError)
+            if full and not isinstance(error, StoreError):
                 raise StoreError(
                     f"{root} cannot be written ({error}); free some room, or name another folder."
                 ) from error
@@ -129,6 +138,17 @@ def check_writable(root: Path, kind: str) -> None:
     except StoreError:
         return  # there is none, or a damaged one, which may be replaced
     read_current(root, kind)
+
+
+def expect_none(root: Path, kind: str) -> None:
+    """Raise InputError if a folder is a store of any kind; `kind` is the one that was asked for."""
+    if is_store(root):
+        index = kind == "passages"
+        more = f"; `ragspec index add {root} PATHS` adds to it" if index else ""
+        raise InputError(
+            f"{root} is {'an index' if index else 'a store'} already; expected a new place. "
+            f"--replace puts the new one in its place{more}."
+        )
 
 
 def is_ours(name: str) -> bool:

@@ -8,7 +8,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, compress
 from pathlib import Path
 
 from ragspec.errors import DocumentError, pluralize
@@ -126,12 +127,30 @@ def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
         return wide, "UTF-16"
     if text is not None:
         return text, ""
-    text = data.decode("utf-8", "replace")
+    return (data.decode(codec, "replace"), "") if codec == "utf-8" else _by_lines(data)
+
+
+def _by_lines(data: bytes) -> tuple[str, str]:
+    """Return a text without a declaration that is not all UTF-8, and the codec that is guessed.
+
+    Logs of several machines, for example, change their encoding from line to line.
+    """
+    lines = data.split(b"\n")
+    others = [not line.isascii() and _is_other(line) for line in lines]
+    part = b"\n".join(compress(lines, others))
+    guess, count = _guess(part[:SAMPLE]) if part else "", sum(others)
+    if 10 * count > 9 * sum(not line.isascii() for line in lines):
+        return data.decode(guess, "replace"), guess
+    codecs = (guess if other else "utf-8" for other in others)
+    text = "\n".join(map(partial(bytes.decode, errors="replace"), lines, codecs))
+    return text, guess and f"{guess} of {pluralize(count, 'line')}"
+
+
+def _is_other(line: bytes) -> bool:
+    """Return whether most of what is not ASCII in a line is not UTF-8."""
+    text = line.decode("utf-8", "replace")
     broken = text.count("\ufffd")
-    if codec == "utf-8" or len(text.encode("ascii", "ignore")) + 2 * broken < len(text):
-        return text, ""  # most of what is not ASCII is UTF-8
-    guess = _guess(data[:SAMPLE])
-    return data.decode(guess, "replace"), guess
+    return bool(broken) and len(text.encode("ascii", "ignore")) + 2 * broken >= len(text)
 
 
 def _strict(data: bytes, codec: str) -> str | None:

@@ -65,7 +65,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
     texts, removed = cleaned([clean(page.replace("\r\n", "\n")) for page in raw])
     if removed:
-        notes.append(f"{removed} running lines of page edges were removed")
+        notes.append(f"{removed} running lines of page edges were removed, each stands once")
     parts = [
         Extract(text, headings=((0, f"{title or clean(path.name)}, page {number}"),))
         for number, text in enumerate(texts, 1)
@@ -94,16 +94,18 @@ def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:
 
 
 def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
-    """Return the pages without edge lines that most pages share, and how many lines were removed.
+    """Return the pages with edge lines that most pages share once, and how many were removed.
 
     Page numbers may differ in them. A page keeps all its lines if it would lose more than half.
     """
     split = [page.split("\n") for page in pages]
     edges = [_edges(lines) for lines in split]
     every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
-    removed = 0
+    removed, shown = 0, set[tuple[bool, str]]()
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
-        running = {place for key, place in edge if key in every | sides[number % 2]}
+        keys = (every | sides[number % 2]) & shown
+        running = {place for key, place in edge if key in keys}
+        shown.update(key for key, _ in edge)
         if 2 * len(running) <= sum(bool(line.strip()) for line in lines):
             removed += len(running)
             lines[:] = [line for place, line in enumerate(lines) if place not in running]

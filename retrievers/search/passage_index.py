@@ -258,13 +258,14 @@ class PassageIndex:
             f"This index has no {name} part; build it with one, or search {self.mode}."
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
         """Write the index to a folder, as a whole or not at all.
 
         Raises:
+            InputError: An index is there, and `replace` is false.
             StoreError: The folder is of another kind or cannot be written.
         """
-        publish(Path(path), KIND, self.write)
+        publish(Path(path), KIND, self.write, replace=replace)
 
     def write(self, folder: Path) -> Contents:
         """Write the files of the index into a folder, for `publish`; return its contents."""

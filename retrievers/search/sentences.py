@@ -23,6 +23,7 @@ import numpy as np
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
     PARAGRAPH_BREAK,
+    SPACELESS_LETTER,
     Span,
     chunks,
     heading_of,
@@ -89,16 +90,23 @@ class Sentence:
         }
 
 
-def rank_sentences(question: str, hits: Sequence[Hit], most: int = MOST) -> list[Sentence]:
-    """Return the sentences of ranked passages that answer best, best first, copies once."""
+def rank_sentences(
+    question: str, hits: Sequence[Hit], most: int = MOST, *, ranked: bool = True
+) -> list[Sentence]:
+    """Return the sentences of passages that answer best, best first, copies once.
+
+    Args:
+        ranked: The passages come from a search, the best one first.
+    """
     places = [(rank, hit, *span) for rank, hit in enumerate(hits) for span in statements(hit)]
     scores = score_spans(question, [place[1:] for place in places])
-    order = sorted(range(len(places)), key=lambda at: places[at][0] * RANK_COST - scores[at])
-    ranked = dict[str, Sentence]()
+    cost = RANK_COST * ranked
+    order = sorted(range(len(places)), key=lambda at: places[at][0] * cost - scores[at])
+    first = dict[str, Sentence]()
     for at in order:
         sentence = Sentence(*places[at][1:], scores[at])
-        ranked.setdefault(sentence.text, sentence)
-    return list(ranked.values())[:most]
+        first.setdefault(sentence.text, sentence)
+    return list(first.values())[:most]
 
 
 def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[float]:
@@ -117,7 +125,8 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
         shared = np.array([[term in part for term in terms] for part in begun])
         return list(map(float, shared @ weights / LEAST_SHARE))
     embedder = _judge()
-    shares = _likeness(embedder, terms, parts) @ weights if terms else 1.0
+    says_nothing = not any(map(str.isalnum, question))  # stop words alone ask for anything
+    shares = _likeness(embedder, terms, parts) @ weights if terms else float(not says_nothing)
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 
@@ -154,7 +163,7 @@ def statements(hit: Hit) -> Iterator[Span]:
     headings = {offset for offset, _ in hit.document.headings}
     start = end = words = 0
     for first, last in _spans(text, passage.start, passage.end, headings):
-        size = len(text[first:last].split())
+        size = _word_count(text[first:last])
         separate = not headings.isdisjoint(range(end, first)) or (
             text[end - 1] in MARKS and PARAGRAPH_BREAK.search(text, end, first)
         )
@@ -173,10 +182,15 @@ def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span
         if first in headings:  # its line is one
             line = text.find("\n", first, last)
             first = line + 1 if line >= 0 else last
-        if len(text[first:last].split()) > MOST_WORDS:
+        if _word_count(text[first:last]) > MOST_WORDS:
             yield from chunks(text, (first, last), LINE_BREAK)
         elif first < last:
             yield first, last
+
+
+def _word_count(text: str) -> int:
+    """Return the number of words; two letters of a script without spaces count as one."""
+    return max(len(text.split()), len(SPACELESS_LETTER.findall(text)) // 2)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Sparse search: BM25 over words (bm25s, Lucene's form of the scores)."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +47,7 @@ class SparseIndex:
         """Index the passages' texts."""
         import bm25s
 
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import lets it log all
         scorer = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
         # A corpus without one word cannot be indexed; the empty string stands in and matches none.
         words = [words_of(text) or [""] for text in texts]

@@ -15,7 +15,7 @@ TEXTS = (
     "E07 means that the pressure is too low.",
     "The pump must be carried upright by two people.",
     "The filter must not be washed with hot water.",
-    "The warranty of the pump ends after three years.",
+    "The warranty of the pump ends after three years. Its colour is red.",
 )
 
 
@@ -44,6 +44,8 @@ def asked(question: str, script: str) -> Any:
         ("What does E07 mean?", TEXTS[0], "quoted"),
         ("What does E07 mean?", "E07 means that the pump must be carried", "unsupported"),
         ("May the filter be washed with hot water?", "Yes, the filter must be.", "unsupported"),
+        ("After how many years does the warranty end?", 'The warranty ends "five".', "unsupported"),
+        ("When does the warranty of the pump end?", "The warranty is red.", "unsupported"),
         ("Who made it?", "", "unsupported"),
     ],
 )

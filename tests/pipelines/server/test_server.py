@@ -157,9 +157,16 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         assert message["support"] in ("supported", "quoted", "unsupported")
         stream = chat(client, "Are verified tokens the same?", stream=True, max_tokens=2).text
         assert passage in stream.partition("\n")[0], "known before the model writes"
-        lost = chat(client, "Who won the cup in Uruguay?", max_tokens=4).json()["choices"][0]
-        assert lost["message"]["refused"]
-        assert lost["message"]["refusal"] is None, "the AI SDK joins it to the content"
+        first = {"role": "system", "content": "Be brief."}
+        for turns in ([], [first]):
+            turns = [*turns, {"role": "user", "content": "Who won the cup in Uruguay?"}]
+            lost = chat(client, "", messages=turns, max_tokens=4).json()["choices"][0]["message"]
+            assert lost["refused"]
+            assert lost["refusal"] is None, "the AI SDK joins it to the content"
+        turns = [{"role": r, "content": t} for r, t in (("user", request), ("assistant", "Yes."))]
+        turns.append({"role": "user", "content": "Why?"})
+        again = chat(client, "", messages=turns, max_tokens=4).json()["choices"][0]["message"]
+        assert again["sentences"][0]["text"] == passage, "found by the question before"
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
 

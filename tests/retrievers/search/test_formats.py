@@ -102,16 +102,18 @@ def test_every_character_knows_its_page(tmp_path: Path) -> None:
     assert load_document(tmp_path / "plain.txt").page_of(3) is None
 
 
-def test_running_lines_leave_and_the_text_stays() -> None:
+def test_running_lines_stand_once_and_the_text_stays() -> None:
     pages = [
         f"The Handbook\nText of {word}.\nMore {word}.\n{n}" for n, word in enumerate("abcd", 7)
     ]
-    assert without_running_lines(pages)[0] == [f"Text of {w}.\nMore {w}." for w in "abcd"]
+    bodies = [f"Text of {w}.\nMore {w}." for w in "bcd"]
+    assert without_running_lines(pages) == ([pages[0], *bodies], 6)
     left = ["Part one | 2", "3 | Of apples", "Part one | 4", "5 | Of apples"] * 2
     facing = [
         f"{line}\nBody {word}\nend {word}" for line, word in zip(left, "abcdefgh", strict=True)
     ]
-    assert without_running_lines(facing)[0] == [f"Body {w}\nend {w}" for w in "abcdefgh"]
+    bodies = [f"Body {w}\nend {w}" for w in "cdefgh"]
+    assert without_running_lines(facing)[0] == [*facing[:2], *bodies]
     few = ["Same\nbody"] * 2
     assert without_running_lines(few)[0] == few, "two pages alike say nothing"
 

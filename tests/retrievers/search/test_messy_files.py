@@ -54,6 +54,12 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", f"{RUSSIAN}\n".encode("utf-16-be"), RUSSIAN, "UTF-16 was guessed"),
         ("a.txt", RUSSIAN.encode("utf-32"), RUSSIAN, ""),
         ("a.txt", RUSSIAN.encode() + b" \xff end", f"{RUSSIAN} \ufffd end", "1 undecodable byte"),
+        (
+            "a.log",
+            CRLF.encode() * 9 + CRLF.encode("cp1252") * 9,
+            GERMAN * 18,
+            "0 of 9 lines was guessed",
+        ),
         ("a.log", b"one\n" * 99 + b"\0end", "one\n" * 99 + " end", "1 control character as"),
         ("a.log", b"\x1b[31mE1234\x1b[0m failed", "E1234 failed", "2 control sequences"),
         ("a.txt", b"N\bNA\bAM\bME\bE", "NAME", "4 control sequences"),
@@ -84,9 +90,11 @@ def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None
     pages = [["The Handbook", f"Text {w}", f"more {w}", f"Page {n} of 4"]
              for n, w in enumerate("abcd", 1)]  # fmt: skip
     document = load(tmp_path, "a.pdf", pdf_of(*pages, ""))
-    assert document.text.startswith("Text a\nmore a\n\nText b")
+    assert document.text.startswith(
+        "The Handbook\nText a\nmore a\nPage 1 of 4\n\nText b\nmore b\n\nT"
+    )
     assert document.notes[0] == "no text on pages 5"
-    assert document.notes[1:] == ("8 running lines of page edges were removed",)
+    assert document.notes[1:] == ("6 running lines of page edges were removed, each stands once",)
     assert len(document.digest) == 64 and len(document.pages) == 5
     PassageIndex.build([document], embedder=None).save(tmp_path / "one.idx")
     assert PassageIndex.open(tmp_path / "one.idx").documents == (document,)
