@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, pluralize
-from ragspec.sampling.processors import HFCallable, copied
+from ragspec.sampling.processors import HFCallable, copied, of_transformers
 from ragspec.sampling.stopping import Criterion
 
 
@@ -56,6 +56,7 @@ class RowProcessors:
 
         # Errors name a function by this.
         process.__qualname__ = ", ".join(type(each).__name__ for each in processors)
+        process.of_transformers = all(map(of_transformers, processors))  # type: ignore[attr-defined]
         return process
 
 

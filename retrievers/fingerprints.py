@@ -53,6 +53,11 @@ def model_fingerprint(model: torch.nn.Module) -> str:
         for digest, read in ((direct, values), (halved, values.to(torch.float16))):
             rounded = read.to(torch.bfloat16).tolist()
             digest.update(f"{name} {tuple(weight.shape)} {rounded}".encode())
+    for name, layer in model.named_modules():
+        if hasattr(layer, "merged_adapters"):  # of peft, whose weights tell all adapters
+            used = not layer.disable_adapters and sorted(layer.active_adapters)
+            for digest in (direct, halved):
+                digest.update(f"{name} {used} {sorted(layer.merged_adapters)}".encode())
     return "+".join(dict.fromkeys((direct.hexdigest(), halved.hexdigest())))
 
 

@@ -270,7 +270,9 @@ class ImagePipeline:
         rows = [row for row in range(len(conditions)) for _ in range(count)]
         seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
         progress_bar = tqdm(total=len(rows) * raster.tokens, **self._bar)
-        with closing(progress_bar) as bar, as_loaded(self.device):
+        # Later passes write to tensors of this call, perhaps in another mode than the caller's.
+        mode = torch.inference_mode(False)
+        with closing(progress_bar) as bar, as_loaded(self.device), mode, torch.no_grad():
             state = CallState(self, call, conditions, raster, bar)
             samples = state.generate(rows, seeds, scales)
             return self._output(samples, seeds, state)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Sources, build
+from ragspec.drafters.method import Sources, build, listed
 from ragspec.errors import InputError
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
@@ -32,8 +32,8 @@ def build_drafter(
     All drafters are wrapped by `Fuse`, which also keeps a failing source from breaking the output.
 
     Args:
-        draft_model: One more source: a transformers model, (model, tokenizer), a `CausalTarget`, a
-            path or a name.
+        draft_model: That of methods which use one, else one more source: a transformers model,
+            (model, tokenizer), a `CausalTarget`, a path or a name.
 
     Raises:
         UnknownNameError, ModelNotFoundError, TokenizerMismatchError: From the name, path or model.
@@ -44,11 +44,16 @@ def build_drafter(
         requests = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
         requests = list(drafter)
-    sources: list[Drafter] = []
+    sources, given, used = list[Drafter](), Sources(), False
+    model = None if draft_model is None else model_drafter(draft_model, tokenizer, target)
+    if model is not None:
+        given = Sources(draft_model=model.model)
+        methods = (listed().get(item) for item in requests if isinstance(item, str))
+        used = any(method is not None and "draft model" in method.uses for method in methods)
     for item in requests:
-        sources += build(item, Sources()) if isinstance(item, str) else [expect_drafter(item)]
-    if draft_model is not None:
-        sources.append(model_drafter(draft_model, tokenizer, target))
+        sources += build(item, given) if isinstance(item, str) else [expect_drafter(item)]
+    if model is not None and not used:
+        sources.append(model)
     for source in sources:
         source.fits(target, tokenizer)
     if not sources:

@@ -79,8 +79,9 @@ class Penalties:
         """Return the changed logits [R, V]; see `Processor`."""
         scores, shape = logits, self.shape
         if shape.bias:
-            scores = scores.clone()
-            scores[:, list(self.bias)] += self._biases.to(scores)
+            scores, biases = scores.clone(), self._biases.to(scores)
+            changed = scores[:, list(self.bias)] + biases  # NaN of infinity that is forbidden
+            scores[:, list(self.bias)] = torch.where(biases == _NEVER, _NEVER, changed)
         if shape.reads_texts:
             scores = self._after_text(scores, context, paths)
         least = self.minimum - len(context) + self.prompt_length

@@ -45,6 +45,12 @@ class Processor(Protocol):
         """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`."""
 
 
+def of_transformers(processor: HFCallable) -> bool:
+    """Return whether transformers made a processor; its own may return infinity on purpose."""
+    made = type(processor).__module__.startswith("transformers.")
+    return bool(getattr(processor, "of_transformers", made))
+
+
 class HFProcessor:
     """Any transformers LogitsProcessor, stateful or not.
 
@@ -169,7 +175,7 @@ def build_processors(
         minimum = sampling.min_new_tokens
         results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))
     results.extend(current)
-    results.extend(HFProcessor(processor, checked=True) for processor in extra)
+    results.extend(HFProcessor(each, checked=not of_transformers(each)) for each in extra)
     return results
 
 

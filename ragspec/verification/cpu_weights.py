@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.verification.prefix_cache import weight_state
+from ragspec.verification.prefix_cache import State, weight_state
 from ragspec.verification.tree_attention import in_view
 
 LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves
@@ -40,7 +40,7 @@ class Pack(NamedTuple):
     size: int
     least: int
     dtype: torch.dtype
-    borrowed: tuple[int, int, str]
+    borrowed: State
 
 
 _packs: dict[int, Pack] = {}

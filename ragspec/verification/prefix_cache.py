@@ -13,9 +13,12 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ragspec.verification.reading import hooks_of
 from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
 
 MAX_BYTES = 256 << 20
+OF_ALL = frozenset(vars(nn.Module()))  # attributes of every module
+PLAIN = bool, int, float, str, type(None)
 BLOCK = 16  # shorter common prefixes are read again
 
 
@@ -48,7 +51,7 @@ Pin = tuple[str, list[int]]  # a tenant, and the first tokens of texts, one of w
 class PrefixCache:
     """Keys and values by token prefix and tenant, the least recently used evicted first.
 
-    Tenants never share. A model whose weights have changed finds an empty cache. Thread-safe.
+    Tenants never share. A model that has changed finds an empty cache. Thread-safe.
 
     Args:
         max_bytes: Limit of all texts together, pinned ones aside; 0 keeps pinned ones alone.
@@ -58,7 +61,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self._rows: list[Row] = []  # the least recently used first
         self._pins: list[Pin] = []
-        self._weights: object = None
+        self._state: object = None
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -71,13 +74,13 @@ class PrefixCache:
             return total_bytes(row.cache for row in self._rows)
 
     def check(self, model: nn.Module) -> None:
-        """Drop all texts if the model's weights are not those that they were read with."""
-        key = [(id(each), each.dtype, weight_state(each)) for each in model.parameters()]
+        """Drop all texts if the model is not as it was when they were read; see `model_state`."""
+        state = model_state(model)
         with self._lock:
-            if key != self._weights:
-                if self._weights is not None:
+            if state != self._state:
+                if self._state is not None:
                     self.clear()
-                self._weights = key
+                self._state = state
 
     def take(
         self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Row]
@@ -199,18 +202,48 @@ class PrefixCache:
             self._rows.remove(row)
 
 
-def weight_state(weight: Tensor) -> tuple[int, int, str]:
-    """Return the address, the count of changes and a sum of a weight, to detect changes.
+def model_state(model: nn.Module) -> list[object]:
+    """Return what shows changes: modules, hooks, plain attributes, weights and buffers.
+
+    Attributes and hooks tell the adapter that is active, for example, or what steers the model.
+    """
+    state = list[object]()
+    for module in model.modules():
+        replaced = "forward" in vars(module) and not isinstance(module, nn.Linear)
+        state += (id(module), type(module), replaced, hooks_of(module))
+        state += [_plain(each) for name, each in vars(module).items() if name not in OF_ALL]
+        weights = *module._parameters.values(), *module._buffers.values()
+        state += [weight_state(each) for each in weights if each is not None]
+    return state
+
+
+def _plain(value: object) -> object:
+    """Return an attribute of a module without what is no number or text."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, dict):
+        return [(key, each) for key, each in value.items() if isinstance(each, PLAIN)]
+    if isinstance(value, list | tuple | set):
+        return [each for each in value if isinstance(each, PLAIN)]
+    return None
+
+
+State = tuple[int, torch.dtype, int, str]  # of a weight, see `weight_state`
+
+
+def weight_state(weight: Tensor) -> State:
+    """Return the address, the dtype, the count of changes and a sum of a weight.
 
     torch does not count changes through `weight.data`. So the sum has entries of every row and
-    every column, of matrices in the memory of the host.
+    every column, of weights in the memory of the host; a change of few entries may be missed.
     """
     changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
-    if data.dim() > 2 or data.device.type != "cpu" or type(data) is not Tensor:
-        return weight.data_ptr(), changes, ""
-    step = _stride(*data.shape) if data.dim() == 2 else 1
-    entries = data.reshape(-1)[::step]
-    return weight.data_ptr(), changes, float(entries.sum(dtype=torch.float64)).hex()
+    about = weight.data_ptr(), weight.dtype, changes
+    if data.device.type != "cpu" or type(data) is not Tensor:
+        return *about, ""
+    columns = data.shape[-1] if data.dim() > 1 else 1
+    step = _stride(data.numel() // max(columns, 1), columns) if data.dim() > 1 else 1
+    return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
 
 
 def _stride(rows: int, columns: int) -> int:

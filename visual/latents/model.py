@@ -83,7 +83,8 @@ class DiffusionHead(nn.Module):
             times: [...].
             conditioning: Output of `state` [..., width], which all steps share.
         """
-        scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
+        waves = torch.arange(_WAVES, dtype=torch.float32, device=noisy.device)
+        scales = torch.exp(waves * (math.log(1000.0) / _WAVES))
         angles = times[..., None] * scales.to(noisy.dtype)
         conditioning = conditioning + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
         states = self.read(noisy)

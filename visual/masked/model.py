@@ -41,9 +41,8 @@ class _Time(nn.Module):
 
     def forward(self, times: Tensor) -> Tensor:
         """Embed times f32 [n] as [n, width]."""
-        rates = torch.exp(
-            torch.arange(_WAVES, device=times.device) * (-math.log(_SLOWEST) / _WAVES)
-        )
+        places = torch.arange(_WAVES, dtype=torch.float32, device=times.device)
+        rates = torch.exp(places * (-math.log(_SLOWEST) / _WAVES))
         angles = times.float()[:, None] * rates  # half precision would lose the fast waves of 999
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
         out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))

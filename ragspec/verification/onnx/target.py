@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ragspec.models.quantized import BlockLinear, Session
 from ragspec.needs import LAST
@@ -26,7 +26,7 @@ from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.bits import Rows, Views, batches_agree, have_same_bits
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
-from ragspec.verification.prefix_cache import weight_state
+from ragspec.verification.prefix_cache import model_state
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
 
 if TYPE_CHECKING:
@@ -392,14 +392,8 @@ class OnnxTarget(CausalTarget):
         return {int(match[1]): name for match, name in matches if match} | {LAST: "states"}
 
     def _look(self) -> list[object]:
-        """Return what shows changes: modules, their hooks, and their weights."""
-        state = list[object]()
-        for module in self.loaded.modules():
-            hooked = bool(module._forward_hooks or module._forward_pre_hooks)
-            state.append((id(module), type(module), hooked))
-            state.append("forward" in module.__dict__ and not isinstance(module, nn.Linear))
-            state += map(weight_state, module.parameters(recurse=False))
-        return state
+        """Return what shows changes of the model."""
+        return model_state(self.loaded)
 
     def rotary(self, positions: int) -> Tables:
         """Return the model's rotary tables [positions, half of what is turned]."""

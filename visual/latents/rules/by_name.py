@@ -10,6 +10,7 @@ import torch
 
 from ragspec.errors import UnknownNameError
 from ragspec.registry import unknown
+from ragspec.reports.report import ROUNDED
 from ragspec.rules.base import Rule
 from ragspec.visual.checks import RULE_SETTINGS, check_setting, check_settings
 from ragspec.visual.latents.rules.cspd import Aligned, Horizon, LatentRule, Path
@@ -32,8 +33,8 @@ class Near(LatentRule):
 
     @property
     def label(self) -> str:
-        """`exact` if only equal latents are kept, else `approximate`."""
-        return "approximate" if self.r else "exact"
+        """`exact up to rounding` if only equal latents are kept, else `approximate`."""
+        return "approximate" if self.r else f"exact{ROUNDED}"
 
     def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
         latents = view.target.table.latents
