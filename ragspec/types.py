@@ -1,7 +1,5 @@
 """Names for the types of transformers in signatures, as its import takes a second."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """`ImageCall`: the arguments of one call of an image pipeline; and how a pipeline drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -84,7 +82,7 @@ class ImageCall:
         object.__setattr__(self, "negative_prompt", None if blank else texts)
 
     @classmethod
-    def of(cls, inputs: dict[str, Any]) -> ImageCall:
+    def of(cls, inputs: dict[str, Any]) -> "ImageCall":
         """Return the call of some keywords; raise InputError for one that does not exist."""
         names = [field.name for field in fields(cls)]
         if foreign := sorted(inputs.keys() - set(names)):

@@ -3,8 +3,6 @@
 Those of settings need no torch, so that a wrong one is named before a model is loaded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf, isqrt
@@ -177,7 +175,7 @@ def check_images(images: object, channels: int, reduction: int) -> None:
         )
 
 
-def bounded(values: torch.Tensor, most: float = 1.0) -> torch.Tensor:
+def bounded(values: "torch.Tensor", most: float = 1.0) -> "torch.Tensor":
     """Return values cut to [-most, most]; infinite ones become NaN, which is an error later."""
     return values.clamp(-most, most) + 0.0 * values
 

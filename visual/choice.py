@@ -78,35 +78,43 @@ def choose_drafter(
     if isinstance(drafter, str) and drafter == AUTO:
         drafter = family.usual_drafter(settings.draft_mode, named)
     if drafter is None or (isinstance(drafter, str) and drafter == NONE):
-        return DraftSource(None, lambda target, conditions: None)
+        return DraftSource(None, partial(_always, None))
     if isinstance(drafter, str) and drafter == JACOBI:
         check_drafters([drafter], settings.draft_mode)
-        return DraftSource(
-            JACOBI, lambda target, conditions: family.jacobi_drafter(target, settings)
-        )
+        return DraftSource(JACOBI, partial(family.jacobi_drafter, settings=settings))
     if isinstance(drafter, str | Path):
         path = find_draft(drafter, family.folder)
         drafter = open_head(path) if holds_head(path) else family.load_draft(path)
     if isinstance(drafter, DraftHead):
         return DraftSource(HEAD, partial(_head_drafter, drafter, settings), None, drafter)
     if family.check_draft(drafter):
-        return DraftSource(
-            MODEL,
-            lambda target, conditions: family.model_drafter(drafter, target, conditions, settings),
-            drafter,
-        )
+        make = partial(family.model_drafter, drafter, settings=settings)
+        return DraftSource(MODEL, make, drafter)
     created = expect_drafter(drafter)
-    return DraftSource(created.name, lambda target, conditions: created)
+    return DraftSource(created.name, partial(_always, created))
 
 
 def _together(sources: Sequence[DraftSource]) -> DraftSource:
     """Combine several sources into one, with the first model and the first head among them."""
     return DraftSource(
         "+".join(str(each.name) for each in sources),
-        lambda *call: [cast("Drafter", each.make(*call)) for each in sources],
+        partial(_every_drafter, sources),
         next((each.model for each in sources if each.model is not None), None),
         next((each.head for each in sources if each.head is not None), None),
     )
+
+
+# Functions and no lambdas, as a pipeline can be pickled.
+
+
+def _always(drafter: Drafter | None, *_: object) -> Drafter | None:
+    return drafter
+
+
+def _every_drafter(
+    sources: Sequence[DraftSource], target: CausalTarget, conditions: object
+) -> list[Drafter]:
+    return [cast("Drafter", each.make(target, conditions)) for each in sources]
 
 
 def _head_drafter(

@@ -1,7 +1,5 @@
 """`ImageOutput` and `ImageStats`: what a call of an image pipeline returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +80,7 @@ class ImageStats:
     repeatable: bool = True
 
     @classmethod
-    def of(cls, samples: Sequence[ImageSample]) -> ImageStats:
+    def of(cls, samples: Sequence[ImageSample]) -> "ImageStats":
         """Return the statistics of images, without their seeds and the time."""
 
         def stacked(name: str) -> Any:

@@ -9,8 +9,6 @@ chat model, or the whole prompt of another model. Passages on lines of their own
 and cited. By default `suited` chooses the template.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -177,7 +175,7 @@ def suited(tokenizer: Tokenizer) -> str:
     return "answer" if is_chat(tokenizer) else "evidence"
 
 
-def reads_sentences(engine: Engine) -> bool:
+def reads_sentences(engine: "Engine") -> bool:
     """Return whether an engine's model answers better over the best sentence than over passages.
 
     A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).

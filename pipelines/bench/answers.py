@@ -1,7 +1,5 @@
 """`ragspec bench answers`: search, right answers, support and refusals over a user's questions."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -130,7 +128,7 @@ def _item(row: Row, where: str) -> Item:
 
 
 def measure_answers(
-    answerer: Answerer,
+    answerer: "Answerer",
     items: Sequence[Item],
     max_new_tokens: int,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,

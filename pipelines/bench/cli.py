@@ -1,7 +1,5 @@
 """The commands `ragspec bench text`, `ragspec bench answers` and `ragspec bench image`."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +69,7 @@ class TextBenchOptions:
             checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
             checks.check_need("store", parts, self.store or self.history)
 
-    def facts(self, engine: Engine) -> dict[str, object]:
+    def facts(self, engine: "Engine") -> dict[str, object]:
         """Return the settings of the measurement as JSON types."""
         facts: dict[str, Any] = {
             name: getattr(self, name)

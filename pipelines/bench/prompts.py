@@ -5,8 +5,6 @@ compared apart: questions over documents ("docqa"), continuations of a text ("fr
 of new tokens), and the categories of a user's file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -50,10 +48,10 @@ class BenchItem:
     fixed: bool = False
     temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
-    texts: tuple[SourceText, ...] = ()
+    texts: "tuple[SourceText, ...]" = ()
 
 
-def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchItem]:
+def docqa_items(qa: "DocQA", questions: Iterable[tuple[str, str]]) -> list[BenchItem]:
     """Return items of (id, question) pairs, prompts built by DocQA's own retrieval."""
     prompts = [(name, qa.prompt(question)) for name, question in questions]
     return [
@@ -62,7 +60,7 @@ def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]]) -> list[BenchIt
     ]
 
 
-def bundled_items(engine: Engine) -> list[BenchItem]:
+def bundled_items(engine: "Engine") -> list[BenchItem]:
     """Return the items that ship with the project: its guide's questions, and free text."""
     from ragspec.models.resolve import STARTER
     from ragspec.pipelines.answering.docqa import DocQA

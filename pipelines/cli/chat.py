@@ -1,7 +1,5 @@
 """`ragspec chat`: a conversation in the terminal, over documents or without."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,8 +70,8 @@ def chat(options: ChatOptions) -> None:
 class ChatSession:
     """A conversation at a terminal."""
 
-    conversation: Conversation
-    sampling: Sampling
+    conversation: "Conversation"
+    sampling: "Sampling"
     max_new_tokens: int
     terminal: Terminal
 

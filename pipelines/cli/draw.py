@@ -3,8 +3,6 @@
 The PNG text "ragspec" of every image has the settings that determine it. No file is overwritten.
 """
 
-from __future__ import annotations
-
 import json as json_text
 import re
 import tempfile
@@ -75,7 +73,7 @@ def draw(
     planned = list(islice((path for path in every if not path.exists()), len(described)))
     paths: dict[int, Path] = {}
 
-    def save(number: int, image: Image) -> None:
+    def save(number: int, image: "Image") -> None:
         info, file = PngInfo(), BytesIO()
         info.add_text(KEY, json_text.dumps(described[number], sort_keys=True))
         image.save(file, "PNG", pnginfo=info)
@@ -98,7 +96,7 @@ def draw(
     _print_figures(figures, out, terminal)
 
 
-def _resolve(options: DrawOptions, pipe: ImagePipeline) -> DrawOptions:
+def _resolve(options: DrawOptions, pipe: "ImagePipeline") -> DrawOptions:
     """Return the options with the rule in use and classes by name."""
     family = pipe.family
     if family.class_names:

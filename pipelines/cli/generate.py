@@ -1,7 +1,5 @@
 """`ragspec generate`: continue a text, or answer it as a chat model, without documents."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ def generate(options: GenerateOptions) -> None:
             engine.prefix_cache.clear()
 
     def write(
-        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
+        engine: "Engine", sampling: "Sampling", on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
         every = arguments | {"on_read": on_read}
         if datastore is None:

@@ -1,7 +1,5 @@
 """`ragspec index`: build an index of documents, and update it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -130,7 +128,7 @@ def _note_repairs(terminal: Terminal, notes: Mapping[str, Sequence[str]], report
 
 
 def _change(
-    index: Path, embedder: str | None, change: Callable[..., Change], report: bool = False
+    index: Path, embedder: str | None, change: "Callable[..., Change]", report: bool = False
 ) -> None:
     """Change an index by a function of `upkeep` and show the changes."""
     checks.check_store(index, "passages")

@@ -1,7 +1,5 @@
 """`ragspec serve`: a model behind OpenAI's protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +51,7 @@ def serve(options: ServeOptions) -> None:
         run(lambda: load(options, terminal), options.settings, listening)
 
 
-def load(options: ServeOptions, terminal: Terminal) -> Serving:
+def load(options: ServeOptions, terminal: Terminal) -> "Serving":
     """Load the documents, which may be unreadable, then models and stores."""
     documents, engine = options.documents.open(terminal), options.engine
 

@@ -1,7 +1,5 @@
 """Output of the command line: results on standard output, everything else on standard error."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -27,7 +25,7 @@ WIDEST = 140
 LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
-def _console(file: TextIO) -> Console:
+def _console(file: TextIO) -> "Console":
     from rich.console import Console as AnyConsole
 
     return AnyConsole(file=file, highlight=False, markup=False, emoji=False)
@@ -40,12 +38,12 @@ class Terminal:
         self.quiet = quiet
 
     @cached_property
-    def out(self) -> Console:
+    def out(self) -> "Console":
         """The console on standard output."""
         return _console(sys.stdout)
 
     @cached_property
-    def err(self) -> Console:
+    def err(self) -> "Console":
         """The console on standard error."""
         return _console(sys.stderr)
 

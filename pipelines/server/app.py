@@ -1,7 +1,5 @@
 """The routes of the server, and its images."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
@@ -257,13 +255,13 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
     }
 
 
-def _png(image: Image) -> str:
+def _png(image: "Image") -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _metrics(out: ImageOutput) -> dict[str, object]:
+def _metrics(out: "ImageOutput") -> dict[str, object]:
     stats = out.stats
     tokens = sum(report.tokens for report in stats.reports) or stats.excess.size
     record = {"num_forwards": stats.forwards, "num_tokens": tokens, "label": out.label}

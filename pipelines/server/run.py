@@ -1,7 +1,5 @@
 """The server process: load, listen, bound the connections, and stop gracefully."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -140,7 +138,7 @@ class Connection(H11Protocol):
         handler = self.timeout_keep_alive_handler
         self.timeout_keep_alive_task = self.loop.call_at(self._deadline, handler)
 
-    def _make_room(self, most: int, counts: Callable[[Connection], object]) -> None:
+    def _make_room(self, most: int, counts: "Callable[[Connection], object]") -> None:
         """Close one of the connections that count if they are too many; this one if all work."""
         others = [
             each for each in self.connections if isinstance(each, Connection) and counts(each)

@@ -17,8 +17,6 @@ the likeliest nodes of all drafts fill it. Expected acceptance as the one curren
 is SuffixDecoding's view (arXiv 2411.04975). The decisions are our own design.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,7 +132,7 @@ class GoodputSession(BudgetSession):
         """Return the part of the tree of most tokens per time; possibly the empty tree."""
         return fit_together([self], [tree])[0]
 
-    def offer(self, tree: DraftTree) -> Offer | None:
+    def offer(self, tree: DraftTree) -> "Offer | None":
         """Return the expected gain of a draft; None if there is no node."""
         if not len(tree):
             if self._bucket:
@@ -147,7 +145,7 @@ class GoodputSession(BudgetSession):
         accept_prob = [claims[node] for node in order]
         return Offer(self, tree, order, accept_prob, list(accumulate(accept_prob, initial=0.0)))
 
-    def take(self, offer: Offer, size: int, price: float) -> DraftTree:
+    def take(self, offer: "Offer", size: int, price: float) -> DraftTree:
         """Return the first `size` nodes of a draft, and learn its gain.
 
         Args:

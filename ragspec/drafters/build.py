@@ -44,14 +44,14 @@ def build_drafter(
         requests = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
         requests = list(drafter)
-    sources, given, used = list[Drafter](), Sources(), False
+    sources, inputs, used = list[Drafter](), Sources(), False
     model = None if draft_model is None else model_drafter(draft_model, tokenizer, target)
     if model is not None:
-        given = Sources(draft_model=model.model)
+        inputs = Sources(draft_model=model.model)
         methods = (listed().get(item) for item in requests if isinstance(item, str))
         used = any(method is not None and "draft model" in method.uses for method in methods)
     for item in requests:
-        sources += build(item, given) if isinstance(item, str) else [expect_drafter(item)]
+        sources += build(item, inputs) if isinstance(item, str) else [expect_drafter(item)]
     if model is not None and not used:
         sources.append(model)
     for source in sources:

@@ -5,8 +5,6 @@ quota; each may fill the whole budget, and the nodes of largest `accept_prob` ar
 pruned by a draft model's distribution. A failing source never breaks the text: it is switched off.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -78,7 +76,7 @@ def match_drafter(drafter: Drafter, offered: Capabilities) -> None:
     match(f"drafter {name!r}", drafter.needs, offered, drafter.kind)
 
 
-def required_transform(drafter: Drafter | None) -> Transform | None:
+def required_transform(drafter: Drafter | None) -> "Transform | None":
     """Return the transform that a drafter, or one that it contains, requires; None without any.
 
     Raises:
@@ -120,7 +118,7 @@ class Fuse(Combined):
         if len(drafters) == 1:
             self.kind = drafters[0].kind
 
-    def open(self, request: DraftRequest) -> FuseSession:
+    def open(self, request: DraftRequest) -> "FuseSession":
         """Return a session that holds one session of every drafter."""
         return FuseSession(self, request)
 

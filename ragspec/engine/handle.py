@@ -1,7 +1,5 @@
 """The handle of a request: its steps as they come, its result, and its end."""
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings
@@ -24,10 +22,10 @@ class Driver(Protocol):
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
         """Take steps, or wait while another thread takes them, until something holds."""
 
-    def remove(self, handle: RequestHandle, *, wait: bool = True) -> None:
+    def remove(self, handle: "RequestHandle", *, wait: bool = True) -> None:
         """End a request after the current step."""
 
-    def partial(self, handle: RequestHandle) -> Generation:
+    def partial(self, handle: "RequestHandle") -> Generation:
         """Return the generation so far."""
 
 
@@ -114,7 +112,7 @@ class RequestHandle:
         """Return the generation so far."""
         return self.future.result() if self.done else self._scheduler.partial(self)
 
-    def stream(self) -> Stream:
+    def stream(self) -> "Stream":
         """Return an iterator over pieces of text, in place of that over the steps."""
         return Stream(self)
 

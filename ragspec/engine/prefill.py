@@ -1,7 +1,5 @@
 """The prefill: prompts are read in chunks between the steps of running sequences."""
 
-from __future__ import annotations
-
 import time
 from collections import abc
 from collections.abc import Mapping
@@ -59,7 +57,7 @@ class PrefillJob:
             and self.left == sequence.pending
         )
 
-    def begins_like(self, other: PrefillJob) -> bool:
+    def begins_like(self, other: "PrefillJob") -> bool:
         """Return whether the prefix cache will hold the first tokens once the other is read."""
         first, before = self.sequences[0], other.sequences[0]
         return (

@@ -1,7 +1,5 @@
 """GGUF files as folders of safetensors, converted once and kept in the cache."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -22,7 +20,7 @@ RECORD = "gguf.json"
 SPARE = 2**30  # bytes of the disk that stay free
 
 
-def converted_folder(file: Path, dtype: torch.dtype | str) -> Path:
+def converted_folder(file: Path, dtype: "torch.dtype | str") -> Path:
     """Return the folder that a GGUF file is converted to; a changed file has another one."""
     file = file.resolve()
     stat = file.stat()

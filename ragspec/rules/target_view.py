@@ -1,7 +1,5 @@
 """The target view of an acceptance rule: the logits of one row, processed node by node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -47,7 +45,7 @@ class RowView:
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, Tensor] = {}
 
-    def prepare_batch(self, views: Sequence[RowView]) -> None:
+    def prepare_batch(self, views: "Sequence[RowView]") -> None:
         """Choose the tokens of all rows of a step, this one included, with one copy to the host.
 
         Tokens are better computed on demand with lazy processors, and on a CPU unless all rows take

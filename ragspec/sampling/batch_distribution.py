@@ -6,8 +6,6 @@ tokens are those of `TokenDistribution.select`. One number of candidates serves 
 survivors of a filter may lie beyond them, a node gets no token here, and the host computes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,7 +43,7 @@ class DistributionShape:
         return not (self.candidates or self.unfiltered)
 
     @classmethod
-    def of(cls, distributions: Sequence[TokenDistribution], vocab_size: int) -> DistributionShape:
+    def of(cls, distributions: Sequence[TokenDistribution], vocab_size: int) -> "DistributionShape":
         """Return the shape of rows with these distributions."""
         sampled = [each.sampling for each in distributions if not each.sampling.greedy]
         filtered = [each for each in sampled if each.filtered]

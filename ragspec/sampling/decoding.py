@@ -1,7 +1,5 @@
 """Incremental decoding of tokens: what later tokens can change is kept apart."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -158,7 +156,7 @@ class Decoding:
             self._window, context = self._context(window)
             self._settled = len(context)
 
-    def fork(self) -> Decoding:
+    def fork(self) -> "Decoding":
         """Return an independent copy."""
         other = object.__new__(Decoding)  # five times as fast as copy.copy
         other.__dict__.update(self.__dict__, _window=list(self._window))

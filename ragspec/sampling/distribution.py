@@ -6,8 +6,6 @@ is neither sorted nor hashed when a filter is on. Candidates come from a two-sta
 survivors may be missing among them, the rows are computed again over the whole vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,7 +43,7 @@ class Filters:
     nucleus: bool
 
     @classmethod
-    def of(cls, sampling: Sampling) -> Filters:
+    def of(cls, sampling: Sampling) -> "Filters":
         """Return the filters of one text."""
         nucleus, k = sampling.top_p < 1.0, sampling.top_k
         top_p = sampling.top_p if nucleus else float("inf")
@@ -145,7 +143,7 @@ class TokenDistribution:
         self.trivial = sampling.greedy and not processors
         self.lazy = any(processor.lazy for processor in processors)
 
-    def without_lazy(self) -> TokenDistribution:
+    def without_lazy(self) -> "TokenDistribution":
         """Return this distribution without processors that keep state, for drafters."""
         processors = [processor for processor in self.processors if not processor.lazy]
         return TokenDistribution(self.sampling, self.noise, self.prompt_length, processors)

@@ -47,8 +47,8 @@ class Processor(Protocol):
 
 def of_transformers(processor: HFCallable) -> bool:
     """Return whether transformers made a processor; its own may return infinity on purpose."""
-    made = type(processor).__module__.startswith("transformers.")
-    return bool(getattr(processor, "of_transformers", made))
+    theirs = type(processor).__module__.startswith("transformers.")
+    return bool(getattr(processor, "of_transformers", theirs))
 
 
 class HFProcessor:

@@ -5,8 +5,6 @@ Every node needs its largest scores, so finding them has to be cheap. Measured o
 0.04. A vocabulary is never sorted: the k largest values lie in the k blocks of largest maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,14 +112,14 @@ class TopTokens:
         return self.count
 
     @classmethod
-    def of(cls, best: Tensor) -> TopTokens:
+    def of(cls, best: Tensor) -> "TopTokens":
         """Return the best tokens [n, k] of a single row."""
         return cls(_Forward(best), 0, len(best))
 
     @classmethod
     def ranked(
         cls, logits: Sequence[Tensor], k: int, counts: Sequence[int], selected: bool
-    ) -> list[TopTokens]:
+    ) -> "list[TopTokens]":
         """Return the k best tokens of the first `counts` positions of each row's logits [n, V].
 
         Args:

@@ -6,8 +6,6 @@ take 0.16 instead of 0.64 ms, 16 take 0.46 instead of 1.4 ms. Modules get anothe
 block (one forward of the model or one draft), and it only acts inside a `tree_view`.
 """
 
-from __future__ import annotations
-
 import platform
 import threading
 import weakref
@@ -45,7 +43,7 @@ class Pack(NamedTuple):
 
 _packs: dict[int, Pack] = {}
 _lock = threading.Lock()
-_borrowers: list[Packed] = []
+_borrowers: "list[Packed]" = []
 _lending = threading.Lock()  # not `_lock`: forwards do not wait for the packing of other models
 
 

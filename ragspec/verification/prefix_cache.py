@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ragspec.verification.reading import hooks_of
+from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
 
 MAX_BYTES = 256 << 20
@@ -210,11 +210,21 @@ def model_state(model: nn.Module) -> list[object]:
     state = list[object]()
     for module in model.modules():
         replaced = "forward" in vars(module) and not isinstance(module, nn.Linear)
-        state += (id(module), type(module), replaced, hooks_of(module))
+        state += (id(module), type(module), replaced, _hooks_of(module))
         state += [_plain(each) for name, each in vars(module).items() if name not in OF_ALL]
         weights = *module._parameters.values(), *module._buffers.values()
         state += [weight_state(each) for each in weights if each is not None]
     return state
+
+
+def _hooks_of(module: nn.Module) -> list[int]:
+    """Return the numbers of a module's hooks that may change its forward: all but `Taps`."""
+    taken = [
+        number
+        for number, hook in module._forward_pre_hooks.items()
+        if not isinstance(getattr(getattr(hook, "func", None), "__self__", None), Taps)
+    ]
+    return [*taken, *module._forward_hooks]
 
 
 def _plain(value: object) -> object:

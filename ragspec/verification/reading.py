@@ -132,16 +132,6 @@ class Taps:
         return (states[:, self.selected], *arguments[1:]), named
 
 
-def hooks_of(module: nn.Module) -> list[int]:
-    """Return the numbers of a module's hooks that may change its forward: all but `Taps`."""
-    taken = [
-        number
-        for number, hook in module._forward_pre_hooks.items()
-        if not isinstance(getattr(getattr(hook, "func", None), "__self__", None), Taps)
-    ]
-    return [*taken, *module._forward_hooks]
-
-
 def usual_taps(layers: int) -> tuple[int, int, int]:
     """Return EAGLE-3's taps: the inputs of layers 2, n // 2 and n - 3, of n layers."""
     return min(2, layers - 1), layers // 2, max(layers - 3, 0)

@@ -6,8 +6,6 @@ others are dropped. Sliding and chunked layers keep every slot too: the mask enf
 so that rejected drafts cannot evict keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -37,7 +35,7 @@ class Buffers:
         """Return views of the keys and values of some slots."""
         return self.keys[layer][:, :, start:end], self.values[layer][:, :, start:end]
 
-    def resized(self, end: int, capacity: int) -> Buffers:
+    def resized(self, end: int, capacity: int) -> "Buffers":
         """Return new buffers that begin with the slots up to `end`."""
         other = Buffers(capacity)
         for layer in self.keys:
@@ -76,7 +74,7 @@ class SequenceCache:
         self.buffers = Buffers(capacity)
 
     @classmethod
-    def of(cls, layers: Layers) -> SequenceCache:
+    def of(cls, layers: Layers) -> "SequenceCache":
         """Return a cache over these keys and values, which are not copied."""
         keys = next(iter(layers.values()))[0]
         cache = cls(keys.shape[2], keys.shape[0])
@@ -130,7 +128,7 @@ class SequenceCache:
         """Keep at most the first `length` committed slots, and drop speculative ones."""
         self.length, self.pending = min(length, self.length), 0
 
-    def prefix(self, length: int, room: int) -> SequenceCache:
+    def prefix(self, length: int, room: int) -> "SequenceCache":
         """Return a copy of the first committed slots, with room for more."""
         other = SequenceCache(length + room, self.copies)
         other.buffers = self.buffers.resized(length, length + room)

@@ -13,8 +13,6 @@ Deviations:
 Nodes have no origin, since a request cannot cite documents of the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -110,7 +108,7 @@ class RestDrafter(Drafter):
         """Raise StoreError if the corpus was made with another model or tokenizer."""
         self.corpus.fits(model, tokenizer)
 
-    def open(self, request: DraftRequest) -> RestSession:
+    def open(self, request: DraftRequest) -> "RestSession":
         """Return a session over the text that the corpus holds now.
 
         Raises:

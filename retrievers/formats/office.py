@@ -4,8 +4,6 @@ python-docx and python-pptx open the files, and the writer of HTML pages writes 
 exponents, formulas, tables and headings look as those of pages.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +29,7 @@ RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
 
-def attribute(element: _Element, path: str) -> str:
+def attribute(element: "_Element", path: str) -> str:
     """Return the first attribute at a path of local names, "" without it."""
     *steps, name = path.split("/")
     if steps:
@@ -40,7 +38,7 @@ def attribute(element: _Element, path: str) -> str:
     return next((value for key, value in items if key.rpartition("}")[2] == name), "")
 
 
-def read_part(part: _Element, counts: Counter[str], styles: Mapping[str, str]) -> Extract:
+def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str]) -> Extract:
     """Return the text of a tree of Office Open XML.
 
     Args:
@@ -72,7 +70,7 @@ def read_part(part: _Element, counts: Counter[str], styles: Mapping[str, str]) -
     return read_tree(root)
 
 
-def shape_of(run: _Element) -> str:
+def shape_of(run: "_Element") -> str:
     """Return "sup", "sub" or "span" for a run of text; a run joins a like one before it."""
     shift = attribute(run, "rPr/vertAlign/val") or attribute(run, "rPr/baseline")
     high = shift == "superscript" or shift.rstrip("%").strip("0").isdigit()

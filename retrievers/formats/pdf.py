@@ -101,11 +101,11 @@ def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
     split = [page.split("\n") for page in pages]
     edges = [_edges(lines) for lines in split]
     every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
-    removed, shown = 0, set[tuple[bool, str]]()
+    removed, before = 0, set[tuple[bool, str]]()
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
-        keys = (every | sides[number % 2]) & shown
+        keys = (every | sides[number % 2]) & before
         running = {place for key, place in edge if key in keys}
-        shown.update(key for key, _ in edge)
+        before.update(key for key, _ in edge)
         if 2 * len(running) <= sum(bool(line.strip()) for line in lines):
             removed += len(running)
             lines[:] = [line for place, line in enumerate(lines) if place not in running]

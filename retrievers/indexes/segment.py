@@ -14,8 +14,6 @@ SuffixDecoding (arXiv 2411.04975) and the whole-file reads of REST (arXiv 2311.0
 bytes a token. The store around the segment records its vocabulary and depth, and checks hashes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,7 @@ def build_segment(
     vocab_size: int,
     *,
     depth: int = DEPTH,
-) -> Segment:
+) -> "Segment":
     """Write the files of a segment into an existing folder, and open it.
 
     Args:
@@ -67,7 +65,7 @@ def build_segment(
     return Segment.open(folder, vocab_size, depth)
 
 
-def segment_in_memory(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> Segment:
+def segment_in_memory(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> "Segment":
     """Return a segment like those of `build_segment`, without files."""
     arrays = _arrays(documents, vocab_size, depth)
     for array in arrays:
@@ -125,7 +123,7 @@ class Segment:
         return len(self.starts) - 1
 
     @classmethod
-    def open(cls, folder: Path, vocab_size: int, depth: int = DEPTH) -> Segment:
+    def open(cls, folder: Path, vocab_size: int, depth: int = DEPTH) -> "Segment":
         """Map the files of a segment that was built with this size and depth; check sizes alone.
 
         Raises:

@@ -9,8 +9,6 @@ match can find, is drafted from the sentence starts of the document just named (
 `QuotationStarts`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -104,7 +102,7 @@ class ContextDrafter(Drafter):
     def __init__(self, sentence_ends: Collection[int] | None = None) -> None:
         self._sentence_ends = sentence_ends
 
-    def open(self, request: DraftRequest) -> ContextSession:
+    def open(self, request: DraftRequest) -> "ContextSession":
         """Return a session that has indexed the prompt and the texts of `request`."""
         return ContextSession(request, self._sentence_ends)
 

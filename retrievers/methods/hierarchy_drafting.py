@@ -12,8 +12,6 @@ offers them. In the trie form the target's second choices (see `token_recycling`
 Lookahead's n-grams of the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -137,7 +135,7 @@ class HierarchyDrafter(Combined):
         self.sure = sure
         self.most_nodes = guess * (level - 1) if form == "ngram" else None
 
-    def open(self, request: DraftRequest) -> HierarchySession:
+    def open(self, request: DraftRequest) -> "HierarchySession":
         """Return a session that holds one session of every level."""
         return HierarchySession(self, request)
 

@@ -8,8 +8,6 @@ window makes a forward about fifty tokens wider. Instead, verified branches with
 next tokens are added as n-grams, which costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -103,7 +101,7 @@ class NGramDrafter(Drafter):
         # The prompt's own n-grams are in its text, so that its best tokens are not needed.
         self.needs = Needs(top_tokens=int(lookahead), texts=True)
 
-    def open(self, request: DraftRequest) -> NGramSession:
+    def open(self, request: DraftRequest) -> "NGramSession":
         """Return a session over the text's own pool."""
         return NGramSession(self, request)
 

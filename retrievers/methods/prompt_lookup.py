@@ -6,8 +6,6 @@ Deviations: the request's further texts are searched too; acceptance probabiliti
 length of the match; the end of the text and forbidden tokens are left to the rule.
 """
 
-from __future__ import annotations
-
 from array import array
 
 import numpy as np
@@ -50,7 +48,7 @@ class LookupDrafter(Drafter):
         self.shortest = shortest
         self.tokens = tokens
 
-    def open(self, request: DraftRequest) -> LookupSession:
+    def open(self, request: DraftRequest) -> "LookupSession":
         """Return a session that holds the request's tokens."""
         return LookupSession(self, request)
 

@@ -15,8 +15,6 @@ min_expected_gain=0.1)` it ends where the path is expected to be accepted with a
 0.1. The drafter reads its prompt at the first draft, and drafts nothing once its context is full.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -99,7 +97,7 @@ class Rapid(Combined):
                 )
             self.transform = Steering(self.drafter.model, eta)
 
-    def open(self, request: DraftRequest) -> RapidSession:
+    def open(self, request: DraftRequest) -> "RapidSession":
         """Return a session that reads its prompt at the first proposal."""
         return RapidSession(self.drafter, request)
 
@@ -180,7 +178,7 @@ class Steering(Transform):
         self.eta = float(eta)
         self.name = f"RAPID, eta {self.eta:g}"
 
-    def open(self, start: TextStart) -> SteeredText:
+    def open(self, start: TextStart) -> "SteeredText":
         """Return the steering of one text."""
         from ragspec.drafters.model.cache import DraftCache
 
@@ -193,7 +191,7 @@ class SteeredText(RowTransform):
     """The steering of one text; see `Steering`."""
 
     def __init__(
-        self, start: TextStart, prompt: Sequence[int], cache: DraftCache, steering: Steering
+        self, start: TextStart, prompt: Sequence[int], cache: "DraftCache", steering: Steering
     ) -> None:
         self._taken = start.distribution.without_lazy()
         self._compared = _at_temperature_one(self._taken)

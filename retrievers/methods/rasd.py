@@ -13,8 +13,6 @@ A further forward of the draft model over the other retrieved nodes was built an
 16 nodes it gave 0.96 to 1.01 times the tokens (docqa, quotation, rag, qa; starter models).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -89,7 +87,7 @@ class Rasd(Fuse):
         self.prune_probability = prune_probability
         self.grace = grace
 
-    def open(self, request: DraftRequest) -> RasdSession:
+    def open(self, request: DraftRequest) -> "RasdSession":
         """Return a session that holds one session of every drafter."""
         return RasdSession(self, request)
 

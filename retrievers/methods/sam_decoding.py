@@ -8,8 +8,6 @@ occurrence is continued instead of the first, and the copy repeats at the end of
 Thresholds are those of the paper's code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -34,7 +32,7 @@ class MatchDrafter(Drafter):
     name = "match"
     needs = Needs(texts=True)
 
-    def open(self, request: DraftRequest) -> MatchSession:
+    def open(self, request: DraftRequest) -> "MatchSession":
         """Return a session that has indexed the prompt and the texts of `request`."""
         return MatchSession(ContextIndex(request))
 
@@ -106,7 +104,7 @@ class Select(Combined):
         self.threshold = threshold
         self.discounts = [0.0, *[discount] * (len(sources) - 1)]
 
-    def open(self, request: DraftRequest) -> SelectSession:
+    def open(self, request: DraftRequest) -> "SelectSession":
         """Return a session that holds one session of every drafter."""
         return SelectSession(self, request)
 

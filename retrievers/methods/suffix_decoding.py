@@ -12,8 +12,6 @@ past outputs. Deviations:
 - Acceptance probabilities correct the shares by the length of the match.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 
 import numpy as np
@@ -78,7 +76,7 @@ class SuffixDrafter(Combined):
         """Return the most nodes for a match of `matched` tokens."""
         return min(budget, int(self.factor * matched + self.offset))
 
-    def open(self, request: DraftRequest) -> SuffixSession:
+    def open(self, request: DraftRequest) -> "SuffixSession":
         """Return a session that has indexed the prompt and the texts of `request`."""
         return SuffixSession(self, request)
 

@@ -12,8 +12,6 @@ target's best tokens after them. Deviations:
 - Each text has a table of its own, unless one is shared as in the paper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from heapq import heappop, heappush
@@ -144,7 +142,7 @@ class NeighbourDrafter(Drafter):
         self.orders = orders
         self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
 
-    def open(self, request: DraftRequest) -> NeighbourSession:
+    def open(self, request: DraftRequest) -> "NeighbourSession":
         """Return a session over the shared table, or over the text's own one."""
         if self.table is not None:
             return NeighbourSession(self.table, patience=1)

@@ -4,8 +4,6 @@ A sentence-transformers model embeds the text. Folders with only a static embedd
 the bundled one, are read directly: the same vectors without importing sentence-transformers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -104,7 +102,7 @@ class SentenceEmbedder:
         self.name, self.fingerprint, self._folder = name, fingerprint, folder
 
     @cached_property
-    def model(self) -> SentenceTransformer:
+    def model(self) -> "SentenceTransformer":
         """The SentenceTransformer object."""
         from sentence_transformers import SentenceTransformer
 
@@ -192,7 +190,7 @@ class DenseIndex:
         kind: str = FLAT,
         known: Mapping[str, Floats] = MappingProxyType({}),
         on_progress: ProgressCallback = lambda what, done, total: None,
-    ) -> DenseIndex:
+    ) -> "DenseIndex":
         """Embed the passages' texts and index their vectors.
 
         Args:

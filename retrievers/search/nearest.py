@@ -4,8 +4,6 @@ Both only find candidates, which `DenseIndex` scores again in float64. So a resu
 on the number of queries in a call nor on threads or kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +58,7 @@ class Exact:
         return [next(again) if numbers is None else numbers for numbers in results]
 
     @cached_property
-    def scan(self) -> QuantizedScan | None:
+    def scan(self) -> "QuantizedScan | None":
         """A copy in 8 bits, made at the first search of its kind; None without faiss."""
         try:
             return QuantizedScan(self._vectors)

@@ -4,8 +4,6 @@ Such a cross-encoder (Nogueira and Cho, Passage Re-ranking with BERT, arXiv:1901
 than an index and better, so it orders the first hits of a search only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -46,7 +44,7 @@ class CrossEncoder:
         self._folder = check_reranker(name).folder
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model of sentence-transformers."""
         from sentence_transformers import CrossEncoder as Model
 

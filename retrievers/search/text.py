@@ -1,7 +1,5 @@
 """The words, the sentences and the headings of a text, in every script."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from bisect import bisect_right
@@ -114,7 +112,7 @@ def stripped(text: str, start: int, end: int) -> Span:
     return start, start + len(piece.strip())
 
 
-def heading_of(document: Document, offset: int) -> str:
+def heading_of(document: "Document", offset: int) -> str:
     """Return the nearest heading above a character, the document's title without one."""
     number = bisect_right(document.headings, offset, key=lambda heading: heading[0])
     return document.headings[number - 1][1] if number else document.title

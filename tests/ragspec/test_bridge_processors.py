@@ -87,6 +87,15 @@ def test_a_first_token_that_is_forced(prompts: list[list[int]], model: Any) -> N
     assert (theirs[:, start] == 7).all() == (start == 1)
 
 
+def test_infinite_scores_of_transformers_are_taken(model: Any) -> None:
+    """Those of an end that must come, less a forbidden one, are tokens in order."""
+    request = {"remove_invalid_values": True, "exponential_decay_length_penalty": (3, 1.2)}
+    request |= {"min_new_tokens": 5, "suppress_tokens": [plain()[0][1]], "forced_eos_token_id": 3}
+    request["eos_token_id"] = [3, plain()[0][1]]
+    theirs, ours = theirs_and_ours(model, [[5, 6, 7], [40]], **request)
+    assert torch.equal(ours, theirs)
+
+
 NEGATIVE = padded([[60, 61, 62, 63], [33, 34]])
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
@@ -35,6 +36,17 @@ def test_one_tokenizer_has_one_fingerprint_whatever_it_was_used_for() -> None:
     assert tokenizer_fingerprint(tiny.tokenizer(chat=True)) == tokenizer_fingerprint(
         tiny.tokenizer()
     )
+
+
+def test_each_adapter_has_a_fingerprint() -> None:
+    settings = LoraConfig(target_modules=["q_proj"])
+    model: Any = get_peft_model(copy.deepcopy(tiny.model()), settings, "one")
+    model.add_adapter("two", settings)
+    first = model_fingerprint(model)
+    model.set_adapter("two")
+    with model.disable_adapter():
+        assert not same_print(model_fingerprint(model), first)
+    assert not same_print(model_fingerprint(model), first)
 
 
 def test_a_tokenizer_without_a_backend_is_reported_by_its_vocabulary() -> None:

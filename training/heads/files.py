@@ -1,7 +1,5 @@
 """The files of a training, which are checked before torch is imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
@@ -49,7 +47,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
 
 
-def read_codes(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float32]]:
+def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float32]]":
     """Return the codes and conditions of a .npz file; see `code_texts`.
 
     Raises:

@@ -16,8 +16,6 @@ Deviations: the branches; the start code is a point distribution (q = 1), not a 
 shrinks with the budget. A node's acceptance probability is how often codes of its age were right.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
@@ -80,7 +78,7 @@ class JacobiDrafter(Drafter):
         self.window, self.width, self.end = window, width, end
         self.form, self.kind, self.branches = form, _KINDS[form], branches
 
-    def open(self, request: DraftRequest) -> JacobiSession:
+    def open(self, request: DraftRequest) -> "JacobiSession":
         """Return a session for one row; its first window copies codes to the left or above."""
         noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         return JacobiSession(self, request.vocab_size, noise)

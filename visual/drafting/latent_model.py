@@ -6,8 +6,6 @@ stores the conditioning, the paths and their means, so that every rule over late
 Deviation: a chain ends when the next latent's acceptance probability is small.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -56,7 +54,7 @@ class LatentDrafter(Drafter):
         self.target, self.window = target, window
         self.min_expected_gain, self.begin = min_expected_gain, begin
 
-    def open(self, request: DraftRequest) -> LatentSession:
+    def open(self, request: DraftRequest) -> "LatentSession":
         """Return a session for one row."""
         return LatentSession(self, request)
 

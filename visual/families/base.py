@@ -323,7 +323,7 @@ class Family:
             min_expected_gain=settings.min_expected_gain,
         )
 
-    def jacobi_drafter(self, target: Any, settings: PipelineOptions) -> Drafter:
+    def jacobi_drafter(self, target: Any, conditions: object, settings: PipelineOptions) -> Drafter:
         """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 

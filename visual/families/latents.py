@@ -14,7 +14,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -179,7 +179,7 @@ class Latents(LatentFamily, LlamaGen):
         """Take note of the most latents in a draft of "jacobi"."""
         self._nodes = max(1, nodes)
 
-    def jacobi_drafter(self, target: LatentTarget, settings: PipelineOptions) -> Drafter:
+    def jacobi_drafter(self, target: object, conditions: object, settings: object) -> Drafter:
         """Return a drafter from the target's last forward."""
         return JacobiDrafter(self._nodes, width=self.raster.width)
 

@@ -19,7 +19,7 @@ from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions, some
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
@@ -209,7 +209,7 @@ class Mar(LatentFamily):
         restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)
         return restored
 
-    def jacobi_drafter(self, target: MaskedTarget, settings: PipelineOptions) -> Drafter:
+    def jacobi_drafter(self, target: MaskedTarget, conditions: object, settings: object) -> Drafter:
         """Return a drafter from the target's last forward."""
         return LatentDrafter(None, target, self._window, begin=self._begin)
 

@@ -5,8 +5,6 @@ has two states, conditional and unconditional, and the head mixes its prediction
 step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -50,11 +48,11 @@ class LatentDraws:
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
         transform: RowTransform | None = None,
-    ) -> LatentView:
+    ) -> "LatentView":
         """Return a rule's view of one row's states [N + 1, C * H]."""
         return LatentView(states, tree, distribution, stop, context, target=self)
 
-    def draw(self, views: Sequence[LatentView]) -> None:
+    def draw(self, views: "Sequence[LatentView]") -> None:
         """Sample the target's own latents at every place of all views, in one batch."""
         requests = [self.latents_to_draw(view) for view in views]
         noise = torch.cat(
@@ -67,7 +65,7 @@ class LatentDraws:
             view.target_number = numbers[start : start + len(each)]
             start += len(each)
 
-    def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
+    def latents_to_draw(self, view: "LatentView") -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of the latents to sample, the view's nodes first."""
         return view.states, view.indices
 

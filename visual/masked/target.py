@@ -6,8 +6,6 @@ one forward, and no cache outlives it. Rows hold numbers of a `LatentTable`. A p
 above them, which stands for an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -88,11 +86,11 @@ class MaskedTarget(LatentDraws, CausalTarget):
         if len(tokens) != 1 or not 0 <= picture_of(tokens) < len(self.noises):
             raise InputError(f"got the prompt {list(tokens)}; expected one of target.prompt(m).")
 
-    def open(self, rows: int = 0, *_: object, **__: object) -> MaskedSession:  # type: ignore[override]
+    def open(self, rows: int = 0, *_: object, **__: object) -> "MaskedSession":  # type: ignore[override]
         """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
 
-    def draft_cache(self, capacity: int) -> MaskedReader:
+    def draft_cache(self, capacity: int) -> "MaskedReader":
         """Return a reader for drafting with this model; see `LatentTarget.draft_cache`."""
         return MaskedReader(self)
 

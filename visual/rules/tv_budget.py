@@ -12,8 +12,6 @@ with it, must declare its drafts coupled.
 `TVBudget` is the budget of an image; the rule of a row counts what it has spent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -93,7 +91,7 @@ class Surprising(Rule):
         """The label of the rule, which may change with the drafts that it judged."""
         return self.rule.label
 
-    def open(self) -> Surprising:
+    def open(self) -> "Surprising":
         """Return a wrapper of the rule for one row."""
         return Surprising(self.rule.open())
 

@@ -3,8 +3,6 @@
 One forward is one call of the runtime. For a target in 8 bits the head is stored so too.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 _LAYER = "layers.layers.0."
 
 
-def open_graph(weights: HeadWeights, target: CausalTarget) -> HeadGraph | None:
+def open_graph(weights: HeadWeights, target: CausalTarget) -> "HeadGraph | None":
     """Return a head on ONNX Runtime; None if it or its target does not run there."""
     config, layer = weights.config, weights.config.layers
     if not config.recurrent:
@@ -84,7 +82,7 @@ class HeadGraph:
             states: Tensor = self._fc(taps)
         return states
 
-    def run(self, embedded: Tensor, states: Tensor, batch: Batch, keep: int) -> list[Tensor]:
+    def run(self, embedded: Tensor, states: Tensor, batch: "Batch", keep: int) -> list[Tensor]:
         """Return logits of `tokens` [1, k, v] after the last k of n tokens, and states to feed."""
         n = embedded.shape[1]
         inputs = {"embedded": embedded, "before": states, "rows": torch.arange(n - keep, n)}
@@ -124,7 +122,7 @@ class _Modules(NamedTuple):
         return SimpleNamespace(weight=self.weights.state[f"{name}.weight"], variance_epsilon=eps)
 
 
-def _build(graph: Graph, modules: _Modules) -> tuple[str, str]:
+def _build(graph: "Graph", modules: _Modules) -> tuple[str, str]:
     """Add the nodes of a head: inputs embedded [1, S, E] and before [1, S, H].
 
     Returns:

@@ -1,7 +1,5 @@
 """What a model computes beside sizes (windows, factors, bounds), and which no graph computes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -49,7 +47,7 @@ class ModelForm:
     bound: float | None = None
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> ModelForm:
+    def of(cls, config: PreTrainedConfig) -> "ModelForm":
         """Return the form that a configuration asks for."""
         named = getattr(config, "layer_types", None)
         kinds = named or ["full_attention"] * config.num_hidden_layers

@@ -5,8 +5,6 @@ One position of SmolLM2-135M after 512 tokens takes .56 of the time of transform
 bits that it has alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -304,12 +302,12 @@ class OnnxTarget(CausalTarget):
         """Whether forwards of several widths round visibly; see `CausalTarget.rounds`."""
         return not (self.chains and self.same_bits and self._unchanged) and super().rounds
 
-    def open(self, *args: Any, **kwargs: Any) -> TreeSession:
+    def open(self, *args: Any, **kwargs: Any) -> "TreeSession":
         """Return a session; see `CausalTarget.open`."""
         self._unchanged = self._look() == self._weights
         return super().open(*args, **kwargs)
 
-    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: "Batch", keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
         taps, n = batch.taps, tokens.shape[1]
         heard: Collection[int] = () if taps is None else taps.modules

@@ -8,8 +8,6 @@ Legend: B rows, n queries per row, S slots of the cache. The root is query 0. Th
 are their own parents.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 
@@ -99,7 +97,7 @@ class Layout:
     positions: Tensor
     columns: Tensor
 
-    def behind(self, lengths: Tensor) -> Layout:
+    def behind(self, lengths: Tensor) -> "Layout":
         """Return the layout of the same trees shifted by `lengths` tokens, i64 [B]."""
         start = lengths[:, None]
         return Layout(self.see, self.level, start + self.positions, start + self.columns)

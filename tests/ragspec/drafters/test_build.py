@@ -69,6 +69,9 @@ def test_a_draft_model_is_one_more_source(tmp_path: Path) -> None:
     tiny.tokenizer().save_pretrained(tmp_path)
     for form in (tmp_path, str(tmp_path)):
         assert names(build(None, form)) == names(build(None, small))
+    assert names(build("model", small)) == ["model"]
+    assert names(build("fused", small)) == ["context", "model"]
+    assert names(build("rapid", small)) == ["rapid"]
 
 
 @pytest.mark.parametrize("wrong", [5, 3.0, object(), b"context", [5], [None], ["context", 7]])

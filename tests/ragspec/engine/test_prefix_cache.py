@@ -2,10 +2,12 @@
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
@@ -59,9 +61,10 @@ def test_cached_turns_equal_turns_that_are_read_anew(
 
 def test_only_new_tokens_are_read() -> None:
     request = Engine(copy.deepcopy(tiny.model()), tiny.tokenizer(), None)
+    fed = shapes_fed(request.model)
     first = request.generate(tiny.prompt(30), max_new_tokens=8)
     text = [*tiny.prompt(30), *first.tokens, 5, 6]
-    fed = shapes_fed(request.model)
+    fed.clear()
     again = request.generate(text, max_new_tokens=4)
     assert fed[0] == (1, 3)  # the last token that was written has not been read by the model
     assert again.report.cached_tokens == len(text) - 3
@@ -90,10 +93,10 @@ def test_an_interrupt_within_a_forward_keeps_committed_tokens(speculates: bool) 
     hook = request.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         request.generate(text, max_new_tokens=40)
-    hook.remove()
     assert request.scheduler.open_requests == 0
     expected = reading.generate([*text, 4, 5], max_new_tokens=20)
     result = request.generate([*text, 4, 5], max_new_tokens=20)
+    hook.remove()
     assert result.tokens == expected.tokens
     assert result.report.cached_tokens == len(text)
 
@@ -111,20 +114,31 @@ def test_a_closed_stream_leaves_its_tokens() -> None:
     assert request.generate(text, max_new_tokens=4).report.cached_tokens == len(text) - 2
 
 
-def test_changed_weights_are_noticed() -> None:
-    request = engine()
-    text = tiny.prompt(25)
-    request.generate(text, max_new_tokens=5)
-    weight = request.model.model.layers[0].mlp.up_proj.weight
-    with torch.no_grad():
-        weight.mul_(1.5)
-    try:
-        result = request.generate(text, max_new_tokens=5)
-        assert result.report.cached_tokens == 0
-        assert result.tokens == fresh().generate(text, max_new_tokens=5).tokens
-    finally:
-        with torch.no_grad():
-            weight.div_(1.5)
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "weight": lambda layer: layer.mlp.up_proj.base_layer.weight.detach().mul_(1.5),
+    "data": lambda layer: layer.mlp.up_proj.base_layer.weight.data.mul_(1.5),
+    "attribute": lambda layer: setattr(layer.self_attn, "scaling", 0.05),
+    "hook": lambda layer: layer.register_forward_hook(lambda *_: 1.5 * _[2]),
+    "adapter": lambda layer: layer.mlp.up_proj.set_adapter("two"),
+    "buffer": lambda layer: layer.scale.mul_(2.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_noticed(change: str) -> None:
+    settings = LoraConfig(target_modules=["up_proj"], init_lora_weights=False, lora_alpha=64)
+    torch.manual_seed(0)
+    model: Any = get_peft_model(copy.deepcopy(tiny.model()), settings, "one").eval()
+    model.add_adapter("two", settings)
+    layer = model.base_model.model.model.layers[0]
+    layer.register_buffer("scale", torch.ones(3))
+    request, text = Engine(model, None, None), tiny.prompt(25)
+    for _ in range(2):
+        request.generate(text, max_new_tokens=5)
+    CHANGES[change](layer)
+    result = request.generate(text, max_new_tokens=5)
+    assert result.report.cached_tokens == 0
+    assert result.tokens == Engine(model, None, None).generate(text, max_new_tokens=5).tokens
 
 
 def test_caches_that_cannot_be_cut_are_read_again() -> None:

@@ -1,5 +1,6 @@
 """`ImagePipeline` and `ragspec draw` over continuous latents, with tiny random models."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def test_drafts_of_other_latents_are_refused(
         getattr(draft, name).add_(changes[name])
     with pytest.raises(TokenizerMismatchError, match=message):
         pipeline(folder, draft)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model", ["jacobi", "model"]])
+def test_a_pipeline_can_be_pickled(saved: Callable[[str], Path], drafter: Any) -> None:
+    pipe = pipeline(saved("codes" if isinstance(drafter, list) else "latents"), drafter)
+    again = pickle.loads(pickle.dumps(pipe))
+    assert np.array_equal(sampled(again).images[0], sampled(pipe).images[0])
+
+
+def test_latents_depend_on_no_mode_of_torch(folder: Path) -> None:
+    pipe = pipeline(folder)
+    expected = sampled(pipe).latents
+    with torch.inference_mode():
+        assert torch.equal(sampled(pipe).latents, expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(sampled(pipe).latents, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_what_became_of_drafts_is_reported(folder: Path) -> None:
