@@ -14,6 +14,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
+from ragspec.rules.walk import Walk
 from ragspec.visual.call import DraftSource, ImageCall, ImageConfig
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
@@ -32,7 +33,7 @@ from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.output import ImageSample, codes_of, samples_of
+from ragspec.visual.output import UNFINISHED, ImageSample, codes_of, samples_of
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 
 
@@ -103,10 +104,13 @@ class LatentFamily(CodecFamily):
             if kind_of_label(generation.label) == APPROXIMATE:
                 accepted = [each for each in judged if each is not None and each.accepted]
                 distances[outcomes == 1] = table.distances(accepted)
+            # Without a drafter latents in order are the plain ones, whatever would judge drafts.
+            plain = target.orders is None and generation.report.budget == "none"
             order = np.arange(raster.codes) if target.orders is None else target.orders[row].numpy()
             places = order.argsort().reshape(raster.shape)
             replaced = replace(
                 sample,
+                label=Walk.label if plain and sample.label != UNFINISHED else sample.label,
                 values=self.values(target, row, generation.tokens, raster)[0],
                 map=sample.map.reshape(-1)[places],
                 outcomes=outcomes[places],

@@ -118,6 +118,7 @@ def test_latents_depend_on_no_mode_of_torch(folder: Path) -> None:
 def test_what_became_of_drafts_is_reported(folder: Path) -> None:
     plain = sampled(pipeline(folder, None))
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
+    assert plain.label == "exact", "nothing was speculated"
     stats = sampled(pipeline(folder, rule="near", r=0.3)).stats
     selected = stats.outcomes == OUTCOMES.index("accepted")
     assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)

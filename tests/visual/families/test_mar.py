@@ -144,7 +144,8 @@ def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
     plain = sampled(pipeline(folder, iterations=9, floor=0.1))
     for drafter in ("jacobi", smaller(folder)):
         near = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
-        assert torch.allclose(near.latents, plain.latents, atol=1e-3) and near.label == "exact"
+        assert torch.allclose(near.latents, plain.latents, atol=1e-3)
+        assert near.label == "exact up to rounding"
         exact = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}))
         again = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
         assert torch.allclose(exact.latents, again.latents, atol=1e-3)
