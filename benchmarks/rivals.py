@@ -1,12 +1,14 @@
 """Texts of ours, of llama.cpp and of OpenVINO on a CPU, taking turns: processor ms of a token.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/rivals.py [--prompts 4] [--threads 1]
+        [--turns spec_bench/question_dev.jsonl]
 
 llama.cpp and OpenVINO GenAI run the same weights as Q8_0 by the packages xllamacpp and
 openvino-genai, which are found or left out. Ours runs them as int8. Texts have 64 tokens, greedy,
 and each prompt is cached before the clock starts; the last group has 512 tokens of documents as
 prompts. The texts may part, as inputs are rounded in other ways. At last prompts of some lengths
-are read, in processor milliseconds of a token.
+are read, in processor milliseconds of a token. `--turns` takes Spec-Bench's six categories instead;
+its last line has the means and the least of llama.cpp's time over that of `auto`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -27,13 +29,15 @@ from runtimes import GROUPS, show
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.prompts import BenchItem, bundled_items
+from ragspec.pipelines.bench.prompts import BenchItem, bundled_items, read_turns, turn_ids
 from ragspec.sampling.settings import Sampling
 
 NEW = 64
 WARM = 1  # tokens of the text that reads the prompt
 READ = (400, 1900, 4000)  # tokens of prompts that are read
 AFTER = 512  # tokens of the prompts of the last group
+# Of Spec-Bench; the categories of MT-Bench are one.
+CATEGORIES = ("translation", "summarization", "qa", "math_reasoning", "rag")
 Write = Callable[[BenchItem, int], int]
 
 
@@ -143,12 +147,32 @@ def reading(writers: dict[str, Write], rounds: int) -> dict[str, dict[str, float
     return {name: {n: median(t) for n, t in each.items()} for name, each in times.items()}
 
 
+def own_items(engine: Engine, count: int) -> list[BenchItem]:
+    """Return items over documents, of a chat, and where nothing is copied."""
+    items = items_of(engine, GROUPS, count)
+    text = [token for item in bundled_items(engine) for token in item.prompt]
+    for start in range(0, AFTER * count, AFTER):
+        items.append(BenchItem("", f"after {AFTER}", tuple(text[start : start + AFTER]), 1))
+    return items
+
+
+def spec_bench_items(file: Path, engine: Engine, count: int) -> list[BenchItem]:
+    """Return the first turns of a Spec-Bench file, spread over each category."""
+    groups: dict[str, list[BenchItem]] = {}
+    for (category, name), text in read_turns(file).items():
+        group = category if category in CATEGORIES else "mt_bench"
+        item = BenchItem(name, group, tuple(turn_ids(engine.tokenizer, text)), NEW)
+        groups.setdefault(group, []).append(item)
+    return [each for group in groups.values() for each in group[:: -(-len(group) // count)]]
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", type=int, default=4, help="prompts of a group")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=Path, help="prompts of Spec-Bench")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -164,10 +188,10 @@ def main() -> None:
             else:
                 writers[name] = peer(file, options.threads)
         times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
-        items = items_of(engine, GROUPS, options.prompts)
-        text = [token for item in bundled_items(engine) for token in item.prompt]
-        for start in range(0, AFTER * options.prompts, AFTER):
-            items.append(BenchItem("", f"after {AFTER}", tuple(text[start : start + AFTER]), 1))
+        if options.turns is None:
+            items = own_items(engine, options.prompts)
+        else:
+            items = spec_bench_items(options.turns, engine, options.prompts)
         for number, item in enumerate(items):
             names = list(writers)
             for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -178,7 +202,11 @@ def main() -> None:
                 times[name].setdefault(item.category, []).append(each)
     table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
     show(table)
-    show(reading({name: writers[name] for name in writers if "auto" not in name}, 3))
+    if options.turns is None:
+        show(reading({name: writers[name] for name in writers if "auto" not in name}, 3))
+    elif (peer := PEERS["xllamacpp"][0]) in table:
+        ratios = [table[peer][group] / time for group, time in table["ragspec, auto"].items()]
+        print(f"{peer} over auto: mean {mean(ratios):.2f}, least {min(ratios):.2f}")
     if options.json:
         options.json.write_text(json.dumps(times, indent=1), encoding="utf-8")
 

@@ -245,14 +245,15 @@ def weight_state(weight: Tensor) -> State:
     """Return the address, the dtype, the count of changes and a sum of a weight.
 
     torch does not count changes through `weight.data`. So the sum has entries of every row and
-    every column, of weights in the memory of the host; a change of few entries may be missed.
+    every column of a matrix of floats in the memory of the host, and some of a larger array. A
+    change of few entries may be missed.
     """
     changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
     about = weight.data_ptr(), weight.dtype, changes
-    if data.device.type != "cpu" or type(data) is not Tensor:
+    if data.device.type != "cpu" or type(data) is not Tensor or not data.is_floating_point():
         return *about, ""
-    columns = data.shape[-1] if data.dim() > 1 else 1
-    step = _stride(data.numel() // max(columns, 1), columns) if data.dim() > 1 else 1
+    step = _stride(*data.shape) if data.dim() == 2 else 1
+    step = math.isqrt(data.numel()) or 1 if data.dim() > 2 else step
     return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
 
 
