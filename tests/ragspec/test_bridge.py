@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    TemperatureLogitsWarper,
-    TextIteratorStreamer,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers import RepetitionPenaltyLogitsProcessor as Penalty
+import transformers
 
 from ragspec.bridge import Speculation, _settings, generate, speculative
 from ragspec.errors import InputError, PromptTooLongError
@@ -84,15 +76,20 @@ def test_several_sequences_of_each_prompt(model: Any, spec: Speculation) -> None
 
 
 def test_filters_become_settings_only_where_the_order_is_ours() -> None:
-    config = GenerationConfig(do_sample=True)
-    usual = [Penalty(1.2), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4), TopPLogitsWarper(0.9)]
+    config = transformers.GenerationConfig(do_sample=True)
+    usual = [
+        transformers.RepetitionPenaltyLogitsProcessor(1.2),
+        transformers.TemperatureLogitsWarper(0.5),
+        transformers.TopKLogitsWarper(4),
+        transformers.TopPLogitsWarper(0.9),
+    ]
     sampling, rest = _settings(config, usual, 3)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.9)
     assert rest == usual[:1]
-    turned = [TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]
+    turned = [transformers.TopPLogitsWarper(0.9), transformers.TemperatureLogitsWarper(0.5)]
     sampling, rest = _settings(config, turned, 3)
     assert (sampling.temperature, sampling.top_p, rest) == (0.5, 1.0, turned[:1])
-    careful = [TopPLogitsWarper(0.9, min_tokens_to_keep=2)]
+    careful = [transformers.TopPLogitsWarper(0.9, min_tokens_to_keep=2)]
     sampling, rest = _settings(config, careful, 3)
     assert (sampling.temperature, sampling.top_p, rest) == (1.0, 1.0, careful)
 
@@ -114,7 +111,7 @@ def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> 
         model = copy.deepcopy(model)
         model.generation_config.stop_strings = [text[4:6] if place == "model" else text[0]]
     if place != "model":
-        config = GenerationConfig(stop_strings=[text[4:6]], **settings)
+        config = transformers.GenerationConfig(stop_strings=[text[4:6]], **settings)
         arguments = {"input_ids": IDS, "tokenizer": tokenizer, "generation_config": config}
     selected = copy.deepcopy((model.generation_config, arguments.get("generation_config")))
     ours = generate(model, speculation=spec, **arguments)
@@ -127,7 +124,7 @@ def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> 
 
 def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
     tokenizer = tiny.tokenizer()
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
+    streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
     arguments = {"max_new_tokens": NEW, "do_sample": False, "streamer": streamer}
     thread = threading.Thread(
         target=generate, args=(model, IDS), kwargs={"speculation": spec, **arguments}
@@ -143,7 +140,7 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
 def test_a_refused_call_ends_its_stream(model: Any) -> None:
     calls: list[dict[str, Any]] = [{"num_beams": 2}, {"foo": 1}, {"stop_strings": "x"}]
     for call in calls:
-        streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
+        streamer = transformers.TextIteratorStreamer(tiny.tokenizer(), timeout=5)
         with pytest.raises(ValueError, match=r"beams|foo|tokenizer"):
             generate(model, IDS, streamer=streamer, max_new_tokens=2, **call)
         assert list(streamer) == [""]
@@ -198,7 +195,7 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
     with pytest.raises(InputError, match="expected a Speculation"):
         model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
     refused("output_scores", input_ids=IDS, return_dict_in_generate=True, output_scores=True)
-    cache = DynamicCache()
+    cache = transformers.DynamicCache()
     with torch.no_grad():
         model(IDS[:, :-1], past_key_values=cache)
     refused("padded on the right", input_ids=IDS, attention_mask=(IDS != 5).long())

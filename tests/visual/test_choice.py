@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec import errors
 from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.heads.fresh import fresh_head
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    TokenizerMismatchError,
-    UnknownNameError,
-)
 from ragspec.registry import names
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
@@ -121,20 +115,20 @@ def test_an_object_is_taken_as_it_is() -> None:
 
 def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
     model, parts = tiny_images.model(), find_folder(folder / "target")
-    with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
+    with pytest.raises(errors.UnknownNameError, match="Did you mean 'jacobi'"):
         source("jacobbi", Walk(), model, parts)
-    with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
+    with pytest.raises(errors.ModelNotFoundError, match="nothing of that kind lies with"):
         source("model", Walk(), model, parts)
-    with pytest.raises(ModelNotFoundError, match="with the target"):
+    with pytest.raises(errors.ModelNotFoundError, match="with the target"):
         source("head", Walk(), model, None)
-    with pytest.raises(ModelNotFoundError, match="no draft model at"):
+    with pytest.raises(errors.ModelNotFoundError, match="no draft model at"):
         source(tmp_path, Walk(), model, None)
-    with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
+    with pytest.raises(errors.TokenizerMismatchError, match="vocab_size 30"):
         source(tiny_images.model(codes=30), Walk(), model, None)
-    with pytest.raises(InputError, match="as a drafter"):
+    with pytest.raises(errors.InputError, match="as a drafter"):
         source(3, Walk(), model, None)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="not a valid JSON"):
+    with pytest.raises(errors.ModelError, match="not a valid JSON"):
         source(tmp_path, Walk(), model, None)
 
 
@@ -158,5 +152,5 @@ def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> N
         drafter = source("auto", rule, instance.model, parts).make(instance, LABELS)
         assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
     for rule, mode in ((bounded, "deterministic"), (Walk(), "sampled-without-replacement")):
-        with pytest.raises(InputError, match=f"{mode} drafts are needed"):
+        with pytest.raises(errors.InputError, match=f"{mode} drafts are needed"):
             source("jacobi", rule, instance.model, parts, mode)

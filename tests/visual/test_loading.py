@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragspec.errors import (
-    ModelError,
-    ModelNotFoundError,
-    TokenizerMismatchError,
-    UnsupportedModelError,
-)
+from ragspec import errors
 from ragspec.visual.families.llamagen import LlamaGen, caption_encoder
 from ragspec.visual.loading import class_labels, find_folder
 from ragspec.visual.models.captions import CaptionEncoder
@@ -30,7 +25,7 @@ def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
 def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
-    with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):
+    with pytest.raises(errors.ModelNotFoundError, match="tokenizer=PATH"):
         LlamaGen.load(find_folder(tmp_path / "set"), torch.device("cpu"), "auto", {})
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
     result = find_folder(tmp_path / "set")
@@ -38,29 +33,29 @@ def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path:
 
 
 def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="Did you mean 'tiles'"):
+    with pytest.raises(errors.ModelNotFoundError, match="Did you mean 'tiles'"):
         find_folder("tile")
-    with pytest.raises(ModelNotFoundError, match="holds neither config"):
+    with pytest.raises(errors.ModelNotFoundError, match="holds neither config"):
         find_folder(tmp_path)
-    with pytest.raises(ModelNotFoundError, match="is no folder"):
+    with pytest.raises(errors.ModelNotFoundError, match="is no folder"):
         find_folder(tmp_path / "absent")
-    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+    with pytest.raises(errors.ModelNotFoundError, match=r"holds no config\.json"):
         LlamaGen.load_model(tmp_path)
 
 
 def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
     config = (folder / "target" / "config.json").read_text(encoding="utf-8")
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
-    with pytest.raises(ModelError, match="does not load"):
+    with pytest.raises(errors.ModelError, match="does not load"):
         LlamaGen.load_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelError, match="does not load"):
+    with pytest.raises(errors.ModelError, match="does not load"):
         LlamaGen.load_model(tmp_path)
     deeper = json.loads(config) | {"num_hidden_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(deeper), encoding="utf-8")
     whole = (folder / "target" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole)
-    with pytest.raises(ModelError, match="lacks the weights"):
+    with pytest.raises(errors.ModelError, match="lacks the weights"):
         LlamaGen.load_model(tmp_path)
 
 
@@ -70,20 +65,22 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (kind,) = config.values()
-    with pytest.raises(UnsupportedModelError, match=f"is a '{kind}' model; expected 'llamagen'"):
+    with pytest.raises(
+        errors.UnsupportedModelError, match=f"is a '{kind}' model; expected 'llamagen'"
+    ):
         LlamaGen.load_model(tmp_path)
 
 
 def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
     family = LlamaGen(tiny_images.model(), tiny_images.tokenizer())
     assert family.check_draft(tiny_images.model(layers=1)) and not family.check_draft("a model")
-    with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
+    with pytest.raises(errors.TokenizerMismatchError, match="vocab_size 30"):
         family.check_draft(tiny_images.model(codes=30))
-    with pytest.raises(TokenizerMismatchError, match="condition 'features'"):
+    with pytest.raises(errors.TokenizerMismatchError, match="condition 'features'"):
         family.check_draft(tiny_images.model("features"))
     fewer = tiny_images.model()
     fewer.config.num_classes = 2
-    with pytest.raises(TokenizerMismatchError, match="num_classes 2"):
+    with pytest.raises(errors.TokenizerMismatchError, match="num_classes 2"):
         family.check_draft(fewer)
 
 

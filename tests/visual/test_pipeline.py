@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import (
-    InputError,
-    ModelNotFoundError,
-    RuleError,
-    TokenizerMismatchError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec import errors
 from ragspec.rules.walk import Walk
 from ragspec.visual import ImagePipeline
 from tests.support import image_models, tiny_images
@@ -72,7 +65,7 @@ def test_output_types_are_those_of_diffusers(folder: Path) -> None:
     assert numbers.shape == (1, side, side, 3) and 0.0 <= numbers.min() <= numbers.max() <= 1.0
     assert np.allclose(by_type["pt"].images[0].permute(1, 2, 0).numpy(), numbers[0])
     assert torch.equal(by_type["latent"].images, by_type["np"].codes)
-    with pytest.raises(InputError, match="output_type 'jpeg'"):
+    with pytest.raises(errors.InputError, match="output_type 'jpeg'"):
         pipe(class_labels=0, output_type="jpeg")
 
 
@@ -90,12 +83,12 @@ def test_prompts_condition_the_image(tmp_path: Path) -> None:
     one = pipe("cat face", generator=dice())
     assert torch.equal(one.codes, pipe(prompt=["cat face"], generator=dice()).codes)
     assert not torch.equal(one.codes, pipe("red heart", generator=dice()).codes)
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(errors.InputError, match="expected"):
         pipe(["cat", ""])
-    with pytest.raises(InputError, match="expected prompt"):
+    with pytest.raises(errors.InputError, match="expected prompt"):
         pipe(class_labels=1)
     pipe.family.text_encoder = None
-    with pytest.raises(InputError, match="text_encoder="):
+    with pytest.raises(errors.InputError, match="text_encoder="):
         pipe("cat face")
 
 
@@ -129,9 +122,9 @@ def test_loaders_take_keywords_of_diffusers_or_refuse_them(
     inputs = {"local_files_only": True, "torch_dtype": torch.float64, "device": "cpu"}
     assert opened(folder, **inputs).model.dtype == torch.float64
     for wrong in ({"device_map": "balanced"}, {"variant": "fp16"}, {"revision": "main"}):
-        with pytest.raises(InputError, match=next(iter(wrong))):
+        with pytest.raises(errors.InputError, match=next(iter(wrong))):
             opened(folder, **wrong)
-    with pytest.raises(InputError, match="Did you mean 'num_images_per_prompt'"):
+    with pytest.raises(errors.InputError, match="Did you mean 'num_images_per_prompt'"):
         opened(folder)(class_labels=0, num_images_per_promt=2)
     requests: list[bool] = []
 
@@ -141,7 +134,7 @@ def test_loaders_take_keywords_of_diffusers_or_refuse_them(
 
     monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
     for offline in (True, False):
-        with pytest.raises(ModelNotFoundError):
+        with pytest.raises(errors.ModelNotFoundError):
             ImagePipeline.from_pretrained("nobody/nothing", local_files_only=offline)
     assert requests == [True, False]
 
@@ -161,20 +154,20 @@ def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
 def test_what_does_not_fit_is_refused(folder: Path) -> None:
     model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
     instance = image_models.target(image_models.model())
-    with pytest.raises(UnsupportedModelError, match="Give the model itself"):
+    with pytest.raises(errors.UnsupportedModelError, match="Give the model itself"):
         ImagePipeline(instance, tokenizer, None)
-    with pytest.raises(TokenizerMismatchError, match="code-book of 30"):
+    with pytest.raises(errors.TokenizerMismatchError, match="code-book of 30"):
         ImagePipeline(model, tiny_images.tokenizer(30))
-    with pytest.raises(UnknownNameError, match="lantern"):
+    with pytest.raises(errors.UnknownNameError, match="lantern"):
         ImagePipeline(model, tokenizer, None, "lantrn")
-    with pytest.raises(InputError, match="has no lam"):
+    with pytest.raises(errors.InputError, match="has no lam"):
         ImagePipeline(model, tokenizer, None, "lantern", lam=2.0)
-    with pytest.raises(InputError, match="settings by a name"):
+    with pytest.raises(errors.InputError, match="settings by a name"):
         ImagePipeline(model, tokenizer, None, Walk(), delta=0.1)
     for rule in (42, None, Walk):
-        with pytest.raises(InputError, match="or a Rule"):
+        with pytest.raises(errors.InputError, match="or a Rule"):
             opened(folder, rule=rule)
-    with pytest.raises(RuleError, match="cannot judge"):
+    with pytest.raises(errors.RuleError, match="cannot judge"):
         opened(folder, rule="rejection", draft_mode="coupled")(class_labels=0)
     pipe = opened(folder)
     wrong: list[dict[str, Any]] = [
@@ -190,7 +183,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         {"class_labels": 1, "guidance_scale": -1.0},
     ]
     for arguments in wrong:
-        with pytest.raises(InputError, match="expected"):
+        with pytest.raises(errors.InputError, match="expected"):
             pipe(**arguments)
 
 
@@ -211,7 +204,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, dra
     begun = pipe(class_labels=[1], generator=dice(3), codes=whole[0, 0])  # the first row alone
     assert torch.equal(begun.codes, whole)
     for wrong in (whole.float(), whole[0] + 1000, torch.arange(ALL + 1), [1, 2], whole[0] - 99):
-        with pytest.raises(InputError, match="to be drawn"):
+        with pytest.raises(errors.InputError, match="to be drawn"):
             pipe(class_labels=0, codes=wrong)
 
 

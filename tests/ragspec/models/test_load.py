@@ -11,14 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
+from ragspec import errors
 from ragspec.engine.engine import Engine
-from ragspec.errors import (
-    InputError,
-    MissingExtraError,
-    ModelError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
 from ragspec.models import load, quantized
 from ragspec.models.device import input_device, pick_device, pick_dtype
 from ragspec.models.load import load_model
@@ -52,9 +46,9 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_unknown_numbers_and_devices_are_no_fault_of_the_model(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"'int9' is unknown.*int8"):
+    with pytest.raises(errors.InputError, match=r"'int9' is unknown.*int8"):
         load_model(saved, "cpu", "int9")
-    with pytest.raises(InputError, match="'cuda:99' cannot be used"):
+    with pytest.raises(errors.InputError, match="'cuda:99' cannot be used"):
         load_model(saved, "cuda:99")
 
 
@@ -62,7 +56,7 @@ def test_unknown_numbers_and_devices_are_no_fault_of_the_model(saved: Path) -> N
 def test_cut_weights_are_refused(size: int, saved: Path) -> None:
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(ModelError, match="is damaged"):
+    with pytest.raises(errors.ModelError, match="is damaged"):
         load_model(saved)
 
 
@@ -70,7 +64,7 @@ def test_weights_that_are_missing_are_not_created_up(saved: Path) -> None:
     weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, saved / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks the weights model\.layers\.1\.mlp"):
+    with pytest.raises(errors.ModelError, match=r"lacks the weights model\.layers\.1\.mlp"):
         load_model(saved)
 
 
@@ -85,15 +79,15 @@ def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
 
 def test_a_damaged_tokenizer_is_refused_rather_than_left_out(saved: Path) -> None:
     (saved / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="cannot load its tokenizer"):
+    with pytest.raises(errors.ModelError, match="cannot load its tokenizer"):
         load_model(saved)
 
 
 def test_a_folder_that_is_no_model(saved: Path) -> None:
     (saved / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ModelError, match="save_pretrained"):
+    with pytest.raises(errors.ModelError, match="save_pretrained"):
         load_model(saved)
-    with pytest.raises(ModelNotFoundError, match="Tried"):
+    with pytest.raises(errors.ModelNotFoundError, match="Tried"):
         load_model(saved / "nowhere")
 
 
@@ -101,7 +95,7 @@ def test_a_target_is_opened_after_the_probe() -> None:
     target = open_target(tiny.model("llama"))
     assert target.vocab_size == tiny.VOCAB
     assert target.max_length == 512
-    with pytest.raises(UnsupportedModelError):
+    with pytest.raises(errors.UnsupportedModelError):
         open_target(tiny.model("rwkv"))
 
 
@@ -146,32 +140,34 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
 def test_an_adapter_that_does_not_fit_is_refused(
     saved: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"expected a folder with adapter_config\.json"):
+    with pytest.raises(
+        errors.ModelNotFoundError, match=r"expected a folder with adapter_config\.json"
+    ):
         load_model(saved, adapter=tmp_path)
     other = tiny.model(vocab_size=50, hidden_size=32)
-    with pytest.raises(ModelError, match="cannot be merged"):
+    with pytest.raises(errors.ModelError, match="cannot be merged"):
         load.with_adapter(copy.deepcopy(other), adapter)
     weights = load_file(adapter / "adapter_model.safetensors")
     for part in (".self_attn.", "layers.1."):  # of all weights and of half of them
         renamed = {key.replace(part, f".other{part}"): each for key, each in weights.items()}
         save_file(renamed, adapter / "adapter_model.safetensors")
-        with pytest.raises(ModelError, match=r"cannot be merged.* differ in (8|16) weights"):
+        with pytest.raises(errors.ModelError, match=r"cannot be merged.* differ in (8|16) weights"):
             load.with_adapter(copy.deepcopy(tiny.model()), adapter)
     deeper = {key.replace("layers.1", "layers.2"): each.clone() for key, each in weights.items()}
     save_file(weights | deeper, adapter / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=r"differ in .*layers"):
+    with pytest.raises(errors.ModelError, match=r"differ in .*layers"):
         load.with_adapter(copy.deepcopy(tiny.model()), adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["none"]}))
-    with pytest.raises(ModelError, match="cannot be merged"):
+    with pytest.raises(errors.ModelError, match="cannot be merged"):
         load_model(saved, adapter=adapter)
     monkeypatch.setattr(quantized, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"ragspec\[adapters\]"):
+    with pytest.raises(errors.MissingExtraError, match=r"ragspec\[adapters\]"):
         load_model(saved, adapter=adapter)
 
 
 def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="expected one of them"):
+    with pytest.raises(errors.InputError, match="expected one of them"):
         load_model(saved, "cpu", device_map="auto")
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]
     assert main([*run, "-s", "dtype=int2"]) == 2
@@ -216,7 +212,7 @@ def test_devices_by_name() -> None:
     assert pick_device(torch.device("meta")) == torch.device("meta")
     refused = "cannot be used on this machine"
     for name, said in (("warp", ".*expected 'auto'"), ("cuda:99", refused), ("xpu:99", refused)):
-        with pytest.raises(InputError, match=f"'{name}' ?{said}"):
+        with pytest.raises(errors.InputError, match=f"'{name}' ?{said}"):
             pick_device(name)
 
 
@@ -236,5 +232,5 @@ def test_numbers_by_name() -> None:
     assert pick_dtype("auto", torch.device("meta")) == "auto"
     assert pick_dtype("bf16", CPU) == pick_dtype("bfloat16", CPU) == torch.bfloat16
     assert pick_dtype(torch.float64, CPU) == torch.float64
-    with pytest.raises(InputError, match=r"'int8' is unknown.*float32"):
+    with pytest.raises(errors.InputError, match=r"'int8' is unknown.*float32"):
         pick_dtype("int8", CPU)

@@ -8,13 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -27,13 +21,15 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
 
 def theirs(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return the laws [R, V] of transformers' warpers, in the order of its `generate`."""
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
+    warpers = logits_process.LogitsProcessorList(
+        [logits_process.TemperatureLogitsWarper(float(sampling.temperature))]
+    )
     if sampling.top_k:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
+        warpers.append(logits_process.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
+        warpers.append(logits_process.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
-        warpers.append(MinPLogitsWarper(sampling.min_p))
+        warpers.append(logits_process.MinPLogitsWarper(sampling.min_p))
     distributions: torch.Tensor = warpers(torch.zeros(len(scores), 1, dtype=torch.int64), scores)
     return distributions.softmax(-1)
 

@@ -5,25 +5,14 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.masking_utils import (
-    chunked_causal_mask_function,
-    sliding_window_causal_mask_function,
-)
+from transformers import masking_utils
 
 import ragspec.verification.kernels as kernels
-from ragspec.verification.kernels import (
-    AttentionForm,
-    attend,
-    behind,
-    by_weights,
-    explicit,
-    with_sinks,
-)
 
 HEADS, WIDTH, LOCAL = 4, 8, 8
 RULES = {
-    "sliding": sliding_window_causal_mask_function(LOCAL),
-    "chunked": chunked_causal_mask_function(LOCAL, torch.zeros(3, dtype=torch.int64)),
+    "sliding": masking_utils.sliding_window_causal_mask_function(LOCAL),
+    "chunked": masking_utils.chunked_causal_mask_function(LOCAL, torch.zeros(3, dtype=torch.int64)),
 }
 
 
@@ -61,9 +50,11 @@ def mask_of(rule: str, starts: list[int], n: int, dtype: torch.dtype = torch.flo
 
 
 def products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: kernels.AttentionForm
 ) -> Any:
-    return with_sinks(*explicit(query, key, value, form), form.sinks).to(query.dtype)
+    return kernels.with_sinks(*kernels.explicit(query, key, value, form), form.sinks).to(
+        query.dtype
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -77,7 +68,7 @@ def test_blocks_of_queries_give_what_one_product_does(
     query, key, value = draw(rows, groups, n, 11 + n)
     softcap = 1.5 if extra in ("softcap", "both") else None
     sinks = torch.linspace(-1, 2, HEADS).double() if extra in ("sinks", "both") else None
-    inputs = query, key, value, AttentionForm(mask, causal, 0.4, 0.0, softcap, sinks)
+    inputs = query, key, value, kernels.AttentionForm(mask, causal, 0.4, 0.0, softcap, sinks)
     expected = products(*inputs)
     monkeypatch.setattr(kernels, "SCORES", 1)
     torch.testing.assert_close(products(*inputs), expected, atol=1e-12, rtol=0)
@@ -93,12 +84,12 @@ def test_the_kernel_with_weights_gives_what_products_do(
     n = 21
     mask = mask_of(rule, starts, n)
     query, key, value = draw(2, groups, n, mask.shape[3])
-    form = AttentionForm(mask, scaling=0.4, sinks=sinks)
+    form = kernels.AttentionForm(mask, scaling=0.4, sinks=sinks)
     expected = products(query, key, value, form)
-    result = by_weights(query, key, value, form)
+    result = kernels.by_weights(query, key, value, form)
     torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
     if sinks is None:
-        result = attend(query, key, value, form)
+        result = kernels.attend(query, key, value, form)
         torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
 
 
@@ -109,10 +100,10 @@ def test_the_kernel_rounds_as_near_as_products(
 ) -> None:
     mask = mask_of("sliding", [600], 40)
     query, key, value = draw(1, 2, 40, 640)
-    exact = products(query, key, value, AttentionForm(mask, sinks=sinks))
+    exact = products(query, key, value, kernels.AttentionForm(mask, sinks=sinks))
     q, k, v = (part.to(dtype) for part in (query, key, value))
-    form = AttentionForm(mask.to(dtype), sinks=sinks)
-    whole, result = products(q, k, v, form), by_weights(q, k, v, form)
+    form = kernels.AttentionForm(mask.to(dtype), sinks=sinks)
+    whole, result = products(q, k, v, form), kernels.by_weights(q, k, v, form)
     assert result.dtype is dtype
     errors = [float((each.double() - exact).abs().mean()) for each in (result, whole)]
     assert errors[0] < 1.5 * errors[1]
@@ -124,9 +115,9 @@ def test_the_triangle_ends_at_the_last_query_and_key(groups: int, dtype: torch.d
     """What CUDA's kernels are asked for; other devices spell the triangle out."""
     query, key, value = (part.to(dtype) for part in draw(2, groups, 6, 15))
     mask = torch.full((6, 15), float("-inf"), dtype=dtype).triu(10)[None, None]
-    expected = products(query, key, value, AttentionForm(mask, scaling=0.3))
+    expected = products(query, key, value, kernels.AttentionForm(mask, scaling=0.3))
     close = 1e-12 if dtype is torch.float64 else 0.03
-    torch.testing.assert_close(behind(query, key, value, 0.3), expected, atol=close, rtol=0)
+    torch.testing.assert_close(kernels.behind(query, key, value, 0.3), expected, atol=close, rtol=0)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -139,6 +130,6 @@ def test_weights_of_all_queries_are_not_held_at_once(
     for scores in (1 << 15, 1 << 25):
         monkeypatch.setattr(kernels, "SCORES", scores)
         with Largest() as largest:
-            products(query, key, value, AttentionForm(causal=True, softcap=softcap))
+            products(query, key, value, kernels.AttentionForm(causal=True, softcap=softcap))
         sizes.append(largest.bytes)
     assert sizes[0] <= 8 * 16 * HEADS * (start + n) < 8 * n * (start + n) <= sizes[1]

@@ -10,12 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    chunked_causal_mask_function,
-    sliding_window_causal_mask_function,
-)
+from transformers import masking_utils
 
 import ragspec.verification.kernels as kernels
 import ragspec.verification.tree_attention as attention_module
@@ -38,8 +33,8 @@ from tests.support.tiny import prompt
 
 WINDOW = 4
 RULES = {
-    "full": (causal_mask_function, None),
-    "sliding": (sliding_window_causal_mask_function(WINDOW), WINDOW),
+    "full": (masking_utils.causal_mask_function, None),
+    "sliding": (masking_utils.sliding_window_causal_mask_function(WINDOW), WINDOW),
 }
 PARENTS = [-1, 0, 0, 2, -1]
 ANCESTORS = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
@@ -90,7 +85,7 @@ def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> 
 
 
 def test_chunks_are_requested_about_logical_positions() -> None:
-    rule = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
+    rule = masking_utils.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
     with attending(view(6)):
         mask = tree_mask(1, 6, 12, mask_function=rule, local_size=8)
     assert mask is not None
@@ -125,7 +120,7 @@ def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
 def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
     skips: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     with attending(view(7)):
-        mask = tree_mask(1, 6, 4, mask_function=bidirectional_mask_function, **skips)
+        mask = tree_mask(1, 6, 4, mask_function=masking_utils.bidirectional_mask_function, **skips)
     assert mask is not None
     assert mask.shape == (1, 1, 6, 4)
     assert (mask == 0).all()

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import (
-    InputError,
-    TokenizerMismatchError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec import errors
 from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
@@ -92,7 +87,7 @@ def test_drafts_of_other_latents_are_refused(
     draft = models.model(7, torch.float32, hidden=16, **shape)
     for name in changes.keys() - shape.keys():
         getattr(draft, name).add_(changes[name])
-    with pytest.raises(TokenizerMismatchError, match=message):
+    with pytest.raises(errors.TokenizerMismatchError, match=message):
         pipeline(folder, draft)
 
 
@@ -160,20 +155,20 @@ def test_outputs_and_settings(folder: Path) -> None:
 def test_what_densities_have_not_is_refused(
     folder: Path, inputs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(errors.InputError, match=message):
         sampled(pipeline(folder), **inputs)
 
 
 def test_bad_names_and_models_are_refused(folder: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'near'"):
+    with pytest.raises(errors.UnknownNameError, match="Did you mean 'near'"):
         pipeline(folder, rule="neer")
-    with pytest.raises(InputError, match="has no s; it takes r"):
+    with pytest.raises(errors.InputError, match="has no s; it takes r"):
         pipeline(folder, rule="near", s=3)
-    with pytest.raises(InputError, match="expected settings by a name"):
+    with pytest.raises(errors.InputError, match="expected settings by a name"):
         pipeline(folder, rule=Near(0.1), r=3)
-    with pytest.raises(InputError, match="floor between 0 and 1"):
+    with pytest.raises(errors.InputError, match="floor between 0 and 1"):
         pipeline(folder, floor=0.0)
-    with pytest.raises(UnsupportedModelError, match="Use family='latents'"):
+    with pytest.raises(errors.UnsupportedModelError, match="Use family='latents'"):
         ImagePipeline.from_pretrained(folder, family="llamagen")
-    with pytest.raises(UnsupportedModelError, match="expected 'ragspec-latents'"):
+    with pytest.raises(errors.UnsupportedModelError, match="expected 'ragspec-latents'"):
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="latents")

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import (
-    InputError,
-    ModelNotFoundError,
-    TokenizerMismatchError,
-    UnsupportedModelError,
-)
+from ragspec import errors
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import ImagePipeline, KLAutoencoder
 from ragspec.visual.masked.model import MaskedModel
@@ -124,7 +119,7 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
     ],
 )
 def test_bad_settings_are_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(errors.InputError, match=message):
         pipeline(folder, **({"iterations": None} | inputs))
 
 
@@ -195,9 +190,11 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
     again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
     assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
     other = MaskedModel(tiny_masked.config(4, mean=1.0))
-    with pytest.raises(TokenizerMismatchError, match=r"draft model with mean 1\.0; expected 0\.0"):
+    with pytest.raises(
+        errors.TokenizerMismatchError, match=r"draft model with mean 1\.0; expected 0\.0"
+    ):
         pipeline(folder, **DRAFTED | {"drafter": other})
-    with pytest.raises(InputError, match="with temperature 0; expected noise"):
+    with pytest.raises(errors.InputError, match="with temperature 0; expected noise"):
         sampled(pipe, temperature=0.0)
 
 
@@ -206,7 +203,7 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
     [({"top_k": 5}, "got top_k=5"), ({"guidance_scale": -2.0}, "guidance_scale")],
 )
 def test_bad_requests_are_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(errors.InputError, match=message):
         pipeline(folder)(class_labels=[0], **inputs)
 
 
@@ -214,16 +211,16 @@ def test_parts_that_do_not_belong_together_are_refused(
     folder: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model, kl = pipeline(folder).model, KLAutoencoder.from_pretrained(files[1])
-    with pytest.raises(InputError, match=r"without a tokenizer; .*=PATH, the kl16\.ckpt"):
+    with pytest.raises(errors.InputError, match=r"without a tokenizer; .*=PATH, the kl16\.ckpt"):
         pipeline(files[0], family="mar", num_attention_heads=3)
-    with pytest.raises(UnsupportedModelError, match="expected 'ragspec-masked-latents'"):
+    with pytest.raises(errors.UnsupportedModelError, match="expected 'ragspec-masked-latents'"):
         ImagePipeline(tiny_images.model(), tiny_images.tokenizer(), family="mar")
-    with pytest.raises(UnsupportedModelError, match="got a AutoencoderKL as tokenizer"):
+    with pytest.raises(errors.UnsupportedModelError, match="got a AutoencoderKL as tokenizer"):
         ImagePipeline(model, kl.model)
     wide = MaskedModel(tiny_masked.config(5))
-    with pytest.raises(InputError, match="latents of 4 numbers for a model of 5"):
+    with pytest.raises(errors.InputError, match="latents of 4 numbers for a model of 5"):
         ImagePipeline(wide, kl)
-    with pytest.raises(ModelNotFoundError, match="published file such as kl16"):
+    with pytest.raises(errors.ModelNotFoundError, match="published file such as kl16"):
         pipeline(folder, tokenizer=tmp_path / "no.ckpt")
-    with pytest.raises(UnsupportedModelError, match="Use family='mar'"):
+    with pytest.raises(errors.UnsupportedModelError, match="Use family='mar'"):
         ImagePipeline.from_pretrained(folder, family="latents")

@@ -6,26 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    Emu3ImageProcessor,
-    Emu3Processor,
-    JanusImageProcessor,
-    JanusProcessor,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerFast,
-)
 
+from ragspec import errors
 from ragspec.budget.base import FixedBudget
-from ragspec.errors import (
-    InputError,
-    ModelError,
-    ModelNotFoundError,
-    TokenizerMismatchError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.call import ImageCall
@@ -71,12 +56,15 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
     Its noise is replaced by the project's, by a processor that comes last."""
     chosen = Seeded(sampling, seeds, list(range(BOOK)))
 
-    class Guided(LogitsProcessor):  # type: ignore[misc, unused-ignore]
+    class Guided(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignore]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             current, none = scores.chunk(2)
             return chosen(input_ids, none + SCALE * (current - none))
 
-    guided = {"guidance_scale": 1.0, "logits_processor": LogitsProcessorList([Guided()])}
+    guided = {
+        "guidance_scale": 1.0,
+        "logits_processor": transformers.LogitsProcessorList([Guided()]),
+    }
     sample: torch.Tensor = pipe.model.generate(**padded(pipe), **IMAGE, **guided)
     return sample
 
@@ -165,7 +153,7 @@ def test_sampled_emu3_has_the_distribution_of_its_generate() -> None:
     sampling = Sampling(temperature=0.9, top_k=7)
     for row, text in enumerate(PROMPTS):
         instance = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
-        sample = local_emu3(pipe, text, "cat", size, LogitsProcessorList([instance]))
+        sample = local_emu3(pipe, text, "cat", size, transformers.LogitsProcessorList([instance]))
         known = sample[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
         assert torch.equal(out.codes[row], known)
 
@@ -237,7 +225,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> Non
     assert torch.equal(alike.codes[0][inputs >= 0], whole[0][inputs >= 0])
     assert alike.label == "approximate"
     assert torch.equal(opened(kind)("a cat", generator=dice(), codes=inputs, **record).codes, whole)
-    with pytest.raises(InputError, match="to be drawn"):
+    with pytest.raises(errors.InputError, match="to be drawn"):
         opened(kind)("a cat", codes=torch.full((SIDE, SIDE), BOOK), **record)
 
 
@@ -262,10 +250,10 @@ def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_pat
     other.save_pretrained(tmp_path / "three")  # the draft model, which is not in use, goes along
     assert ImagePipeline.from_pretrained(tmp_path / "three", "model").draft is not None
     for wrong in {"janus", "emu3", "chameleon"} - {kind}:
-        with pytest.raises(UnsupportedModelError, match=f"Use family='{kind}'"):
+        with pytest.raises(errors.UnsupportedModelError, match=f"Use family='{kind}'"):
             ImagePipeline.from_pretrained(folder, family=wrong)
     (saved / "ragspec.json").write_text("[", encoding="utf-8")
-    with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
+    with pytest.raises(errors.ModelError, match=r"ragspec\.json cannot be read"):
         ImagePipeline.from_pretrained(saved)
 
 
@@ -284,34 +272,34 @@ def test_bad_input_is_refused(kind: str) -> None:
     wrong += [{}, {"prompt": "cat", "height": 2000, "width": 2000}]
     wrong += [{"prompt": "cat", name: v} for name, values in more.items() for v in values]
     for inputs in wrong:
-        with pytest.raises(InputError, match=r"expected|maximum|Leave"):
+        with pytest.raises(errors.InputError, match=r"expected|maximum|Leave"):
             pipe(**{**sized(kind), **inputs})
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     janus, text = tiny_prompted.model("janus"), tiny_prompted.tokenizer("janus")
-    with pytest.raises(InputError, match="padding for words"):
+    with pytest.raises(errors.InputError, match="padding for words"):
         opened("janus")("cat", negative_prompt="dog")
-    with pytest.raises(UnsupportedModelError, match="Use family='janus'"):
+    with pytest.raises(errors.UnsupportedModelError, match="Use family='janus'"):
         ImagePipeline(janus, text, family="emu3")
-    with pytest.raises(UnsupportedModelError, match="LlamaGenModel of type 'llamagen'"):
+    with pytest.raises(errors.UnsupportedModelError, match="LlamaGenModel of type 'llamagen'"):
         ImagePipeline(tiny_images.model(), text, family="janus")
-    with pytest.raises(InputError, match="the model's processor"):
+    with pytest.raises(errors.InputError, match="the model's processor"):
         ImagePipeline(janus, tiny_images.tokenizer(), None)
-    with pytest.raises(ModelNotFoundError, match="config"):
+    with pytest.raises(errors.ModelNotFoundError, match="config"):
         ImagePipeline.from_pretrained(tmp_path, family="janus")
-    with pytest.raises(UnknownNameError, match="jacobi"):
+    with pytest.raises(errors.UnknownNameError, match="jacobi"):
         opened("janus", "jacobbi")
-    with pytest.raises(ModelNotFoundError, match="draft/"):
+    with pytest.raises(errors.ModelNotFoundError, match="draft/"):
         opened("janus", "model")
-    with pytest.raises(TokenizerMismatchError, match="type 'emu3'"):
+    with pytest.raises(errors.TokenizerMismatchError, match="type 'emu3'"):
         opened("janus", tiny_prompted.model("emu3"))
-    with pytest.raises(InputError, match="processor"):
+    with pytest.raises(errors.InputError, match="processor"):
         ImagePipeline(janus, 3)
-    with pytest.raises(InputError, match=r"do not end|without boi_token"):
+    with pytest.raises(errors.InputError, match=r"do not end|without boi_token"):
         ImagePipeline(janus, bare(), None)("a cat")
     for other in (tiny_images.tokenizer(30), tiny_images.tokenizer(tiny_prompted.BOOK).model):
-        with pytest.raises(TokenizerMismatchError, match="not the model's"):
+        with pytest.raises(errors.TokenizerMismatchError, match="not the model's"):
             opened("chameleon", vq=other)
 
 
@@ -319,7 +307,7 @@ def bare() -> Any:
     """Return a tokenizer that knows no images."""
     instance = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
     instance.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=instance, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=instance, unk_token="<unk>")
 
 
 def test_chameleon_without_a_decoder_says_what_to_give() -> None:
@@ -330,7 +318,7 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
     assert torch.equal(out.images, out.codes)
     calls: list[tuple[Any, Any]] = [(pipe, "a cat"), (pipe.decode, out.codes)]
     for image, inputs in calls:
-        with pytest.raises(ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
+        with pytest.raises(errors.ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
             image(inputs)
     decoder = VQTokenizer(tiny_prompted.chameleon_vq(), normalised=False)
     assert opened("chameleon", vq=decoder).decode(out.codes)[0].size == (2 * SIDE, 2 * SIDE)
@@ -339,7 +327,7 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
 def test_prompts_are_read_as_by_the_models_processors() -> None:
     words = tiny_prompted.tokenizer("emu3")
     words.image_token_id = words.convert_tokens_to_ids("<image>")
-    emu3 = Emu3Processor(Emu3ImageProcessor(), words)
+    emu3 = transformers.Emu3Processor(transformers.Emu3ImageProcessor(), words)
     read = emu3(
         text=PROMPTS, padding=True, return_for_image_generation=True, ratio="2:1", image_area=512
     )
@@ -350,8 +338,10 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
     nothing = emu3(text=[""], return_for_image_generation=True, ratio="2:1", image_area=512)
     assert none == unpadded(nothing) * len(PROMPTS)
 
-    janus = JanusProcessor(
-        JanusImageProcessor(), tiny_prompted.tokenizer("janus"), chat_template=tiny_prompted.CHAT
+    janus = transformers.JanusProcessor(
+        transformers.JanusImageProcessor(),
+        tiny_prompted.tokenizer("janus"),
+        chat_template=tiny_prompted.CHAT,
     )
     requests = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
     chat = janus.apply_chat_template(requests, add_generation_prompt=True)

@@ -22,24 +22,12 @@ from ragspec.visual.rules import lantern as module
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
 from tests.ragspec.rules.test_walk import plain, trees
-from tests.support import tiny
-from tests.support.codes import (
-    broken,
-    codebook,
-    coupled,
-    distribution_after,
-    first_distribution,
-    first_excess,
-    fixed,
-    neighbours,
-    sampled,
-    variation,
-)
+from tests.support import codes, tiny
 from tests.support.distributions import Distributions, Grow, emitted, generate, judged
 
 CODES = 8
-TABLE = neighbours(CODES, 6)
-PARTITION = CodePartition.build(codebook(CODES), 3)
+TABLE = codes.neighbours(CODES, 6)
+PARTITION = CodePartition.build(codes.codebook(CODES), 3)
 NOTHING: list[RelaxedWalk] = [
     Lantern(TABLE, k=0, delta=0.5),
     Lantern(TABLE, delta=0.0),
@@ -73,12 +61,12 @@ def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) 
 def test_a_greedy_target_is_never_relaxed() -> None:
     distributions = Distributions(CODES, 1, greedy=True)
     for rule, seed in itertools.product(RELAXED[:2], range(5)):
-        text = generate(rule, distributions, NoiseStream(seed), fixed(2, 1), steps=3)
+        text = generate(rule, distributions, NoiseStream(seed), codes.fixed(2, 1), steps=3)
         assert text == plain(distributions, NoiseStream(seed), len(text))
 
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("tree", [fixed(2, 1), coupled(2, 1), coupled(1, 1, 1)])
+@pytest.mark.parametrize("tree", [codes.fixed(2, 1), codes.coupled(2, 1), codes.coupled(1, 1, 1)])
 def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: Grow) -> None:
     replaced = 0
     for seed in range(100):
@@ -118,7 +106,7 @@ def test_what_is_gain_it_bounds_as_before() -> None:
     # Codes that may not stand for others keep their own mass: the figure is what is moved.
     for seed in range(60):
         distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
-        tree = replace(coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
+        tree = replace(codes.coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
         free = judged(Lantern(TABLE, 6, 0.5), tree, distributions, noise).excess[0]
         picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, distributions, noise).excess[0]
         assert 0.0 <= picky <= free + 1e-12
@@ -128,13 +116,15 @@ def test_kinds_choose_the_same_codes() -> None:
     # The shortcut for coupled drafts decides as the full reckoning does.
     for seed, rule in itertools.product(range(80), RELAXED):
         distributions, noise = Distributions(CODES, seed % 7), NoiseStream(seed)
-        tree = coupled(2, 2)(distributions, noise, ())
+        tree = codes.coupled(2, 2)(distributions, noise, ())
         short = judged(rule, tree, distributions, noise)
         full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
         assert (short.path, short.token) == (full.path, full.token)
 
 
-@pytest.mark.parametrize("tree", [fixed(1), fixed(2), coupled(1), coupled(2), sampled(2)])
+@pytest.mark.parametrize(
+    "tree", [codes.fixed(1), codes.fixed(2), codes.coupled(1), codes.coupled(2), codes.sampled(2)]
+)
 def test_clusters_keep_their_distribution(tree: Grow) -> None:
     rule, clusters, moved = GSD(PARTITION), PARTITION.clusters, 0
     for seed in range(120):
@@ -146,8 +136,8 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
         moved += code != current
     assert moved > 0
     if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
-        result = first_distribution(rule, Distributions(CODES, 0), tree)
-        p = distribution_after(Distributions(CODES, 0))
+        result = codes.first_distribution(rule, Distributions(CODES, 0), tree)
+        p = codes.distribution_after(Distributions(CODES, 0))
         for cluster in range(3):
             inside = clusters == cluster
             assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
@@ -183,7 +173,7 @@ def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
 
 
 def test_another_code_book_is_refused() -> None:
-    small = Lantern(neighbours(5, 3), delta=0.3)
+    small = Lantern(codes.neighbours(5, 3), delta=0.3)
     with pytest.raises(RuleError, match=r"chooses among 8 codes.*code-book of 5"):
         judged(small, DraftTree.chain([1], "any"), Distributions(CODES, 0), NoiseStream(0))
     with pytest.raises(RuleError, match="code-book of 5"):
@@ -206,19 +196,22 @@ def test_broken_rules_are_visible(old: str, new: str) -> None:
         worst = 0.0
         for seed, delta in itertools.product(range(6), (0.15, 0.5)):
             rule, distributions = where.Lantern(TABLE, 6, delta), Distributions(CODES, seed)
-            result = first_distribution(rule, distributions, fixed(3))
-            excess = first_excess(rule, distributions, fixed(3))
-            worst = max(worst, abs(variation(result, distribution_after(distributions)) - excess))
+            result = codes.first_distribution(rule, distributions, codes.fixed(3))
+            excess = codes.first_excess(rule, distributions, codes.fixed(3))
+            worst = max(
+                worst,
+                abs(codes.variation(result, codes.distribution_after(distributions)) - excess),
+            )
         for seed in range(150):
             rule, noise = where.Lantern(TABLE, 6, 0.5), NoiseStream(seed)
             distributions = Distributions(CODES, seed % 9)
-            tree = coupled(3)(distributions, noise, ())
+            tree = codes.coupled(3)(distributions, noise, ())
             full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
             worst = max(worst, judged(rule, tree, distributions, noise).path != full.path)
         return worst
 
     assert deviation(module) < 1e-12
-    assert deviation(broken(module, old, new)) > 1e-3
+    assert deviation(codes.broken(module, old, new)) > 1e-3
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [40, 41, 3, 40, 41], [9] * 8]
@@ -236,7 +229,7 @@ def pictures(rule: Rule | str, **drafts: Any) -> list[Any]:
 def test_the_engine_tells_what_was_relaxed(drafts: dict[str, Any]) -> None:
     if "draft_model" in drafts:
         drafts = {"drafter": None, "draft_model": tiny.model(seed=drafts["draft_model"])}
-    table = neighbours(tiny.VOCAB, 60)
+    table = codes.neighbours(tiny.VOCAB, 60)
     exact = pictures("walk", **drafts)
     none = pictures(Lantern(table, delta=0.0), **drafts)
     relaxed = pictures(Lantern(table, delta=0.6), **drafts)
@@ -261,4 +254,4 @@ def test_the_engine_tells_what_was_relaxed(drafts: dict[str, Any]) -> None:
 
 def test_a_table_of_another_vocabulary_is_refused_by_the_engine() -> None:
     with pytest.raises(RuleError, match="code-book"):
-        pictures(Lantern(neighbours(50, 5), delta=0.3), drafter="context")
+        pictures(Lantern(codes.neighbours(50, 5), delta=0.3), drafter="context")

@@ -12,21 +12,13 @@ from ragspec.visual.rules import relation as module
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus
 from ragspec.visual.rules.relation import Relation, related
-from tests.support.codes import (
-    Distribution,
-    broken,
-    codebook,
-    mass,
-    neighbours,
-    relaxed_distribution,
-    variation,
-)
+from tests.support import codes
 
 CODES = 32
-TABLE = neighbours(CODES, 20)
+TABLE = codes.neighbours(CODES, 20)
 
 
-def distribution(seed: int, spread: float = 1.0) -> Distribution:
+def distribution(seed: int, spread: float = 1.0) -> codes.Distribution:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(CODES, spread))
     p[rng.integers(CODES, size=6)] = 0.0  # as after a top-k filter
@@ -45,12 +37,12 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
         result = related(relation, code, p)
         n = len(result)
         assert result.tolist() == TABLE.rows[code, :n].tolist() and n <= k
-        assert mass(p, result) <= bound
+        assert codes.mass(p, result) <= bound
         if n < k:
             assert p[TABLE.rows[code, : n + 1]].sum() > bound - 1e-12
-        relaxed = relaxed_distribution(p, code, result)
+        relaxed = codes.relaxed_distribution(p, code, result)
         assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
-        assert variation(relaxed, p) == pytest.approx(mass(p, result), abs=1e-6)
+        assert codes.variation(relaxed, p) == pytest.approx(codes.mass(p, result), abs=1e-6)
         assert (relaxed[result] == 0.0).all()
         others = np.setdiff1d(np.arange(CODES), [*result, code])
         assert (relaxed[others] == p[others]).all()
@@ -92,25 +84,25 @@ def test_what_relates_nothing_says_so() -> None:
 
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
-    partition = CodePartition.build(codebook(CODES), 4)
+    partition = CodePartition.build(codes.codebook(CODES), 4)
     p = distribution(1)
     result = related(GSD(partition).relation, 9, p)
     inside = partition.clusters == partition.clusters[9]
     assert sorted([*result.tolist(), 9]) == np.flatnonzero(inside).tolist()
-    assert mass(p, result) == pytest.approx(p[inside].sum() - p[9])
+    assert codes.mass(p, result) == pytest.approx(p[inside].sum() - p[9])
 
 
 @pytest.mark.parametrize(
     "relation",
-    [GSD(CodePartition.build(codebook(CODES), 4)).relation, Lantern(TABLE, 5, 0.9).relation],
+    [GSD(CodePartition.build(codes.codebook(CODES), 4)).relation, Lantern(TABLE, 5, 0.9).relation],
 )
 def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Relation) -> None:
     code = next(c for c in range(relation.size) if len(relation.near[c]))
     p = np.zeros(relation.size)
     p[relation.near[code][0]] = 0.8
-    assert mass(p, related(relation, code, p)) == 0.0
+    assert codes.mass(p, related(relation, code, p)) == 0.0
     p[code] = 0.2
-    assert mass(p, related(relation, code, p)) == 0.8
+    assert codes.mass(p, related(relation, code, p)) == 0.8
 
 
 def test_k_beyond_the_table_is_refused() -> None:
@@ -128,7 +120,7 @@ def test_k_beyond_the_table_is_refused() -> None:
 )
 def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
     # The published repository counts k + 1 although its list leaves the code itself out.
-    wrong = broken(module, old, new)
+    wrong = codes.broken(module, old, new)
 
     def sound(where: object) -> bool:
         relation = where.nearest(TABLE, 4, lambda p: 0.07, False)  # type: ignore[attr-defined]
@@ -136,7 +128,7 @@ def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
             p = distribution(seed)
             result = where.related(relation, code, p)  # type: ignore[attr-defined]
             prefix = TABLE.rows[code, : len(result)].tolist()
-            if mass(p, result) > 0.07 or len(result) > 4 or result.tolist() != prefix:
+            if codes.mass(p, result) > 0.07 or len(result) > 4 or result.tolist() != prefix:
                 return False
         return True
 
