@@ -14,8 +14,7 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.rules.codebook import CodeNeighbours, Codes
-from tests.support.distributions import Distributions, Grow, Place, generate, grow, judged
-from tests.support.enumeration import enumerate_outcomes
+from tests.support.distributions import Distributions, Grow, Place, grow
 
 Distribution = NDArray[np.float64]
 
@@ -95,13 +94,12 @@ def broken(module: ModuleType, old: str, new: str) -> ModuleType:
 
 def first_distribution(rule: Rule, distributions: Distributions, tree: Grow) -> Distribution:
     """Return the exact law of the first code that one step emits."""
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
     result = np.zeros(distributions.vocab)
-    for text, weight in outcomes.items():
+    for text, weight in distributions.outcomes(rule, tree).items():
         result[text[0]] += weight
     return result
 
 
 def first_excess(rule: Rule, distributions: Distributions, tree: Grow, seed: int = 0) -> float:
     noise = NoiseStream(seed)
-    return judged(rule, tree(distributions, noise, ()), distributions, noise).excess[0]
+    return distributions.judge(rule, tree(distributions, noise, ()), noise).excess[0]

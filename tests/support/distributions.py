@@ -17,6 +17,8 @@ from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from tests.support.enumeration import Outcomes, Tokens, enumerate_outcomes
 
+Grow = Callable[["Distributions", NoiseStream, Tokens], DraftTree]
+
 
 @dataclass(frozen=True)
 class Distributions:
@@ -59,6 +61,77 @@ class Distributions:
                 weights[rng.integers(self.vocab)] = 0.0
             self.cache[model, context] = torch.from_numpy(weights / weights.sum())
         return self.cache[model, context]
+
+    def judge(self, rule: Rule, tree: DraftTree, noise: NoiseStream) -> Verdict:
+        """Return the rule's verdict on a tree below an empty context."""
+        return rule.judge(tree, DistributionTarget(self, tree, (), noise))
+
+    def generate(self, rule: Rule, noise: NoiseStream, grow: Grow, steps: int = 1) -> Tokens:
+        """Return what some steps of draft and verdict emit."""
+        context: Tokens = ()
+        for _ in range(steps):
+            if self.end in context:
+                break
+            tree = grow(self, noise, context)
+            verdict = rule.judge(tree, DistributionTarget(self, tree, context, noise))
+            context = (*context, *emitted(tree, verdict))
+        return context
+
+    def outcomes(self, rule: Rule, grow: Grow, steps: int = 1, reuse: bool = False) -> Outcomes:
+        """Return the probability of everything that `generate` can return."""
+        return enumerate_outcomes(lambda noise: self.generate(rule, noise, grow, steps), reuse)
+
+    def mean_length(self, rule: Rule, grow: Grow) -> float:
+        """Return the expected number of tokens that one step emits."""
+        outcomes = self.outcomes(rule, grow)
+        return sum(weight * len(outcome) for outcome, weight in outcomes.items())
+
+    def deviation(
+        self, rule: Rule, grow: Grow, length: int, steps: int = 1, reuse: bool = False
+    ) -> float:
+        """Return how far the output's exact law lies from the target's, as a total variation."""
+        outcomes = self.outcomes(rule, grow, steps, reuse)
+        assert abs(sum(outcomes.values()) - 1.0) < 1e-12
+        return self.variation(outcomes, length)
+
+    def sampled_deviation(
+        self, rule: Rule, grow: Grow, length: int, samples: int
+    ) -> tuple[float, float]:
+        """Return (total variation over real noise, bound that chance exceeds once in 10^6).
+
+        The bound is the mean plus McDiarmid's deviation. Each seed is one sample.
+        """
+        outcomes: defaultdict[Tokens, float] = defaultdict(float)
+        for seed in range(samples):
+            text = self.generate(rule, NoiseStream(seed), grow, steps=length)
+            outcomes[text[:length]] += 1 / samples
+        cells = self.vocab**length
+        bound = 0.5 * ((cells - 1) / samples) ** 0.5 + (np.log(1e6) / (2 * samples)) ** 0.5
+        return self.variation(dict(outcomes), length), float(bound)
+
+    def variation(self, outcomes: Outcomes, length: int) -> float:
+        """Return the total variation between the first `length` tokens and the target's own law.
+
+        Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
+        zero, emitted a token that the target forbids.
+        """
+        result = np.zeros((self.vocab,) * length)
+        expected = np.zeros_like(result)
+        for text in itertools.product(range(self.vocab), repeat=length):
+            expected[text] = self._likelihood((), text)
+        for outcome, weight in outcomes.items():
+            assert self._likelihood((), outcome) > 0.0, f"{outcome} has no probability"
+            start = outcome[:length]
+            for rest in itertools.product(range(self.vocab), repeat=length - len(start)):
+                result[start + rest] += weight * self._likelihood(start, rest)
+        return float(np.abs(result - expected).sum() / 2)
+
+    def _likelihood(self, start: Tokens, rest: Tokens) -> float:
+        """Return the target's probability of `rest` after `start`."""
+        likelihood = 1.0
+        for place, token in enumerate(rest):
+            likelihood *= float(self.target(start + rest[:place])[token])
+        return likelihood
 
 
 @dataclass
@@ -157,103 +230,9 @@ def grow(
     return DraftTree.build(tokens, parents, "sampled", kind=kind, q=torch.stack(rows))
 
 
-Grow = Callable[[Distributions, NoiseStream, Tokens], DraftTree]
-
-
-def generate(
-    rule: Rule, distributions: Distributions, noise: NoiseStream, grow: Grow, steps: int = 1
-) -> Tokens:
-    """Return what some steps of draft and verdict emit."""
-    context: Tokens = ()
-    for _ in range(steps):
-        if distributions.end in context:
-            break
-        tree = grow(distributions, noise, context)
-        verdict = rule.judge(tree, DistributionTarget(distributions, tree, context, noise))
-        context = (*context, *emitted(tree, verdict))
-    return context
-
-
 def emitted(tree: DraftTree, verdict: Verdict) -> Tokens:
     """Return the tokens of a verdict, after a check that its path starts below the root."""
     parents = [int(tree.parents[node]) for node in verdict.path]
     assert parents == [ROOT, *verdict.path][: len(parents)], f"broken path {verdict.path}"
     last = () if verdict.token is None else (verdict.token,)
     return (*(int(tree.tokens[node]) for node in verdict.path), *last)
-
-
-def judged(
-    rule: Rule, tree: DraftTree, distributions: Distributions, noise: NoiseStream
-) -> Verdict:
-    """Return the rule's verdict on a tree below an empty context."""
-    return rule.judge(tree, DistributionTarget(distributions, tree, (), noise))
-
-
-def deviation(outcomes: Outcomes, distributions: Distributions, length: int) -> float:
-    """Return the total variation between the first `length` tokens and the target's own law.
-
-    Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
-    zero, emitted a token that the target forbids.
-    """
-    result = np.zeros((distributions.vocab,) * length)
-    expected = np.zeros_like(result)
-    for text in itertools.product(range(distributions.vocab), repeat=length):
-        expected[text] = _likelihood(distributions, (), text)
-    for outcome, weight in outcomes.items():
-        assert _likelihood(distributions, (), outcome) > 0.0, f"{outcome} has no probability"
-        start = outcome[:length]
-        for rest in itertools.product(range(distributions.vocab), repeat=length - len(start)):
-            result[start + rest] += weight * _likelihood(distributions, start, rest)
-    return float(np.abs(result - expected).sum() / 2)
-
-
-def _likelihood(distributions: Distributions, start: Tokens, rest: Tokens) -> float:
-    """Return the target's probability of `rest` after `start`."""
-    likelihood = 1.0
-    for place, token in enumerate(rest):
-        likelihood *= float(distributions.target(start + rest[:place])[token])
-    return likelihood
-
-
-def distribution_deviation(
-    rule: Rule,
-    distributions: Distributions,
-    grow: Grow,
-    length: int,
-    steps: int = 1,
-    reuse: bool = False,
-) -> float:
-    """Return how far the output's exact law lies from the target's, as a total variation."""
-    outcomes = enumerate_outcomes(
-        lambda noise: generate(rule, distributions, noise, grow, steps), reuse
-    )
-    assert abs(sum(outcomes.values()) - 1.0) < 1e-12
-    return deviation(outcomes, distributions, length)
-
-
-def mean_length(rule: Rule, distributions: Distributions, grow: Grow) -> float:
-    """Return the expected number of tokens that one step emits."""
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, grow))
-    return sum(weight * len(outcome) for outcome, weight in outcomes.items())
-
-
-def sampled_deviation(
-    rule: Rule,
-    distributions: Distributions,
-    grow: Grow,
-    length: int,
-    samples: int,
-    noise: Callable[[int], NoiseStream] = NoiseStream,
-) -> tuple[float, float]:
-    """Return (total variation over real noise, bound that chance alone exceeds once in 10^6).
-
-    The bound is the mean plus McDiarmid's deviation. Each seed is one sample.
-    """
-    outcomes: defaultdict[Tokens, float] = defaultdict(float)
-    for seed in range(samples):
-        outcomes[generate(rule, distributions, noise(seed), grow, steps=length)[:length]] += (
-            1 / samples
-        )
-    cells = distributions.vocab**length
-    bound = 0.5 * ((cells - 1) / samples) ** 0.5 + (np.log(1e6) / (2 * samples)) ** 0.5
-    return deviation(dict(outcomes), distributions, length), float(bound)

@@ -36,7 +36,7 @@ from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.verification.path_rows import PathSession, PathTarget
-from tests.support.distributions import Distributions, DistributionTarget, deviation, emitted
+from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 
 EXACT, KNOWN = 1e-12, 1e-3
@@ -201,7 +201,7 @@ def bias(
 
     outcomes = enumerate_outcomes(run)
     assert sum(outcomes.values()) == pytest.approx(1.0, abs=EXACT)
-    return deviation(outcomes, drafter.truth, steps * len(drafter.widths) + 1)
+    return drafter.truth.variation(outcomes, steps * len(drafter.widths) + 1)
 
 
 DISTRIBUTIONS = Distributions(3, 25, alike=0.0)

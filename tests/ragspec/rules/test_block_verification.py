@@ -16,16 +16,8 @@ from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftTree
-from tests.support.distributions import (
-    Distributions,
-    Place,
-    distribution_deviation,
-    generate,
-    grow,
-    judged,
-    mean_length,
-)
-from tests.support.enumeration import NoiseUsedTwiceError, enumerate_outcomes
+from tests.support.distributions import Distributions, Place, grow
+from tests.support.enumeration import NoiseUsedTwiceError
 
 EXACT = 1e-12
 
@@ -38,10 +30,8 @@ def test_accepts_no_less_than_chain_rejection() -> None:
     gains = []
     for seed in range(4):
         distributions = Distributions(3, seed, alike=0.0)
-        block, single = (
-            mean_length(rule, distributions, chain(3)) for rule in (Block(), ChainRejection())
-        )
-        gains.append(block - single)
+        block = distributions.mean_length(Block(), chain(3))
+        gains.append(block - distributions.mean_length(ChainRejection(), chain(3)))
     assert min(gains) >= -EXACT
     assert np.mean(gains) > 0.02
 
@@ -52,10 +42,9 @@ def test_published_shape_of_gain() -> None:
     for text in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]:
         distributions.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
         distributions.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
-    assert mean_length(ChainRejection(), distributions, chain(2)) - 1 == pytest.approx(
-        10 / 9, abs=EXACT
-    )
-    assert mean_length(Block(), distributions, chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
+    single = distributions.mean_length(ChainRejection(), chain(2))
+    assert single - 1 == pytest.approx(10 / 9, abs=EXACT)
+    assert distributions.mean_length(Block(), chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
 
 
 def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
@@ -63,22 +52,19 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
         number = noise.uniform(place.index, NoiseUse.DRAFT)
         return [0 if number < float(q[0]) else 1]
 
-    tree = partial(grow, widths=(1, 1), draw=by_token)
-    case = (Distributions(2, 4, alike=0.0), tree, 4, 2)  # four tokens of two steps
+    distributions = Distributions(2, 4, alike=0.0)
+    case = (partial(grow, widths=(1, 1), draw=by_token), 4, 2)  # four tokens of two steps
     with pytest.raises(NoiseUsedTwiceError):
-        distribution_deviation(Block(), *case)
-    assert distribution_deviation(Block(), *case, reuse=True) > 0.05
-    assert distribution_deviation(ChainRejection(), *case, reuse=True) <= EXACT
+        distributions.deviation(Block(), *case)
+    assert distributions.deviation(Block(), *case, reuse=True) > 0.05
+    assert distributions.deviation(ChainRejection(), *case, reuse=True) <= EXACT
 
 
 @pytest.mark.parametrize(("rule", "widths"), [(KSeq(), (1, 1)), (Block(), (1,))])
 def test_one_candidate_is_chain_rejection(rule: Rule, widths: tuple[int, ...]) -> None:
     distributions, tree = Distributions(4, 2), partial(grow, widths=widths)
-    ours = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
-    theirs = enumerate_outcomes(
-        lambda noise: generate(ChainRejection(), distributions, noise, tree)
-    )
-    assert ours == pytest.approx(theirs, abs=EXACT)
+    theirs = distributions.outcomes(ChainRejection(), tree)
+    assert distributions.outcomes(rule, tree) == pytest.approx(theirs, abs=EXACT)
 
 
 def test_division_factor_is_the_smallest_safe_one() -> None:
@@ -110,13 +96,13 @@ def test_disjoint_distributions_leave_the_target_alone() -> None:
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
     tree = partial(grow, widths=(3,))
-    assert distribution_deviation(KSeq(), distributions, tree, length=1) <= EXACT
+    assert distributions.deviation(KSeq(), tree, length=1) <= EXACT
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
     worlds, tree = [Distributions(3, seed) for seed in range(4)], partial(grow, widths=(3,))
     ours, theirs = (
-        np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
+        np.mean([distributions.mean_length(rule, tree) for distributions in worlds])
         for rule in (KSeq(), MultiStep())
     )
     assert ours > theirs + 0.005
@@ -134,7 +120,7 @@ def test_keeps_the_longest_then_the_likeliest_path() -> None:
     distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
     tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
-    assert judged(Typical(), tree, distributions, NoiseStream(0)).path == (1, 3)
+    assert distributions.judge(Typical(), tree, NoiseStream(0)).path == (1, 3)
 
 
 def test_improbable_tokens_are_left_out() -> None:
@@ -142,14 +128,14 @@ def test_improbable_tokens_are_left_out() -> None:
     distributions.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
     for token, path in [(0, (0,)), (1, ()), (2, ())]:
         tree = DraftTree.chain([token], "retrieved")
-        assert judged(Typical(), tree, distributions, NoiseStream(0)).path == path
+        assert distributions.judge(Typical(), tree, NoiseStream(0)).path == path
 
 
 def test_nothing_follows_the_end_of_a_text() -> None:
     distributions = Distributions(3, 0, end=1)
     distributions.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
     tree = DraftTree.chain([1, 1], "retrieved")
-    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
+    verdict = distributions.judge(Typical(), tree, NoiseStream(0))
     assert verdict.path == (0,)
     assert verdict.token is None
 
@@ -159,7 +145,7 @@ def test_greedy_target_gives_the_walk() -> None:
     for seed in range(30):
         tree = grow(distributions, NoiseStream(seed), (), (2, 2, 1))
         typical, walk = (
-            judged(rule, tree, distributions, NoiseStream(seed)) for rule in (Typical(), Walk())
+            distributions.judge(rule, tree, NoiseStream(seed)) for rule in (Typical(), Walk())
         )
         assert len(typical.path) == len(walk.path)
         assert typical.token == walk.token
@@ -187,15 +173,14 @@ def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
         path = max(filter(likelihood, paths), key=lambda each: (len(each), likelihood(each)))
         for token, chance in enumerate(distributions.target(path).tolist()):
             expected[*path, token] += weight * chance
-    drafted = partial(grow, widths=(2, 1))
-    outcomes = enumerate_outcomes(lambda n: generate(Typical(), distributions, n, drafted))
+    outcomes = distributions.outcomes(Typical(), partial(grow, widths=(2, 1)))
     assert {text: weight for text, weight in outcomes.items() if weight} == pytest.approx(expected)
 
 
 def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
     tree = partial(grow, widths=(1,))
-    assert distribution_deviation(Typical(), Distributions(3, 1), tree, length=2) > 0.02
+    assert Distributions(3, 1).deviation(Typical(), tree, length=2) > 0.02
 
 
 @pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])

@@ -25,11 +25,9 @@ from tests.support.distributions import (
     Distributions,
     Draw,
     Place,
-    distribution_deviation,
     draw_distinct,
     draw_independent,
     grow,
-    sampled_deviation,
 )
 from tests.support.enumeration import NoiseUsedTwiceError, Tokens
 
@@ -42,7 +40,7 @@ def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool =
     """Return the largest deviation of a rule over a few random target and draft models."""
     tree = partial(grow, widths=widths, draw=draw, kind=kind)
     return max(
-        distribution_deviation(rule, distributions, tree, len(widths) + 1)
+        distributions.deviation(rule, tree, len(widths) + 1)
         for distributions in [Distributions(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
     )
 
@@ -124,7 +122,7 @@ def test_noise_that_serves_twice_is_visible(
 ) -> None:
     def deviation(rule: Rule) -> float:
         tree = partial(grow, widths=widths)
-        return distribution_deviation(rule, Distributions(2, 1), tree, length=4, steps=2)
+        return Distributions(2, 1).deviation(rule, tree, length=4, steps=2)
 
     assert deviation(getattr(module, name)()) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
@@ -176,21 +174,21 @@ def test_draft_and_residual_must_not_share_a_stream() -> None:
     distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     tree = partial(grow, widths=(1,), draw=target_choice)
     sharing = broken(rejection, "NoiseUse.RESIDUAL", "NoiseUse.TARGET").ChainRejection()
-    result, bound = sampled_deviation(ChainRejection(), distributions, tree, length=1, samples=3000)
+    result, bound = distributions.sampled_deviation(ChainRejection(), tree, length=1, samples=3000)
     assert result <= bound
-    result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
+    result, bound = distributions.sampled_deviation(sharing, tree, length=1, samples=3000)
     assert result > bound
-    assert distribution_deviation(ChainRejection(), distributions, tree, length=2) <= EXACT
+    assert distributions.deviation(ChainRejection(), tree, length=2) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
-        distribution_deviation(sharing, distributions, tree, length=2)
+        distributions.deviation(sharing, tree, length=2)
 
 
 def test_a_walk_that_emits_the_draft_is_caught() -> None:
     lax = broken(rules, "tokens[each] == token)", "tokens[each] == min(token, 1))").Walk()
     tree = partial(grow, widths=(2,), draw=likeliest, kind=DraftKind.DETERMINISTIC)
     distributions = Distributions(3, 0)
-    assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
-    assert distribution_deviation(lax, distributions, tree, length=2) > KNOWN
+    assert distributions.deviation(rules.Walk(), tree, length=2) <= EXACT
+    assert distributions.deviation(lax, tree, length=2) > KNOWN
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import select
 from tests.support import tiny
 from tests.support.codes import sampled as independent
-from tests.support.distributions import (
-    Distributions,
-    Grow,
-    distribution_deviation,
-    draw_distinct,
-    generate,
-    grow,
-    judged,
-    mean_length,
-)
+from tests.support.distributions import Distributions, Grow, draw_distinct, grow
 from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
@@ -101,12 +92,12 @@ def depth(tree: Grow) -> int:
 def test_output_follows_the_target(rule: Rule, tree: Grow, vocab: int, zeros: bool) -> None:
     for seed in range(3):
         distributions = Distributions(vocab, seed, alike=0.4 * seed, zeros=zeros and vocab > 2)
-        assert distribution_deviation(rule, distributions, tree, depth(tree) + 1) <= EXACT
+        assert distributions.deviation(rule, tree, depth(tree) + 1) <= EXACT
 
 
 @each(independent(1, 1), independent(2), distinct(2), independent(2), independent(1, 1))
 def test_steps_are_independent(rule: Rule, tree: Grow) -> None:
-    assert distribution_deviation(rule, Distributions(2, 1), tree, length=4, steps=2) <= EXACT
+    assert Distributions(2, 1).deviation(rule, tree, length=4, steps=2) <= EXACT
 
 
 @each(independent(1, 1), independent(3), distinct(2, 1), independent(3), independent(1, 1, 1))
@@ -116,7 +107,7 @@ def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
     while len(best) < 16:
         best = (*best, int(distributions.target(best).argmax()))
     for seed in range(20):
-        text = generate(rule, distributions, NoiseStream(seed), tree, steps=4)
+        text = distributions.generate(rule, NoiseStream(seed), tree, steps=4)
         assert text == best[: len(text)]
 
 
@@ -178,34 +169,34 @@ def test_twenty_thousand_texts_follow_typical_acceptance() -> None:
 def test_chain_accepts_with_one_minus_total_variation() -> None:
     distributions = Distributions(5, 3)
     variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
-    accepted = mean_length(ChainRejection(), distributions, independent(1)) - 1
+    accepted = distributions.mean_length(ChainRejection(), independent(1)) - 1
     assert accepted == pytest.approx(1 - variation, abs=EXACT)
 
 
 def test_distinct_candidates_beat_independent_ones() -> None:
     worlds = [Distributions(4, seed) for seed in range(4)]
     one, repeated, struck = (
-        np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
+        np.mean([distributions.mean_length(rule, tree) for distributions in worlds])
         for rule, tree in zip(RULES[:3], (independent(1), independent(3), distinct(3)), strict=True)
     )
     assert one + 0.05 < repeated < struck - 0.01
 
 
 def test_all_tokens_as_candidates_are_always_accepted() -> None:
-    length = mean_length(WithoutReplacement(), Distributions(3, 2), distinct(3))
+    length = Distributions(3, 2).mean_length(WithoutReplacement(), distinct(3))
     assert length == pytest.approx(2, abs=EXACT)
 
 
 @pytest.mark.parametrize("rule", [ChainRejection(), Block()], ids=names)
 def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
     distributions = Distributions(3, 0, alike=1.0)
-    assert mean_length(rule, distributions, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
+    assert distributions.mean_length(rule, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names)
 def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
     empty = DraftTree.empty()
-    assert distribution_deviation(rule, Distributions(5, 6), lambda *_: empty, length=1) <= EXACT
+    assert Distributions(5, 6).deviation(rule, lambda *_: empty, length=1) <= EXACT
 
 
 @each(
@@ -215,11 +206,11 @@ def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
 )
 def test_a_text_that_ends_in_the_draft(rule: Rule, tree: Grow) -> None:
     for distributions in (Distributions(3, seed, end=1) for seed in range(2)):
-        assert distribution_deviation(rule, distributions, tree, depth(tree) + 1) <= EXACT
+        assert distributions.deviation(rule, tree, depth(tree) + 1) <= EXACT
 
 
 def judge(rule: Rule, tree: DraftTree) -> None:
-    judged(rule, tree, Distributions(4, 0), NoiseStream(0))
+    Distributions(4, 0).judge(rule, tree, NoiseStream(0))
 
 
 def test_refusals_say_what_to_do() -> None:
@@ -253,7 +244,7 @@ def test_twins_without_replacement_are_refused() -> None:
     distributions = Distributions(4, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(RuleError, match="distinct siblings"):
-        judged(WithoutReplacement(), tree, distributions, NoiseStream(0))
+        distributions.judge(WithoutReplacement(), tree, NoiseStream(0))
 
 
 @pytest.mark.parametrize("rule", [MultiStep(), Walk()])
@@ -263,6 +254,6 @@ def test_children_of_twins_are_tried_together(rule: Rule) -> None:
     distributions = Distributions(4, 0)
     for text, token in [((), 1), ((1,), 3), ((1, 3), 0)]:
         distributions.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
-    verdict = judged(rule, tree, distributions, NoiseStream(0))
+    verdict = distributions.judge(rule, tree, NoiseStream(0))
     assert verdict.path == (1, 3)
     assert verdict.token == 0

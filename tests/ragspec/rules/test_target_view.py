@@ -22,7 +22,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
-from tests.support.distributions import Distributions, judged
+from tests.support.distributions import Distributions
 from tests.support.fixed import FixedDrafter
 
 V = 50
@@ -192,7 +192,7 @@ def share_of_first(judge: Callable[[DraftTree, NoiseStream], Verdict], tree: Dra
 
 def run(rule: Rule, tree: DraftTree) -> float:
     distributions = EvenDistributions(2, 0)
-    return share_of_first(lambda drafted, noise: judged(rule, drafted, distributions, noise), tree)
+    return share_of_first(lambda drafted, noise: distributions.judge(rule, drafted, noise), tree)
 
 
 def two_children() -> DraftTree:

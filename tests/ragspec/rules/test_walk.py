@@ -17,14 +17,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
 from tests.support.codes import likeliest, with_the_targets_noise
-from tests.support.distributions import (
-    Distributions,
-    distribution_deviation,
-    emitted,
-    generate,
-    grow,
-    judged,
-)
+from tests.support.distributions import Distributions, emitted, grow
 from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
@@ -34,7 +27,7 @@ RULES += [KSeq(), Block(), Typical()]
 
 def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
     """Return what plain decoding writes with this noise."""
-    return generate(Walk(), distributions, noise, lambda *_: DraftTree.empty(), steps=length)
+    return distributions.generate(Walk(), noise, lambda *_: DraftTree.empty(), steps=length)
 
 
 @st.composite
@@ -55,7 +48,7 @@ def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
 @settings(max_examples=150)
 def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, greedy: bool) -> None:
     distributions, noise = Distributions(4, 0, greedy=greedy), NoiseStream(seed)
-    text = emitted(tree, judged(Walk(), tree, distributions, noise))
+    text = emitted(tree, distributions.judge(Walk(), tree, noise))
     assert text == plain(distributions, noise, len(text))
 
 
@@ -63,18 +56,18 @@ def test_walk_stops_where_the_text_ends() -> None:
     distributions = Distributions(3, 1, end=1)
     for seed in range(40):
         noise = NoiseStream(seed)
-        text = generate(Walk(), distributions, noise, partial(grow, widths=(3, 3)), steps=3)
+        text = distributions.generate(Walk(), noise, partial(grow, widths=(3, 3)), steps=3)
         assert 1 not in text[:-1]
         assert text == plain(distributions, noise, len(text))
     tree = partial(grow, widths=(2, 1), draw=likeliest, kind=DraftKind.DETERMINISTIC)
-    assert distribution_deviation(Walk(), distributions, tree, length=3) <= EXACT
+    assert distributions.deviation(Walk(), tree, length=3) <= EXACT
 
 
 def test_walk_accepts_all_that_it_can() -> None:
     distributions, noise = Distributions(3, 2), NoiseStream(5)
     truth = plain(distributions, noise, 4)
     tree = DraftTree.chain(truth[:3], "truth")
-    verdict = judged(Walk(), tree, distributions, noise)
+    verdict = distributions.judge(Walk(), tree, noise)
     assert verdict.path == (0, 1, 2)
     assert verdict.token == truth[3]
 
@@ -85,14 +78,14 @@ def test_walk_keeps_the_distribution_for_deterministic_drafts(widths: Tokens, ze
     for seed in range(3):
         distributions = Distributions(3, seed, zeros=zeros)
         tree = partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
-        assert distribution_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
+        assert distributions.deviation(Walk(), tree, length=len(widths) + 1) <= EXACT
 
 
 def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
     tree = partial(grow, widths=(2, 1))
-    assert distribution_deviation(Walk(), Distributions(3, 3), tree, length=3) <= EXACT
+    assert Distributions(3, 3).deviation(Walk(), tree, length=3) <= EXACT
     tree = partial(grow, widths=(1,))
-    assert distribution_deviation(Walk(), Distributions(2, 3), tree, 4, steps=2) <= EXACT
+    assert Distributions(2, 3).deviation(Walk(), tree, 4, steps=2) <= EXACT
 
 
 def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
@@ -100,7 +93,7 @@ def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
     distributions, samples = Distributions(4, 6), 1000
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
     accepted = sum(
-        len(generate(Walk(), distributions, NoiseStream(s), tree)) - 1 for s in range(samples)
+        len(distributions.generate(Walk(), NoiseStream(s), tree)) - 1 for s in range(samples)
     )
     variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
     assert accepted / samples >= (1 - variation) / (1 + variation) - 0.04

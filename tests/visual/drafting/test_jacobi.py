@@ -19,7 +19,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
 from tests.support import image_models, tiny
-from tests.support.distributions import Distributions, DistributionTarget, deviation, emitted
+from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
@@ -133,7 +133,7 @@ def test_the_sampled_form_keeps_the_distribution(
     outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, steps))
     assert abs(sum(outcomes.values()) - 1.0) < 1e-9
     assert len(outcomes) > distributions.vocab**2
-    assert deviation(outcomes, distributions, length) < 1e-9
+    assert distributions.variation(outcomes, length) < 1e-9
 
 
 def test_a_stale_distribution_passed_off_as_another_is_noticed(
@@ -152,7 +152,7 @@ def test_a_stale_distribution_passed_off_as_another_is_noticed(
     distributions = Distributions(3, 0)
     drafter = JacobiDrafter(1, "sampled")
     outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, 3))
-    assert deviation(outcomes, distributions, 3) > 1e-3
+    assert distributions.variation(outcomes, 3) > 1e-3
 
 
 def test_sampled_codes_follow_the_distribution_of_plain_sampling() -> None:

@@ -23,7 +23,7 @@ from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
 from tests.ragspec.rules.test_walk import plain, trees
 from tests.support import codes, tiny
-from tests.support.distributions import Distributions, Grow, emitted, generate, judged
+from tests.support.distributions import Distributions, Grow, emitted
 
 CODES = 8
 TABLE = codes.neighbours(CODES, 6)
@@ -49,9 +49,9 @@ RELAXED: list[RelaxedWalk] = [Lantern(TABLE, 4, 0.15), LanternPlus(TABLE, 6, 4.0
 def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) -> None:
     distributions, noise = Distributions(CODES, 0), NoiseStream(seed)
     tree = replace(tree, kind=kind)
-    walk = judged(Walk(), tree, distributions, noise)
+    walk = distributions.judge(Walk(), tree, noise)
     for rule in [*NOTHING, *HARDLY]:
-        verdict = judged(rule, tree, distributions, noise)
+        verdict = distributions.judge(rule, tree, noise)
         assert (verdict.path, verdict.token) == (walk.path, walk.token)
         assert sum(verdict.excess) <= 1e-8
         assert len(verdict.excess) == len(walk.path) + 1
@@ -61,7 +61,7 @@ def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) 
 def test_a_greedy_target_is_never_relaxed() -> None:
     distributions = Distributions(CODES, 1, greedy=True)
     for rule, seed in itertools.product(RELAXED[:2], range(5)):
-        text = generate(rule, distributions, NoiseStream(seed), codes.fixed(2, 1), steps=3)
+        text = distributions.generate(rule, NoiseStream(seed), codes.fixed(2, 1), steps=3)
         assert text == plain(distributions, NoiseStream(seed), len(text))
 
 
@@ -72,7 +72,7 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
     for seed in range(100):
         distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
         draft = tree(distributions, noise, ())
-        verdict = judged(rule, draft, distributions, noise)
+        verdict = distributions.judge(rule, draft, noise)
         text, truth = emitted(draft, verdict), plain(distributions, noise, 4)
         place = next((i for i, code in enumerate(text) if code != truth[i]), None)
         if draft.kind is DraftKind.COUPLED:
@@ -92,13 +92,13 @@ def test_codes_stand_for_others_only_above_what_is_gain_it(
     distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
     free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
     tree = replace(tree, kind=DraftKind.COUPLED)
-    result, below = judged(picky, tree, distributions, noise), promised(tree)
+    result, below = distributions.judge(picky, tree, noise), promised(tree)
     for node, figure in zip(result.path, result.excess, strict=False):
         assert figure == 0.0 or below[node] >= gain
     if not gain:
-        assert result == judged(free, tree, distributions, noise)
-    huge = judged(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, distributions, noise)
-    walk = judged(Walk(), tree, distributions, noise)
+        assert result == distributions.judge(free, tree, noise)
+    huge = distributions.judge(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, noise)
+    walk = distributions.judge(Walk(), tree, noise)
     assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
 
 
@@ -107,8 +107,8 @@ def test_what_is_gain_it_bounds_as_before() -> None:
     for seed in range(60):
         distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
         tree = replace(codes.coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
-        free = judged(Lantern(TABLE, 6, 0.5), tree, distributions, noise).excess[0]
-        picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, distributions, noise).excess[0]
+        free = distributions.judge(Lantern(TABLE, 6, 0.5), tree, noise).excess[0]
+        picky = distributions.judge(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, noise).excess[0]
         assert 0.0 <= picky <= free + 1e-12
 
 
@@ -117,8 +117,8 @@ def test_kinds_choose_the_same_codes() -> None:
     for seed, rule in itertools.product(range(80), RELAXED):
         distributions, noise = Distributions(CODES, seed % 7), NoiseStream(seed)
         tree = codes.coupled(2, 2)(distributions, noise, ())
-        short = judged(rule, tree, distributions, noise)
-        full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
+        short = distributions.judge(rule, tree, noise)
+        full = distributions.judge(rule, replace(tree, kind=DraftKind.DETERMINISTIC), noise)
         assert (short.path, short.token) == (full.path, full.token)
 
 
@@ -130,7 +130,7 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
     for seed in range(120):
         distributions, noise = Distributions(CODES, seed % 4), NoiseStream(seed)
         draft = tree(distributions, noise, ())
-        code = emitted(draft, judged(rule, draft, distributions, noise))[0]
+        code = emitted(draft, distributions.judge(rule, draft, noise))[0]
         current = plain(distributions, noise, 1)[0]
         assert clusters[code] == clusters[current]
         moved += code != current
@@ -149,7 +149,7 @@ def test_nothing_follows_the_end() -> None:
     known = Counter[bool]()
     for seed in range(60):
         noise = NoiseStream(seed)
-        verdict = judged(rule, DraftTree.chain([1, 2], "any"), distributions, noise)
+        verdict = distributions.judge(rule, DraftTree.chain([1, 2], "any"), noise)
         assert verdict.path in ((), (0,))
         assert len(verdict.excess) == 1
         assert (verdict.token is None) == bool(verdict.path)
@@ -175,9 +175,9 @@ def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
 def test_another_code_book_is_refused() -> None:
     small = Lantern(codes.neighbours(5, 3), delta=0.3)
     with pytest.raises(RuleError, match=r"chooses among 8 codes.*code-book of 5"):
-        judged(small, DraftTree.chain([1], "any"), Distributions(CODES, 0), NoiseStream(0))
+        Distributions(CODES, 0).judge(small, DraftTree.chain([1], "any"), NoiseStream(0))
     with pytest.raises(RuleError, match="code-book of 5"):
-        judged(small, DraftTree.chain([7], "any"), Distributions(CODES, 0), NoiseStream(0))
+        Distributions(CODES, 0).judge(small, DraftTree.chain([7], "any"), NoiseStream(0))
 
 
 BROKEN = [
@@ -206,8 +206,8 @@ def test_broken_rules_are_visible(old: str, new: str) -> None:
             rule, noise = where.Lantern(TABLE, 6, 0.5), NoiseStream(seed)
             distributions = Distributions(CODES, seed % 9)
             tree = codes.coupled(3)(distributions, noise, ())
-            full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
-            worst = max(worst, judged(rule, tree, distributions, noise).path != full.path)
+            full = distributions.judge(rule, replace(tree, kind=DraftKind.DETERMINISTIC), noise)
+            worst = max(worst, distributions.judge(rule, tree, noise).path != full.path)
         return worst
 
     assert deviation(module) < 1e-12

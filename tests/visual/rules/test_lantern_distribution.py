@@ -23,14 +23,7 @@ from tests.support.codes import (
     sampled,
     variation,
 )
-from tests.support.distributions import (
-    Distributions,
-    DistributionTarget,
-    Grow,
-    emitted,
-    judged,
-    mean_length,
-)
+from tests.support.distributions import Distributions, DistributionTarget, Grow, emitted
 from tests.support.enumeration import enumerate_outcomes
 from tests.visual.rules.test_lantern import CODES, RELAXED, TABLE
 
@@ -47,8 +40,8 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
         assert np.abs(result - relaxed_distribution(p, code, among)).max() < 1e-12
         assert variation(result, p) == pytest.approx(excess, abs=1e-12)
         assert first_excess(rule, distributions, fixed(1)) == pytest.approx(excess, abs=1e-12)
-        accepted = mean_length(rule, distributions, fixed(1)) - mean_length(
-            Walk(), distributions, fixed(1)
+        accepted = distributions.mean_length(rule, fixed(1)) - distributions.mean_length(
+            Walk(), fixed(1)
         )
         assert accepted == pytest.approx(excess, abs=1e-12)
         masses.append(excess)
@@ -65,7 +58,7 @@ def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int
         assert variation(first_distribution(rule, distributions, tree), p) == pytest.approx(
             excess, abs=1e-12
         )
-        gained = mean_length(rule, distributions, tree) - mean_length(Walk(), distributions, tree)
+        gained = distributions.mean_length(rule, tree) - distributions.mean_length(Walk(), tree)
         assert gained == pytest.approx(excess, abs=1e-12)
         assert excess == first_excess(rule, distributions, tree, seed=1), "depends on the noise"
         if isinstance(rule, Lantern):
@@ -102,7 +95,7 @@ def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
         for seed in range(150):
             distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
             draft = tree(distributions, noise, ())
-            total.append([len(judged(rule, draft, distributions, noise).path) for rule in chain])
+            total.append([len(distributions.judge(rule, draft, noise).path) for rule in chain])
             assert total[-1] == sorted(total[-1])
         assert sum(row[0] for row in total) < sum(row[-1] for row in total)
 
@@ -113,6 +106,6 @@ def test_drafted_codes_are_emitted_as_themselves() -> None:
     every = DraftTree.build(range(CODES), [-1] * CODES, "all")
     for seed in range(30):
         noise = NoiseStream(seed)
-        verdict = judged(Lantern(TABLE, delta=0.9), every, distributions, noise)
+        verdict = distributions.judge(Lantern(TABLE, delta=0.9), every, noise)
         assert emitted(every, verdict)[0] == plain(distributions, noise, 1)[0]
         assert verdict.excess[0] == 0.0

@@ -25,7 +25,6 @@ from tests.support.distributions import (
     DistributionTarget,
     Grow,
     Place,
-    deviation,
     emitted,
     grow,
 )
@@ -63,7 +62,7 @@ def enumerated(
         pictures[codes] += weight
         mean += weight * excess
         most = max(most, excess)
-    return deviation(dict(pictures), distributions, length), mean, most
+    return distributions.variation(dict(pictures), length), mean, most
 
 
 @pytest.mark.parametrize("tree", [fixed(1, 1), fixed(3, 1)])
