@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -80,12 +81,8 @@ def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
     for image, other in zip(out.images, plain.images, strict=True):
         difference = np.asarray(image).astype(int) - np.asarray(other)
         assert abs(difference).max() <= 1  # decoded in another batch
-
-    def stop(number: int, image: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        pipe(**CALLS[kind], seed=5, on_image=stop)
+        pipe(**CALLS[kind], seed=5, on_image=Mock(side_effect=KeyboardInterrupt))
     assert torch.equal(values(pipe(**CALLS[kind], seed=5)), values(plain))
 
 

@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ragspec.retrievers import CorpusIndex
 from ragspec.retrievers.methods.context import ContextSession
 from ragspec.rules.base import Step
 from tests.support import tiny, vllm_driver
+from tests.support.calls import noted
 from tests.support.vllm_driver import LIMIT, VOCAB, config, drive, requests
 
 
@@ -42,7 +44,8 @@ def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer, request = Proposer(config(drafter=drafter)), requests(6)
-    opened, steps = texts_of(proposer, monkeypatch), recorded(monkeypatch)
+    opened, steps = texts_of(proposer, monkeypatch), list[Step]()
+    monkeypatch.setattr(host_text, "Step", noted(Step, steps))
     drive(proposer, request)
     assert len(opened) == 6  # each was found again at every step
     accepted = sum(len(step.path) for step in steps)
@@ -50,27 +53,10 @@ def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(
     assert accepted / sum(len(step.tree) > 0 for step in steps) > {"lookup": 0.7}.get(drafter, 1.0)
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """Return the steps that drafters observe from now on."""
-    steps = list[Step]()
-
-    def record(*parts: Any) -> Step:
-        steps.append(Step(*parts))
-        return steps[-1]
-
-    monkeypatch.setattr(host_text, "Step", record)
-    return steps
-
-
 def texts_of(proposer: Proposer, monkeypatch: pytest.MonkeyPatch) -> list[HostText]:
     """Return the texts that a proposer opens from now on."""
-    opened, inner = list[HostText](), proposer._texts._open
-
-    def record(tokens: Any) -> HostText:
-        opened.append(inner(tokens))
-        return opened[-1]
-
-    monkeypatch.setattr(proposer._texts, "_open", record)
+    opened = list[HostText]()
+    monkeypatch.setattr(proposer._texts, "_open", noted(proposer._texts._open, opened))
     return opened
 
 
@@ -137,11 +123,7 @@ def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
 
 def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, request = Proposer(config(drafter="context")), requests(2)
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(ContextSession, "propose", fail)
+    monkeypatch.setattr(ContextSession, "propose", Mock(side_effect=RuntimeError("broken")))
     with pytest.warns(RuntimeWarning, match="switched off"):
         drive(proposer, request)
     assert [each.steps for each in request] == [80, 80]
@@ -216,7 +198,8 @@ def test_a_text_learns_from_what_the_host_took(monkeypatch: pytest.MonkeyPatch) 
     text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
     tree = text.draft(4, 50)
     assert tree.tokens.tolist()[0] == 3
-    steps = recorded(monkeypatch)
+    steps = list[Step]()
+    monkeypatch.setattr(host_text, "Step", noted(Step, steps))
     text.refresh([3, 4, 8])
     assert [(step.tree is tree, len(step.path)) for step in steps] == [(True, 2)]
     text.refresh([9])

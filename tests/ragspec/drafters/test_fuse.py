@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,7 +35,6 @@ class Fixed(Drafter, DraftSession):
     ) -> None:
         self.tree, self.name, self.kind = tree, name, kind
         self.queries = 0
-        self.reported: list[object] = []
 
     def open(self, request: DraftRequest) -> Fixed:
         return self
@@ -43,12 +43,8 @@ class Fixed(Drafter, DraftSession):
         self.queries += 1
         return self.tree if isinstance(self.tree, DraftTree) else self.tree()
 
-    def observe(self, step: Step) -> None:
-        self.reported.append(step)
 
-
-def fail() -> DraftTree:
-    raise RuntimeError("no draft today")
+fail = Mock(side_effect=RuntimeError("no draft today"))
 
 
 def chain(tokens: list[int], name: str, accept_prob: list[float]) -> DraftTree:
@@ -248,9 +244,7 @@ def test_nobody_drafts_where_even_the_best_expected_acceptance_is_too_poor() -> 
 
 
 def test_an_expected_acceptance_that_fails_counts_as_a_fault() -> None:
-    def broken() -> float:
-        raise ValueError("blind")
-
+    broken = Mock(side_effect=ValueError("blind"))
     session = Fuse([Looking(chain([3], "a", [0.2]), broken, "a")]).open(REQUEST)
     with pytest.warns(RuntimeWarning, match="switched off"):
         for _ in range(FAULTS_ALLOWED):

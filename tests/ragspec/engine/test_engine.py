@@ -168,9 +168,7 @@ class Proposing(NoisyTrees):
 
 
 def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
-    def broken(context: Any) -> Any:
-        raise RuntimeError("no draft today")
-
+    broken = Mock(side_effect=RuntimeError("no draft today"))
     expected = plain.generate(PROMPTS[0], max_new_tokens=12)
     engine = Engine(model, drafter=Proposing(broken), budget=4)
     with pytest.warns(RuntimeWarning, match="no draft today"):

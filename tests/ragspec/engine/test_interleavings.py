@@ -10,10 +10,10 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.errors import CallbackError
-from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
+from tests.support.calls import failing
 
 TEXTS = 10
 CASES = 60  # 700 for each drafter with --slow
@@ -86,21 +86,12 @@ class Run:
         if rng.random() < 0.3:
             options["stop_after"] = rng.randrange(1, 5)
         if fails:
-            options["on_step"] = self.failing(rng.randrange(3))
+            first = rng.randrange(3) + 1
+            error = rng.choice([ValueError, SystemExit, KeyError])("not today")
+            options["on_step"] = failing(error, range(first, 99))
         options["tenant"] = rng.choice(["", "one"])
         (request,), _ = self.engine.prepare(query.prompt, query.sampling, options)  # type: ignore[arg-type]
         self.cases.append(Case(number, self.engine.add(request, self.owner), fails))
-
-    def failing(self, at: int) -> Any:
-        error = self.rng.choice([ValueError, SystemExit, KeyError])
-        left = [at]
-
-        def on_step(number: int, step: Step) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise error("not today")
-
-        return on_step
 
     def settle(self) -> None:
         """Check the texts that have ended, and go on with those that paused."""
@@ -149,11 +140,11 @@ def test_texts_are_those_alone_in_any_interleaving(
     """Forwards fail, and memory ends, now and then."""
     true, faults = CausalTarget.forward, random.Random(7)
     errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("an accident")]
-    failing = [False]
+    may_fail = [False]
 
     def forward(self: CausalTarget, tokens: Any, batch: Any, keep: Any) -> Any:
         logits = true(self, tokens, batch, keep)
-        if failing[0] and len(batch.rows) > 1 and faults.random() < 0.1:
+        if may_fail[0] and len(batch.rows) > 1 and faults.random() < 0.1:
             raise faults.choice(errors)
         return logits
 
@@ -161,5 +152,5 @@ def test_texts_are_those_alone_in_any_interleaving(
     slow = request.config.getoption("--slow")
     for seed in range(700 if slow else CASES):
         run = Run(engine, queries, seed)
-        failing[0] = run.memory
+        may_fail[0] = run.memory
         run.go()

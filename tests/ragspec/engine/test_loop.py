@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.session import StaticSession
 from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
+from tests.support.calls import failing, noted
 from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8, [1, 2, 3, 4, 5]]
@@ -212,18 +212,13 @@ def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
 
 
 @pytest.fixture
-def message(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def message(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note when forwards are launched, settle and are abandoned."""
     results: list[str] = []
     for name in ("launch", "settle", "discard_uncommitted"):
-        whole = getattr(StaticSession, name)
-
-        def noted(self: Any, *args: Any, name: str = name, whole: Any = whole) -> Any:
-            results.append(name)
-            return whole(self, *args)
-
-        monkeypatch.setattr(StaticSession, name, noted)
-    yield results
+        noting = noted(getattr(StaticSession, name), results, lambda *_, name=name: name)
+        monkeypatch.setattr(StaticSession, name, noting)
+    return results
 
 
 def test_a_forward_is_under_variant_while_tokens_are_handed_on(
@@ -249,22 +244,12 @@ def test_rows_that_leave_take_their_forward_back(
 ) -> None:
     """Callers that leave or raise do so while a forward is under way, at any time."""
     rng = random.Random(0)
-
-    def leaves(at: int) -> Callable[[int, Step], None]:
-        left = [at]
-
-        def on_step(number: int, step: Step) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                raise ZeroDivisionError("a caller")
-
-        return on_step
-
     with static.with_limits(4) as pool:
         for _ in range(5):
             handles = []
             for seed, prompt in enumerate(PROMPTS, start=3):
-                options: Any = {"ignore_eos": True, "on_step": leaves(rng.choice([1, 2, 3, 99]))}
+                leaves = failing(ZeroDivisionError("a caller"), (rng.choice([1, 2, 3, 99]),))
+                options: Any = {"ignore_eos": True, "on_step": leaves}
                 sampling = replace(SAMPLED, seed=seed)
                 handles.append(pool.submit(prompt, sampling, max_new_tokens=NEW, **options))
             for handle, whole in zip(handles, expected, strict=True):

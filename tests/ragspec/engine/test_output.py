@@ -15,6 +15,7 @@ from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
+from tests.support.calls import failing, noted
 
 
 def test_the_parts_of_a_generation_agree() -> None:
@@ -124,15 +125,7 @@ def test_cancelling_from_another_thread(engine: Engine) -> None:
 
 
 def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
-    calls = 0
-
-    def interrupt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise KeyboardInterrupt
-        return scores
-
+    interrupt = failing(KeyboardInterrupt, (6,), lambda ids, scores: scores)
     whole = engine.generate("ab cd", max_new_tokens=NEW)
     before = engine.model.config._attn_implementation
     stream = engine.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
@@ -164,13 +157,8 @@ def test_a_stream_that_is_dropped_frees_its_cache_at_once(
     steps: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []
-    enter = TreeSession.__enter__
-
-    def watched(session: TreeSession) -> TreeSession:
-        opened.append(weakref.ref(session))
-        return enter(session)
-
-    monkeypatch.setattr(TreeSession, "__enter__", watched)
+    enter = noted(TreeSession.__enter__, opened, weakref.ref)
+    monkeypatch.setattr(TreeSession, "__enter__", enter)
     before = engine.model.config._attn_implementation
     stream = engine.stream("ab cd", max_new_tokens=NEW)
     for _ in zip(range(steps), stream, strict=False):

@@ -17,6 +17,7 @@ from ragspec.verification.sequence_cache import SequenceCache, slot_bytes, total
 from ragspec.verification.tree_session import TreeSession
 from tests.ragspec.verification.test_causal import build_longrope
 from tests.support import tiny
+from tests.support.calls import failing, noted
 from tests.support.noisy import NoisyTrees
 from tests.support.sessions import shapes_fed
 
@@ -84,12 +85,7 @@ def test_an_interrupt_within_a_forward_keeps_committed_tokens(speculates: bool) 
     reading, text = fresh(), tiny.prompt(25)
     drafter = NoisyTrees({tuple(text): reading.generate(text, max_new_tokens=40).tokens})
     request = engine("llama", drafter if speculates else None, budget=6)
-    calls = iter(range(100))
-
-    def interrupt(*_: Any) -> None:
-        if next(calls) == 4:  # in the second layer, some steps into the text
-            raise KeyboardInterrupt
-
+    interrupt = failing(KeyboardInterrupt, (5,))  # in the second layer, some steps into the text
     hook = request.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         request.generate(text, max_new_tokens=40)
@@ -160,18 +156,9 @@ def test_a_session_is_entered_once_for_many_calls() -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "stop_after": 4, "ignore_eos": True}
     prompt = tiny.prompt(20)
     with pytest.MonkeyPatch.context() as patched:
-        enter, leave = TreeSession.__enter__, TreeSession.__exit__
-
-        def entering(self: TreeSession) -> TreeSession:
-            entered.append("enter")
-            return enter(self)
-
-        def leaving(self: TreeSession, *inputs: Any) -> None:
-            entered.append("leave")
-            leave(self, *inputs)
-
-        patched.setattr(TreeSession, "__enter__", entering)
-        patched.setattr(TreeSession, "__exit__", leaving)
+        for name, word in ("__enter__", "enter"), ("__exit__", "leave"):
+            noting = noted(getattr(TreeSession, name), entered, lambda *_, word=word: word)
+            patched.setattr(TreeSession, name, noting)
         with request.hold():
             result = request.generate(prompt, **options)
             while result.finish_reason == "paused":

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.architectures import build
+from tests.support.calls import failing as failing_at
 from tests.support.waiting import until
 
 DRAFTERS = ["plain", "context", "recycling", "suffix", "model", "auto"]
@@ -395,13 +397,8 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
     engine = Engine(PathTarget(build("qwen3_5_text")), drafter=None)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
     texts = alone(engine, some)
-    true, count = engine.model.forward, iter(range(1000))
-
-    def scarce(*arguments: Any, **more: Any) -> Any:
-        if next(count) in (2, 6):  # other rows are there
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-        return true(*arguments, **more)
-
+    error = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+    scarce = failing_at(error, (3, 7), engine.model.forward)  # other rows are there
     monkeypatch.setattr(engine.model, "forward", scarce)
     with serving(engine, max_batch_size=3) as pool:
         assert [handle.result().tokens for handle in submit(pool, some)] == texts
@@ -595,12 +592,7 @@ def test_a_handle_streams_text(plain: Engine) -> None:
 def test_a_device_that_stays_away_is_requested_by_callers_alone(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
-
-    def away(*inputs: Any, **options: Any) -> Any:
-        tried.append(1)
-        raise RuntimeError("the device is away")
-
+    away = Mock(side_effect=RuntimeError("the device is away"))
     pool = serving(engine_of(target, "plain"), max_batch_size=2)
     monkeypatch.setattr(Loop, "step", away)
     monkeypatch.setattr(type(target), "open", away)
@@ -608,7 +600,7 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
         with pytest.raises(RuntimeError, match="away"):
             pool.submit([1, 2, 3]).result(timeout=20)
     time.sleep(0.1)
-    assert len(tried) == 3
+    assert away.call_count == 3
     closing = threading.Thread(target=pool.close)
     closing.start()
     closing.join(20)
@@ -624,9 +616,7 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
 def test_a_callback_may_raise_anything_and_others_go_on(
     place: str, error: type[BaseException], plain: Engine, expected: list[list[int]]
 ) -> None:
-    def callback(*arguments: Any) -> None:
-        raise error("not today")
-
+    callback = Mock(side_effect=error("not today"))
     with serving(plain, max_batch_size=3, chunk=16) as pool:
         handles = submit(pool, REQUESTS[:4])
         options: dict[str, Any] = {"on_step": callback} if place == "on_step" else {}

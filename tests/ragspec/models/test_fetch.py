@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,25 +107,21 @@ def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read, calls, file = loading.read_gguf, list[Path](), tmp_path / "own.gguf"
-
-    def noted(file: Path, weights: Any) -> Any:
-        calls.append(file)
-        return read(file, weights)
+    read, file = Mock(wraps=loading.read_gguf), tmp_path / "own.gguf"
 
     def folders() -> list[Path]:
         assert main(["models", "--json"]) == 0
         models = json.loads(capsys.readouterr().out)["models"]
         return [Path(each["folder"]) for each in models if each["name"] == str(file)]
 
-    monkeypatch.setattr(loading, "read_gguf", noted)
+    monkeypatch.setattr(loading, "read_gguf", read)
     write_gguf(file)
     for dtype, count in (("float32", 1), ("float32", 1), ("bfloat16", 2)):
         assert load_model(file, "cpu", dtype)[0].dtype == getattr(torch, dtype)
-        assert len(calls) == len(folders()) == count
+        assert read.call_count == len(folders()) == count
     os.utime(file, (1, 1))  # another file by the same name
     load_model(file, "cpu", "float32")
-    assert len(calls) == 3
+    assert read.call_count == 3
     kept = folders()
     graph = kept[0].with_name(f"{kept[0].name}-int8-0123456789ab")
     graph.mkdir()  # of this model; others stay

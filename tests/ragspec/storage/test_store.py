@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -185,11 +186,8 @@ def carried_on(root: Path, text: str) -> OpenStore:
 def test_unchanged_files_are_carried_over(
     tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no links here")
-
     if not links:
-        monkeypatch.setattr("os.link", refuse)
+        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links here")))
     inode = build(tmp_path, "one").file("inner/more.txt").stat().st_ino
     for text in ("two", "three"):
         carried_on(tmp_path, text)

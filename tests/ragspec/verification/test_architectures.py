@@ -21,6 +21,7 @@ from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.verification.test_kernels import Largest
 from tests.support.architectures import ARCHITECTURES, HEAD, WINDOW, build, make
+from tests.support.calls import noted
 from tests.support.noisy import NoisyTrees
 from tests.support.sessions import EMPTY, prefill
 from tests.support.tiny import prompt
@@ -227,12 +228,7 @@ def worst(name: str, lengths: str) -> float:
 def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let no chain be too short for a narrow mask; return the slots that such masks left out."""
     cuts: list[int] = []
-    real = attention_module._first_visible
-
-    def counted(*arguments: Any) -> int:
-        cuts.append(real(*arguments))
-        return cuts[-1]
-
+    counted = noted(attention_module._first_visible, cuts)
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
     monkeypatch.setattr(attention_module, "_first_visible", counted)
     monkeypatch.setattr(session_module, "LONG", 1)

@@ -29,6 +29,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.tree_attention import lease
 from tests.support import loops, tiny
+from tests.support.calls import noted
 from tests.support.noisy import NoisyTrees
 
 NEW = 24
@@ -143,12 +144,7 @@ def same(one: DraftTree, two: DraftTree) -> bool:
 def test_accepted_tokens_are_not_read_again() -> None:
     read: list[int] = []
     drafter = ModelDrafter(model(), width=1, min_expected_gain=0.0)
-    forward = drafter.model.forward
-
-    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
-        read.append(tokens.shape[1])
-        return forward(tokens, *rest)
-
+    counted = noted(drafter.model.forward, read, lambda tokens, *_: tokens.shape[1])
     drafter.model.forward = counted  # type: ignore
     _, steps = write(drafter, Sampling(), new=29)
     # The prompt is read when the session opens. A chain of 6 takes 6 forwards; the root and the

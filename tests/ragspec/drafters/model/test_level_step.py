@@ -25,6 +25,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from tests.support import architectures, tiny
+from tests.support.calls import noted
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
 from tests.support.sessions import prefill, static_session
@@ -159,12 +160,7 @@ def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     session.propose(context, 11)
     visits: list[str] = []
     for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "nonzero"):
-        real = getattr(torch.Tensor, name)
-
-        def counted(self: Any, *args: Any, _real: Any = real, _name: str = name) -> Any:
-            visits.append(_name)
-            return _real(self, *args)
-
+        counted = noted(getattr(torch.Tensor, name), visits, lambda *_, name=name: name)
         monkeypatch.setattr(torch.Tensor, name, counted)
     tree = session.propose(context, 11)
     monkeypatch.undo()

@@ -23,6 +23,7 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_attention import lease
 from tests.support import tiny
+from tests.support.calls import failing
 from tests.support.model_state import state_of
 from tests.support.sessions import EMPTY, prefill, static_session
 
@@ -227,15 +228,7 @@ def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatc
     expected = written(model)
     engine = Engine(target, drafter="context", budget=3)
     layer = model.model.layers[1]
-    current, calls = layer.forward, 0
-
-    def breaks(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > 3:
-            raise ZeroDivisionError("of the model")
-        return current(*args, **options)
-
+    breaks = failing(ZeroDivisionError("of the model"), range(4, 99), layer.forward)
     with monkeypatch.context() as patch:
         patch.setattr(layer, "forward", breaks)
         with pytest.raises(ZeroDivisionError, match="of the model"):
