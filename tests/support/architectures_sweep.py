@@ -4,7 +4,6 @@ Its test runs a few; `python -m pytest --slow tests/support` runs all, with ever
 transformers. A type that cannot be built needs a line in `OF_MODEL`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import check_scope
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.probe import probe, probe_target
+from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB
 from tests.support.noisy import NoisyTrees
 
@@ -356,13 +356,9 @@ def _text(length: int) -> list[int]:
     return tokens
 
 
-def _greedy(model: Any, text: Sequence[int]) -> list[int]:
+def _greedy(model: Any, text: list[int]) -> list[int]:
     """Return what transformers' own plain decoding writes. Raises NotBuilt."""
-    ids = torch.tensor([text])
-    mask = torch.ones_like(ids)
     try:
-        out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+        return tiny.greedy(model, text, NEW)
     except Exception as error:  # the model's own affair
         raise NotBuilt(f"its own generate fails: {type(error).__name__}: {error}") from error
-    tokens: list[int] = out[0, len(text) :].tolist()
-    return tokens

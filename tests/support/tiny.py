@@ -3,6 +3,7 @@
 They are for tests of equality and law, never of speed: random models loop.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,19 @@ def prompt(length: int = 24, *, vocab_size: int = VOCAB, seed: int = 0) -> list[
     """Return random token ids [length] without EOS (the last id)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size - 1, (length,), generator=generator).tolist()
+
+
+@torch.no_grad()
+def logits(model: Any, text: Sequence[int]) -> torch.Tensor:
+    """Return what a model's plain forward gives at every token of a text: [n, V]."""
+    result: torch.Tensor = model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+    return result
+
+
+def greedy(model: Any, text: list[int], new: int) -> list[int]:
+    """Return what transformers' own plain decoding writes after a text."""
+    ids = torch.tensor([text])
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
+    tokens: list[int] = out[0, len(text) :].tolist()
+    return tokens

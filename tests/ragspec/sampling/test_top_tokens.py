@@ -20,10 +20,7 @@ def learner(k: int) -> Watcher:
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
-    result: list[list[int]] = logits.topk(k, -1).indices.tolist()
-    return result
+    return tiny.logits(model, text).topk(k, -1).indices.tolist()
 
 
 def test_the_largest_wish_counts() -> None:

@@ -20,6 +20,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.verification.test_kernels import Largest
+from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, HEAD, WINDOW, build, make
 from tests.support.calls import noted
 from tests.support.noisy import NoisyTrees
@@ -141,11 +142,7 @@ def test_tokens_do_not_depend_on_drafts(name: str) -> None:
     model = build(name)
     greedy, _ = compare(model, "greedy", 1)
     compare(model, "sampled", 1)
-    ids = torch.tensor(prompts(1))
-    current = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
-    )
-    assert current[0, ids.shape[1] :].tolist() == greedy[0], "other than transformers' own"
+    assert tiny.greedy(model, prompts(1)[0], NEW) == greedy[0], "other than transformers' own"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -194,16 +191,6 @@ def windowed_prompts_build(name: str) -> Any:
     return make(kind, experts=experts, **ARCHITECTURES[kind].settings | more)
 
 
-def local(model: Any, text: list[int]) -> torch.Tensor:
-    """Return the logits of the model's plain forward: [n, V]."""
-    with torch.no_grad():
-        places = torch.arange(len(text))[None]
-        result: torch.Tensor = model(
-            input_ids=torch.tensor([text]), position_ids=places, use_cache=False
-        ).logits
-    return result[0]
-
-
 def worst(name: str, lengths: str) -> float:
     """Return how far the logits of the ends of both texts and of a tree behind them are off."""
     model = windowed_prompts_build(name)
@@ -218,7 +205,7 @@ def worst(name: str, lengths: str) -> float:
         results.append([each[3:] for each in session.verify([[9]] * rows, [tree] * rows)])
     off = 0.0
     for row, (head, tail) in enumerate(zip(first, second, strict=True)):
-        expected = local(model, [*head, *tail, 9, 6, 7])
+        expected = tiny.logits(model, [*head, *tail, 9, 6, 7])
         for part, at in zip(results, (len(head), len(head) + len(tail), 0), strict=True):
             off = max(off, float((part[row][0] - expected[at - 1]).abs().max()))
     return off

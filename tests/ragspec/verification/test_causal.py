@@ -24,6 +24,7 @@ from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathSession, PathTarget
 from ragspec.verification.reading import rereads, table_border
 from ragspec.verification.tree_session import TreeSession
+from tests.support import tiny
 from tests.support.architectures import VOCAB, build, make
 from tests.support.architectures_sweep import TOWERS
 from tests.support.noisy import NoisyTrees
@@ -31,13 +32,6 @@ from tests.support.sessions import EMPTY, prefill
 from tests.support.tiny import prompt
 
 NAMES = ["llama", "gemma3_text", "gpt2", "falcon"]
-
-
-def reference(model: Any, text: Sequence[int]) -> torch.Tensor:
-    """Return the logits after a text, by the model alone: [V]."""
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=torch.tensor([list(text)]), use_cache=False).logits
-    return logits[0, -1]
 
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
@@ -59,7 +53,7 @@ def assert_right(
     for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
         for node in range(-1, len(tree)):
             tokens = [int(tree.tokens[i]) for i in path_to(tree, node)]
-            expected = reference(model, [*text, *tokens])
+            expected = tiny.logits(model, [*text, *tokens])[-1]
             assert torch.allclose(logits[row][node + 1], expected, atol=atol), (row, node)
 
 
@@ -158,7 +152,7 @@ def test_prompts_report_the_best_tokens_of_their_ends(
             first = max(0, len(row) - most // (len(rows) * VOCAB))
             assert len(top) == len(row) - first
             for place, best in enumerate(top.host().tolist(), start=first):
-                assert best == reference(model, row[: place + 1]).topk(k).indices.tolist()
+                assert best == tiny.logits(model, row[: place + 1])[-1].topk(k).indices.tolist()
 
 
 def test_sizes_are_read_off_the_model() -> None:
@@ -273,16 +267,11 @@ def greedy(model: Any, text: list[int]) -> list[int]:
     For Phi 4 the text that the model would choose if it read all of it for every token: its own
     `generate` drops its cache beyond the border and goes on from the last token alone.
     """
-    ids = torch.tensor([text])
-    if model.config.model_type == "phi4_multimodal":
-        with torch.no_grad():
-            for _ in range(NEW):
-                best = model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)
-                ids = torch.cat([ids, best], dim=1)
-    else:
-        mask = torch.ones_like(ids)
-        ids = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
-    written: list[int] = ids[0, len(text) :].tolist()
+    if model.config.model_type != "phi4_multimodal":
+        return tiny.greedy(model, text, NEW)
+    written: list[int] = []
+    for _ in range(NEW):
+        written.append(int(tiny.logits(model, [*text, *written])[-1].argmax()))
     return written
 
 

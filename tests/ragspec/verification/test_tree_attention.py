@@ -27,6 +27,7 @@ from ragspec.verification.tree_attention import (
     tree_mask,
     tree_view,
 )
+from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.sessions import prefill
 from tests.support.tiny import prompt
@@ -311,11 +312,7 @@ def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.M
 
 def local(model: Any, seed: int = 0) -> list[int]:
     """Return what transformers' own generate gives."""
-    text = torch.tensor([prompt(12, seed=seed)])
-    mask = torch.ones_like(text)
-    out = model.generate(text, attention_mask=mask, max_new_tokens=16, do_sample=False)
-    tokens: list[int] = out[0].tolist()
-    return tokens
+    return tiny.greedy(model, prompt(12, seed=seed), 16)
 
 
 def test_a_lease_nests_and_ends_even_in_an_error() -> None:

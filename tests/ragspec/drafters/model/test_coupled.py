@@ -43,8 +43,7 @@ def test_every_first_child_is_the_choice_of_the_distribution(settings: str) -> N
     below_root = texts(tree)
     for parent in set(tree.parents.tolist()):
         text = [*PROMPT, *below_root[parent]]
-        with torch.no_grad():
-            logits = session.cache.model.model(torch.tensor([text])).logits[0, -1:]
+        logits = tiny.logits(session.cache.model.model, text)[-1:]
         chosen = int(growth.distribution.select(logits, [len(below_root[parent])]))
         below = [i for i, above in enumerate(tree.parents.tolist()) if above == parent]
         best = max(below, key=lambda i: (tree.accept_prob[i], -i))

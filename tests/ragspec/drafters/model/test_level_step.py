@@ -246,8 +246,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
         assert len(chosen) == 6
         session.commit([(2, 3, 4)])
         result = prefill(session, [chosen[5]])[0][-1]
-        text = torch.tensor([[*PROMPT, root, a, b, c, chosen[5]]])
-        expected = model()(input_ids=text, use_cache=False).logits[0, -1]
+        expected = tiny.logits(model(), [*PROMPT, root, a, b, c, chosen[5]])[-1]
     assert float((result - expected).abs().max()) < 1e-12
 
 

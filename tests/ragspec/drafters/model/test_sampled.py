@@ -42,9 +42,7 @@ def model(seed: int) -> torch.nn.Module:
 
 def distribution_of(seed: int, text: list[int]) -> torch.Tensor:
     """Return the model's law after the text at temperature 0.9, by the model alone: [V]."""
-    with torch.no_grad():
-        logits: torch.Tensor = model(seed)(torch.tensor([text])).logits
-    return (logits[0, -1] / HOT.temperature).softmax(-1)
+    return (tiny.logits(model(seed), text)[-1] / HOT.temperature).softmax(-1)
 
 
 def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:

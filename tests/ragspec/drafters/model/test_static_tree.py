@@ -173,9 +173,7 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
 
 def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
     """Return the logits after the last token, by the model as it is: [V]."""
-    with torch.no_grad():
-        logits: torch.Tensor = model(architecture)(torch.tensor([tokens])).logits
-    return logits[0, -1]
+    return tiny.logits(model(architecture), tokens)[-1]
 
 
 def check_rows(
