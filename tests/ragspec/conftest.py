@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.engine.engine import Engine
 from tests.support import tiny
 
 
@@ -12,3 +13,9 @@ from tests.support import tiny
 def model() -> Any:
     """Return the tiny llama in float64, which all share."""
     return tiny.model("llama", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> Engine:
+    """Return an engine over it that drafts nothing."""
+    return Engine(model, tiny.tokenizer(), drafter=None)

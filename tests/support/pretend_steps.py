@@ -52,11 +52,6 @@ class Steps:
         """How many kernels a step launches, at most."""
         return max(each.kernels for each in self.records)
 
-    @property
-    def kernels_beside(self) -> int:
-        """How many of them it launches beside the modules of the model, at most."""
-        return max(each.kernels_beside for each in self.records)
-
 
 class Bushes(Drafter, DraftSession):
     """Drafts a tree of one size whatever the text is: what is right of it is by chance.

@@ -26,6 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda kind: SAVE[kind](root / kind))
 
 
-@pytest.fixture(scope="session")
-def folder(saved: Callable[[str], Path]) -> Path:
-    return saved("codes")
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Path:
+    """Return the folder of the module's KIND of model."""
+    return saved(getattr(request.module, "KIND", "codes"))

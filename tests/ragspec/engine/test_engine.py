@@ -23,11 +23,6 @@ PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
 NEW = 30
 
 
-@pytest.fixture(scope="module")
-def plain(model: Any) -> Engine:
-    return Engine(model, tiny.tokenizer(), drafter=None)
-
-
 def flat(results: Any) -> list[Generation]:
     return [text for each in results for text in (each if isinstance(each, list) else [each])]
 

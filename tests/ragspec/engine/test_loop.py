@@ -34,11 +34,6 @@ SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5, 6])
 
 
 @pytest.fixture(scope="module")
-def plain(model: Any) -> Engine:
-    return Engine(model, drafter=None)
-
-
-@pytest.fixture(scope="module")
 def expected(plain: Engine) -> list[list[int]]:
     return tokens_of(plain)
 

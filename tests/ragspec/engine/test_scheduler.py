@@ -39,8 +39,8 @@ Requests = tuple[list[int], Sampling, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def target(model: Any) -> CausalTarget:
-    return Engine(model, drafter=None).target
+def target(plain: Engine) -> CausalTarget:
+    return plain.target
 
 
 class Clocked(AutoBudget):
@@ -55,11 +55,6 @@ def engine_of(target: CausalTarget, name: str, budget: int | AutoBudget = 6) -> 
     engine = Engine(target, tiny.tokenizer(), drafter=drafter, draft_model=draft, budget=budget)
     engine.cost = ForwardCost() if isinstance(budget, AutoBudget) else None
     return engine
-
-
-@pytest.fixture(scope="module")
-def plain(target: CausalTarget) -> Engine:
-    return engine_of(target, "plain")
 
 
 def serving(

@@ -20,12 +20,7 @@ from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_images
 from tests.support import tiny_latents as models
 
-RULES = ("near", "aligned", "horizon", "path")
-
-
-@pytest.fixture(scope="module")
-def folder(saved: Callable[[str], Path]) -> Path:
-    return saved("latents")
+KIND, RULES = "latents", ("near", "aligned", "horizon", "path")
 
 
 def pipeline(folder: Path, *args: Any, **inputs: Any) -> ImagePipeline:

@@ -1,6 +1,5 @@
 """`ImagePipeline` over published files and folders, with tiny random models."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import order_of
 from tests.support import plain_mar, tiny_images, tiny_masked
 
-SIDE, CLASSES = plain_mar.SIDE, plain_mar.CLASSES
+KIND, SIDE, CLASSES = "masked", plain_mar.SIDE, plain_mar.CLASSES
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +22,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a published checkpoint and the autoencoder that belongs to it."""
     root = tmp_path_factory.mktemp("published")
     return tiny_masked.file(root / "checkpoint-last.pth"), tiny_masked.kl_file(root / "kl.ckpt")
-
-
-@pytest.fixture(scope="module")
-def folder(saved: Callable[[str], Path]) -> Path:
-    return saved("masked")
 
 
 def pipeline(name: Path, **inputs: Any) -> ImagePipeline:
