@@ -37,8 +37,8 @@ def model() -> Any:
     return tiny.model("llama")
 
 
-def theirs_and_ours(model: Any, prompts: list[list[int]], **request: Any) -> tuple[Any, Any]:
-    """Return transformers' greedy text and, with drafts of which some are right, our own."""
+def check_greedy(model: Any, prompts: list[list[int]], **request: Any) -> Any:
+    """Check that our text, with drafts of which some are right, is transformers'; return it."""
     arguments = {**padded(prompts), **COMMON, "do_sample": False, **request}
     theirs = model.generate(**arguments)
     start = arguments["input_ids"].shape[1]
@@ -48,7 +48,8 @@ def theirs_and_ours(model: Any, prompts: list[list[int]], **request: Any) -> tup
     assert sum(report.accepted for report in spec.reports) > 0
     assert {generation.label for generation in spec.generations} == {"exact"}
     assert torch.equal(generate(model, speculation=Speculation(drafter=None), **arguments), ours)
-    return theirs, ours
+    assert torch.equal(ours, theirs)
+    return theirs
 
 
 def test_every_setting_that_makes_a_processor_is_tried() -> None:
@@ -62,8 +63,7 @@ def test_greedy_text_of_a_padded_batch_is_that_of_transformers(
     name: str, order: tuple[int, ...], model: Any
 ) -> None:
     prompts = [PROMPTS[row] for row in order]
-    theirs, ours = theirs_and_ours(model, prompts, **greedy()[name])
-    assert torch.equal(ours, theirs)
+    theirs = check_greedy(model, prompts, **greedy()[name])
     changed = [row[-NEW:].tolist() for row in theirs] != [plain()[row] for row in order]
     assert changed or theirs.shape[1] < len(prompts[0]) + NEW or name in WITHOUT_EFFECT
 
@@ -81,8 +81,7 @@ def test_greedy_text_of_one_padded_row_is_that_of_transformers(name: str, model:
 @pytest.mark.parametrize("prompts", [[[5]], [[5], [40]], [[5, 6, 7], [40]]])
 def test_a_first_token_that_is_forced(prompts: list[list[int]], model: Any) -> None:
     request = {"forced_bos_token_id": 7, "begin_suppress_tokens": [plain()[0][0], 62, 91]}
-    theirs, ours = theirs_and_ours(model, prompts, **request)
-    assert torch.equal(ours, theirs)
+    theirs = check_greedy(model, prompts, **request)
     start = max(map(len, prompts))
     assert (theirs[:, start] == 7).all() == (start == 1)
 
@@ -92,8 +91,7 @@ def test_infinite_scores_of_transformers_are_taken(model: Any) -> None:
     request = {"remove_invalid_values": True, "exponential_decay_length_penalty": (3, 1.2)}
     request |= {"min_new_tokens": 5, "suppress_tokens": [plain()[0][1]], "forced_eos_token_id": 3}
     request["eos_token_id"] = [3, plain()[0][1]]
-    theirs, ours = theirs_and_ours(model, [[5, 6, 7], [40]], **request)
-    assert torch.equal(ours, theirs)
+    check_greedy(model, [[5, 6, 7], [40]], **request)
 
 
 NEGATIVE = padded([[60, 61, 62, 63], [33, 34]])
@@ -107,8 +105,7 @@ def test_negative_prompts_are_those_of_their_rows(use_cache: bool, model: Any) -
         "negative_prompt_attention_mask": NEGATIVE["attention_mask"],
         "use_cache": use_cache,
     }
-    theirs, ours = theirs_and_ours(model, PROMPTS, **request)
-    assert torch.equal(ours, theirs)
+    check_greedy(model, PROMPTS, **request)
     three = NEGATIVE["input_ids"][[0, 1, 1]]
     with pytest.raises(InputError, match="3 rows of negative_prompt_ids for 2 prompts"):
         generate(model, **padded(PROMPTS), **COMMON, **request | {"negative_prompt_ids": three})
@@ -122,8 +119,7 @@ def test_allowed_tokens_are_requested_by_row(model: Any) -> None:
         assert ids.shape[0] >= len(PROMPTS[0])
         return list(range(10 + 20 * row, 30 + 20 * row))
 
-    theirs, ours = theirs_and_ours(model, PROMPTS, prefix_allowed_tokens_fn=allowed)
-    assert torch.equal(ours, theirs)
+    check_greedy(model, PROMPTS, prefix_allowed_tokens_fn=allowed)
     assert rows == {0, 1}
 
 
@@ -197,8 +193,7 @@ def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -
 
 def test_end_tokens_that_the_model_never_writes_are_passed_over(model: Any) -> None:
     ends = [10**6, plain()[0][3], plain()[1][2]]
-    theirs, ours = theirs_and_ours(model, PROMPTS, eos_token_id=ends, min_new_tokens=5)
-    assert torch.equal(ours, theirs)
+    check_greedy(model, PROMPTS, eos_token_id=ends, min_new_tokens=5)
 
 
 def test_positions_that_do_not_count_the_tokens_are_refused(model: Any) -> None:
@@ -228,8 +223,7 @@ def test_what_the_model_asks_for_itself_acts_once(call: dict[str, Any]) -> None:
     model = copy.deepcopy(tiny.model("llama"))
     model.generation_config.repetition_penalty = 1.2
     model.generation_config.suppress_tokens = [plain()[0][1], plain()[1][1]]
-    theirs, ours = theirs_and_ours(model, PROMPTS, **call)
-    assert torch.equal(ours, theirs)
+    check_greedy(model, PROMPTS, **call)
 
 
 def prepared(model: Any, arguments: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import Drafter, DraftRequest
 from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request
 from ragspec.engine.sequence import Parts, Sequence
@@ -11,8 +11,10 @@ from ragspec.rules.base import Rule
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
+from tests.support import tiny
 
 
 def sequence(
@@ -29,6 +31,14 @@ def sequence(
     result = Sequence(request, Parts(target, drafter, rule or Walk(), budget, None, None))
     result.distribution = distribution
     return result
+
+
+def draft_request(
+    prompt: list[int] | tuple[int, ...], sampling: Sampling, seed: int = 0, vocab: int = tiny.VOCAB
+) -> DraftRequest:
+    """Return what a drafter gets to know of a prompt that is written on with these settings."""
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
+    return DraftRequest(tuple(prompt), vocab, distribution=distribution)
 
 
 def decode(session: Any, *sequences: Sequence) -> None:

@@ -23,13 +23,13 @@ from tests.support.distributions import Distributions, DistributionTarget, emitt
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
+from tests.support.loops import draft_request
 
 PROMPT = (7, 7)
 
 
 def session(drafter: JacobiDrafter, vocab: int = 50) -> Any:
-    distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT))
-    return drafter.open(DraftRequest(PROMPT, vocab, distribution=distribution))
+    return drafter.open(draft_request(PROMPT, Sampling(temperature=1.0), vocab=vocab))
 
 
 def at(codes: list[int], left: int = 50) -> DraftContext:
@@ -104,9 +104,8 @@ def written(
 ) -> Tokens:
     """Return what some steps of drafter, rejection rule and observation emit on a toy target."""
     distribution = TokenDistribution(Sampling(temperature=1.0), noise)
-    opened: JacobiSession = drafter.open(
-        DraftRequest((), distributions.vocab, distribution=distribution)
-    )
+    request = DraftRequest((), distributions.vocab, distribution=distribution)
+    opened: JacobiSession = drafter.open(request)
     context: Tokens = ()
     rule = ChainRejection()
     for number in range(steps):

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.sampling.distribution import TokenDistribution
+from ragspec.drafters.base import DraftContext
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -13,6 +12,7 @@ from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.latents.rules.cspd import Path
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
+from tests.support.loops import draft_request
 
 CODES = models.SIDE**2
 
@@ -60,10 +60,9 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     instance = smaller()
     drafter = parse_drafter(target, instance, window=4, min_expected_gain=0.0)
     prompt = target.prompt(0)
-    distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(5), 1)
-    tree = drafter.open(
-        DraftRequest(tuple(prompt), target.vocab_size, distribution=distribution)
-    ).propose(DraftContext(list(prompt), len(prompt), CODES), 4)
+    assert len(prompt) == 1
+    session = drafter.open(draft_request(prompt, Sampling(temperature=1.0), 5, target.vocab_size))
+    tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
     drafted = target.table.latents[tree.tokens.tolist()]
     with torch.no_grad():
         conditions = instance.trunk.condition(torch.arange(1)), instance.trunk.unconditional(1)

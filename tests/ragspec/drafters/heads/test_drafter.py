@@ -14,8 +14,6 @@ from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import depths
@@ -24,6 +22,7 @@ from tests.support import heads, image_models, tiny
 from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.identities import target as text_model
+from tests.support.loops import draft_request
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
 
@@ -156,12 +155,8 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
     first: dict[str, list[list[int]]] = {"deterministic": [], "coupled": []}
     for mode, result in first.items():
         for seed in (1, 2):
-            distribution = TokenDistribution(
-                Sampling(temperature=1.0), NoiseStream(seed), len(prompt)
-            )
-            opened = drafter(target, mode=mode).open(
-                DraftRequest(tuple(prompt), heads.VOCAB, distribution=distribution)
-            )
+            request = draft_request(prompt, Sampling(temperature=1.0), seed, heads.VOCAB)
+            opened = drafter(target, mode=mode).open(request)
             tokens = np.array(prompt, dtype=np.int64)
             opened.observe_prefill(Prefill(tokens, hidden=heads.last(heads.states(target, prompt))))
             tree = opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)

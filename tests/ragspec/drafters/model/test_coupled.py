@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.coupled import CoupledGrowth, agreement
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
 from ragspec.drafters.model.growth import DraftState
@@ -15,6 +15,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
 from tests.support.distributions import texts
+from tests.support.loops import draft_request
 
 PROMPT = tiny.prompt()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
@@ -23,10 +24,9 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
 def opened(
     sampling: Sampling, width: int = 3, min_expected_gain: float = 0.0, seed: int = 0
 ) -> tuple[ModelSession, CoupledGrowth]:
-    distribution = TokenDistribution(sampling, NoiseStream(seed), len(PROMPT))
-    session = ModelDrafter(
-        tiny.model(dtype=torch.float64), width=width, min_expected_gain=min_expected_gain
-    ).open(DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=distribution))
+    model = tiny.model(dtype=torch.float64)
+    drafter = ModelDrafter(model, width=width, min_expected_gain=min_expected_gain)
+    session = drafter.open(draft_request(PROMPT, sampling, seed))
     assert isinstance(session._growth, CoupledGrowth)
     return session, session._growth
 

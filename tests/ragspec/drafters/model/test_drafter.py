@@ -21,8 +21,6 @@ from ragspec.drafters.model.drafter import (
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.quantized import quantized
 from ragspec.rules.base import Rule, Step
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -52,10 +50,6 @@ def alike(weight: float = 0.04) -> Any:
     return instance
 
 
-def distribution(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenDistribution:
-    return TokenDistribution(sampling, NoiseStream(seed), len(prompt))
-
-
 def write(
     drafter: Drafter | None,
     sampling: Sampling,
@@ -70,11 +64,10 @@ def write(
     """Return the tokens that the loop writes, and its steps."""
     prompt = prompt or tiny.prompt()
     target = target or model()
-    row = loops.sequence(prompt, new, distribution(sampling, prompt, seed), drafter, budget, rule)
+    request = loops.draft_request(prompt, sampling, seed, target.config.vocab_size)
+    assert request.distribution is not None
+    row = loops.sequence(prompt, new, request.distribution, drafter, budget, rule)
     if drafter is not None:
-        request = DraftRequest(
-            tuple(prompt), target.config.vocab_size, distribution=row.distribution
-        )
         row.drafter = drafter.open(request)
         row.budget = (budget or FixedBudget(6)).open(None)
     with CausalTarget(target).open() as session:
@@ -118,9 +111,7 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 def test_a_draft_is_the_same_whether_the_cache_was_preserved_or_is_new(settings: str) -> None:
     drafter, prompt = ModelDrafter(alike(), width=3, min_expected_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
-    request = DraftRequest(
-        tuple(prompt), tiny.VOCAB, distribution=distribution(SAMPLINGS[settings], prompt)
-    )
+    request = loops.draft_request(prompt, SAMPLINGS[settings])
     selected, at = drafter.open(request), 1
     while at < NEW - 1:
         context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
@@ -230,9 +221,8 @@ def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
 
 def test_no_draft_is_deeper_than_the_text_may_become() -> None:
     prompt = tiny.prompt()
-    session = ModelDrafter(alike(), width=1, min_expected_gain=0.0).open(
-        DraftRequest(tuple(prompt), tiny.VOCAB)
-    )
+    drafter = ModelDrafter(alike(), width=1, min_expected_gain=0.0)
+    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB))
     sizes = [len(session.propose(DraftContext(prompt, 24, left), 6)) for left in (9, 4, 2, 1)]
     assert sizes == [6, 3, 1, 0]
 
@@ -247,13 +237,10 @@ def test_a_token_unknown_to_the_draft_model_ends_drafting() -> None:
 
 def test_tokens_beyond_the_target_are_never_proposed() -> None:
     prompt = [token % 50 for token in tiny.prompt()]
+    drafter = ModelDrafter(model(), min_expected_gain=0.0)
     for sampling in SAMPLINGS.values():
-        request = DraftRequest(tuple(prompt), 50, distribution=distribution(sampling, prompt))
-        tree = (
-            ModelDrafter(model(), min_expected_gain=0.0)
-            .open(request)
-            .propose(DraftContext(prompt, 24, 20), 40)
-        )
+        session = drafter.open(loops.draft_request(prompt, sampling, vocab=50))
+        tree = session.propose(DraftContext(prompt, 24, 20), 40)
         assert len(tree) == 40 and tree.tokens.max() < 50
 
 
@@ -290,9 +277,8 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 @pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
 def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
     prompt = tiny.prompt()
-    settings = distribution(SAMPLINGS["sampled"], prompt)
     drafter = ModelDrafter(alike(), width=2, mode=mode, min_expected_gain=0.0)
-    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=settings))
+    session = drafter.open(loops.draft_request(prompt, SAMPLINGS["sampled"]))
     assert session.distributions() == []
     tree = session.propose(DraftContext(prompt, 24, 20), 6)
     distributions = session.distributions()

@@ -26,6 +26,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from tests.support import architectures, tiny
 from tests.support.calls import noted
+from tests.support.loops import draft_request
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
 from tests.support.sessions import prefill, static_session
@@ -117,8 +118,8 @@ def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
 ) -> None:
     model = model_of(name)
     size = int(model.config.vocab_size)
-    noise = TokenDistribution(Sampling(temperature=0.8, top_k=20), NoiseStream(2), 5)
-    request = DraftRequest((1, 2, 3, 4, 5), size, distribution=noise)
+    sampling = Sampling(temperature=0.8, top_k=20)
+    request = draft_request((1, 2, 3, 4, 5), sampling, 2, size)
     one, other = (
         ModelDrafter(model, static=static, min_expected_gain=0.0, **options).open(request)
         for static in ("off", "eager")
@@ -252,8 +253,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
 
 def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> None:
     request = DraftRequest(tuple(PROMPT), tiny.VOCAB)
-    noise = TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT))
-    noisy = DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=noise)
+    noisy = draft_request(PROMPT, Sampling(temperature=1.0))
     drafter = ModelDrafter(model(), tree=LEVELS, static="eager")
     sessions = [drafter.open(request), drafter.open(noisy)]
     assert [each.cache.model.static for each in sessions] == ["eager", "eager"]

@@ -12,7 +12,7 @@ import torch
 from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.goodput import AutoBudget
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
@@ -20,7 +20,6 @@ from ragspec.rules.base import Rule, Step
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
-from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -28,6 +27,7 @@ from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny
 from tests.support.distributions import texts
 from tests.support.enumeration import enumerate_outcomes
+from tests.support.loops import draft_request
 
 V, SAMPLES = 5, 300
 PROMPT = [1, 0, 3, 2]
@@ -46,8 +46,7 @@ def distribution_of(seed: int, text: list[int]) -> torch.Tensor:
 
 
 def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:
-    distribution = TokenDistribution(HOT, NoiseStream(seed), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
+    session = drafter.open(draft_request(PROMPT, HOT, seed, V))
     return session.propose(DraftContext(list(PROMPT), len(PROMPT), left), budget)
 
 
@@ -129,8 +128,7 @@ def test_q_is_the_distribution_of_the_draft_model_after_every_node(mode: str) ->
 
 def test_a_draft_has_new_numbers_at_every_root() -> None:
     drafter = ModelDrafter(model(1), mode="sampled", depth=1)
-    distribution = TokenDistribution(HOT, NoiseStream(5), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
+    session = drafter.open(draft_request(PROMPT, HOT, 5, V))
     sample: list[int] = []
     text = list(PROMPT)
     for _ in range(12):  # the same text every time, but for the count of generated tokens
@@ -220,8 +218,7 @@ def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
 def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
     drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
     alone = propose(drafter, 9)
-    distribution = TokenDistribution(HOT, NoiseStream(0), len(PROMPT))
-    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
+    session = Fuse([drafter]).open(draft_request(PROMPT, HOT, vocab=V))
     context = DraftContext(list(PROMPT), len(PROMPT), 50)
     tree = FixedBudget(9).open(None).fit(session.propose(context, 9))
     assert tree.tokens.tolist() == alone.tokens.tolist()

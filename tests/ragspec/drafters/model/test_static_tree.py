@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.growth import DraftState
@@ -26,6 +26,7 @@ from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import Lantern
 from tests.support import image_models, tiny
+from tests.support.loops import draft_request
 
 PROMPT = tiny.prompt(8)
 SAMPLED = Sampling(temperature=1.0)
@@ -130,10 +131,8 @@ def draft(seed: int) -> ImageTarget:
 def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
     prompt = image_models.target(image_models.model()).prompt(0)
     sampling = Sampling(temperature=1.0, seed=seed)
-    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
-    tree = drafter.open(
-        DraftRequest(tuple(prompt), image_models.BOOK, distribution=distribution)
-    ).propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
+    session = drafter.open(draft_request(prompt, sampling, seed, image_models.BOOK))
+    tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
     assert tree.kind is drafter.kind
     return tree.tokens.tolist(), tree.parents.tolist()
 
