@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ _NEW = 6
 
 @dataclass(slots=True)
 class Steps:
-    """The records of steps, and the largest of each number among them."""
+    """The records of steps, and the largest of any number among them."""
 
     records: list[Record] = field(default_factory=list)
 
@@ -32,25 +32,9 @@ class Steps:
         """Return the whole table of the step with most kernels."""
         return max(self.records, key=lambda each: each.kernels).table()
 
-    @property
-    def waits(self) -> int:
-        """How often the host waits in a step, at most."""
-        return max(each.waits for each in self.records)
-
-    @property
-    def asynchronous(self) -> int:
-        """How many copies to the device a step makes without waiting, at most."""
-        return max(each.asynchronous for each in self.records)
-
-    @property
-    def bytes(self) -> int:
-        """How much crosses in a step, both ways, at most."""
-        return max(each.bytes_in + each.bytes_out for each in self.records)
-
-    @property
-    def kernels(self) -> int:
-        """How many kernels a step launches, at most."""
-        return max(each.kernels for each in self.records)
+    def most(self, number: Callable[[Record], int]) -> int:
+        """Return the largest of a number among the steps."""
+        return max(map(number, self.records))
 
 
 class Bushes(Drafter, DraftSession):

@@ -250,4 +250,5 @@ def test_no_step_waits_more_often_than_it_did(nodes: int, rows: int, name: str) 
         target = open_target(pretend(tiny.model("llama")), "off")
         engine = Engine(target, drafter=drafter, budget=nodes or 1)
         steps = count_steps(device, engine, prompts, COUNTED[name])
-    assert steps.waits <= CEILINGS[nodes, rows, name], f"{steps.waits} waits\n{steps}"
+    waits = steps.most(lambda step: step.waits)
+    assert waits <= CEILINGS[nodes, rows, name], f"{waits} waits\n{steps}"

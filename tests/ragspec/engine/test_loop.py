@@ -49,11 +49,21 @@ def tokens_of(engine: Engine) -> list[list[int]]:
     return [result.tokens for result in results]
 
 
-def test_a_noise_index_that_is_off_by_one_is_noticed(
-    drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+TRUE_INDEX, TRUE_MOVE = RowView.index, SequenceCache.move
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        (RowView, "index", lambda view, node: TRUE_INDEX(view, node) + (node >= 0)),
+        (SequenceCache, "move", lambda cache, source, start: TRUE_MOVE(cache, source - 1, start)),
+    ],
+    ids=["noise index off by one", "wrong node in the cache"],
+)
+def test_what_is_off_by_one_is_noticed(
+    mutant: Any, drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = RowView.index
-    monkeypatch.setattr(RowView, "index", lambda view, node: true(view, node) + (node >= 0))
+    monkeypatch.setattr(*mutant)
     assert tokens_of(drafted) != expected
 
 
@@ -79,16 +89,6 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
 
     monkeypatch.setattr(Penalties, "apply", blind)
     assert texts(engine) != whole
-
-
-def test_a_cache_that_keeps_the_wrong_node_is_noticed(
-    drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true = SequenceCache.move
-    monkeypatch.setattr(
-        SequenceCache, "move", lambda self, source, start: true(self, source - 1, start)
-    )
-    assert tokens_of(drafted) != expected
 
 
 def test_rows_end_at_their_its_time(drafted: Engine, expected: list[list[int]]) -> None:

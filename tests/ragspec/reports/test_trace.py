@@ -45,9 +45,15 @@ def run(*more: Step) -> Generation:
     return generation_of(steps, letters, seed=5, prompt_tokens=3, budget="fixed")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of a trace that was written."""
+    write_trace(tmp_path / "trace.jsonl", run(), letters)
+    return tmp_path / "trace.jsonl"
+
+
+def test_what_is_written_is_read(path: Path) -> None:
     instance = run()
-    path = tmp_path / "trace.jsonl"
     extra = {"question": "why?", "format": "no header field can be replaced"}
     write_trace(path, instance, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
     trace = read_trace(path)
@@ -67,9 +73,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(got.tree, name), getattr(built_step.tree, name))
 
 
-def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
+def test_lines_carry_the_documented_fields(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     names = "t index sources tokens parents source accept_prob origin path emitted texts ms"
     assert set(lines[1]) == set(lines[2]) == set(names.split())
@@ -77,8 +81,7 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
     assert list(lines[-1]) == ["report"]
 
 
-def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_drafted_token_is_written_once(path: Path) -> None:
     more = Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0})
     write_trace(path, run(more), letters)
     header = json.loads(path.read_text().splitlines()[0])
@@ -96,9 +99,7 @@ def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> No
     assert piece_text(7, lambda tokens: "seven" if len(tokens) == 1 else "twice") == "seven"
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
+def test_a_file_cut_anywhere_is_refused(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     inside = lines[3].index("é".encode()) + 1  # between the two bytes of the character
     for cut in (0, inside - 1, inside, inside + 1):
@@ -107,8 +108,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             read_trace(path)
 
 
-def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_names_that_are_no_utf_8_are_written_and_read(path: Path) -> None:
     name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")  # as the file system gives it
     write_trace(path, run(), letters, model=name, documents=[name], extra={"question": name})
     trace = read_trace(path)
@@ -116,8 +116,7 @@ def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
     assert trace.extra == {"question": "caf?.txt"}
 
 
-def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_a_tree_with_equal_siblings_is_read(path: Path) -> None:
     twins = DraftTree.build([108, 108], [-1, -1], "model", kind=DraftKind.SAMPLED)
     write_trace(path, run(Step(twins, (1,), (108, 33))), letters)
     assert read_trace(path).steps[3].path == (1,)
@@ -134,8 +133,7 @@ def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
         ('{"format": "ragspec-trace", "version": 1}\n', "damaged"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "trace.jsonl"
+def test_what_is_no_trace_is_refused(path: Path, content: str, message: str) -> None:
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         read_trace(path)
@@ -159,9 +157,7 @@ CHANGES += [(0, {"vocabulary": value}) for value in VOCABULARIES]
 
 
 @pytest.mark.parametrize(("line", "change"), CHANGES)
-def test_a_damaged_line_is_refused(tmp_path: Path, line: int, change: dict[str, object]) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
+def test_a_damaged_line_is_refused(path: Path, line: int, change: dict[str, object]) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[line] |= change
     path.write_text("\n".join(map(json.dumps, lines)))

@@ -86,10 +86,13 @@ class ProgressCallback(Bushes):
 
 def hold(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
     """Assert the bars, for each time that tokens are looked for."""
-    beside = (steps.kernels - of_the_forward(rows, nodes + 1)) / looks
-    assert steps.waits == looks, f"{steps.waits} waits\n{steps}"
-    assert steps.asynchronous == 1, f"{steps.asynchronous} copies in\n{steps}"
-    assert steps.bytes <= BYTES, f"{steps.bytes} bytes\n{steps}"
+    kernels, waits = steps.most(lambda step: step.kernels), steps.most(lambda step: step.waits)
+    copies = steps.most(lambda step: step.asynchronous)
+    crossed = steps.most(lambda step: step.bytes_in + step.bytes_out)
+    beside = (kernels - of_the_forward(rows, nodes + 1)) / looks
+    assert waits == looks, f"{waits} waits\n{steps}"
+    assert copies == 1, f"{copies} copies in\n{steps}"
+    assert crossed <= BYTES, f"{crossed} bytes\n{steps}"
     assert beside <= KERNELS, f"{beside} kernels beside the forward\n{steps}"
 
 
