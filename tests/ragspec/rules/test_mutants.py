@@ -45,6 +45,8 @@ def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool =
     )
 
 
+RATIO = "ratio(p, q, int(tree.tokens[depth]))"
+ACCEPTING = "uniform(target.index(depth), NoiseUse.ACCEPT)"
 BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
     # module, class, widths of the draft, the source, what it is broken into
     (rejection, "ChainRejection", (1,), "p = normalised(p - q, p)", "pass"),
@@ -60,13 +62,7 @@ BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
     (block, "Block", (1, 1), "< _chance(left, weight)", "< weight"),
     (block, "Block", (1, 1), "spare + 1.0 - weight", "1.0"),
     (block, "Block", (1, 1), "min(1.0, weight * ratio(", "min(1.0, ratio("),
-    (
-        block,
-        "Block",
-        (1, 1),
-        "min(1.0, weight * ratio(p, q, int(tree.tokens[depth])))",
-        "weight * ratio(p, q, int(tree.tokens[depth]))",
-    ),
+    (block, "Block", (1, 1), f"min(1.0, weight * {RATIO})", f"weight * {RATIO}"),
 ]
 
 
@@ -105,13 +101,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
     (rejection, "ChainRejection", (1,), "index, NoiseUse.ACCEPT", "index, NoiseUse.DRAFT"),
     (kseq, "KSeq", (2,), "uniform(rank)", "uniform(0)"),
     (block, "Block", (1, 1), "uniform(depth) <", "uniform(nodes) <"),
-    (
-        block,
-        "Block",
-        (1, 1, 1),
-        "uniform(depth) <",
-        "target.noise.uniform(target.index(depth), NoiseUse.ACCEPT) <",
-    ),
+    (block, "Block", (1, 1, 1), "uniform(depth) <", f"target.noise.{ACCEPTING} <"),
     (rules, "Walk", (1, 1), "target.token(node)", "target.token(-1)"),
 ]
 

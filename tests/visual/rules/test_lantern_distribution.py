@@ -12,17 +12,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
 from ragspec.visual.rules.relation import related
 from tests.ragspec.rules.test_walk import plain
-from tests.support.codes import (
-    coupled,
-    distribution_after,
-    first_distribution,
-    first_excess,
-    fixed,
-    mass,
-    relaxed_distribution,
-    sampled,
-    variation,
-)
+from tests.support import codes
 from tests.support.distributions import Distributions, DistributionTarget, Grow, emitted
 from tests.support.enumeration import enumerate_outcomes
 from tests.visual.rules.test_lantern import CODES, RELAXED, TABLE
@@ -33,15 +23,17 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
     masses = []
     for seed in range(6):
         distributions = Distributions(CODES, seed)
-        p, code = distribution_after(distributions), int(distributions.draft(()).argmax())
+        p, code = codes.distribution_after(distributions), int(distributions.draft(()).argmax())
         among = related(rule.relation, code, p)
-        excess = mass(p, among)
-        result = first_distribution(rule, distributions, fixed(1))
-        assert np.abs(result - relaxed_distribution(p, code, among)).max() < 1e-12
-        assert variation(result, p) == pytest.approx(excess, abs=1e-12)
-        assert first_excess(rule, distributions, fixed(1)) == pytest.approx(excess, abs=1e-12)
-        accepted = distributions.mean_length(rule, fixed(1)) - distributions.mean_length(
-            Walk(), fixed(1)
+        excess = codes.mass(p, among)
+        result = codes.first_distribution(rule, distributions, codes.fixed(1))
+        assert np.abs(result - codes.relaxed_distribution(p, code, among)).max() < 1e-12
+        assert codes.variation(result, p) == pytest.approx(excess, abs=1e-12)
+        assert codes.first_excess(rule, distributions, codes.fixed(1)) == pytest.approx(
+            excess, abs=1e-12
+        )
+        accepted = distributions.mean_length(rule, codes.fixed(1)) - distributions.mean_length(
+            Walk(), codes.fixed(1)
         )
         assert accepted == pytest.approx(excess, abs=1e-12)
         masses.append(excess)
@@ -53,14 +45,16 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
 def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int) -> None:
     for seed in range(5):
         distributions = Distributions(CODES, seed)
-        p, tree = distribution_after(distributions), fixed(width)
-        excess = first_excess(rule, distributions, tree)
-        assert variation(first_distribution(rule, distributions, tree), p) == pytest.approx(
-            excess, abs=1e-12
-        )
+        p, tree = codes.distribution_after(distributions), codes.fixed(width)
+        excess = codes.first_excess(rule, distributions, tree)
+        assert codes.variation(
+            codes.first_distribution(rule, distributions, tree), p
+        ) == pytest.approx(excess, abs=1e-12)
         gained = distributions.mean_length(rule, tree) - distributions.mean_length(Walk(), tree)
         assert gained == pytest.approx(excess, abs=1e-12)
-        assert excess == first_excess(rule, distributions, tree, seed=1), "depends on the noise"
+        assert excess == codes.first_excess(rule, distributions, tree, seed=1), (
+            "depends on the noise"
+        )
         if isinstance(rule, Lantern):
             assert excess <= width * 0.15
 
@@ -73,17 +67,19 @@ def test_sampled_candidates_shift_the_distribution_by_the_mean_excess_at_most() 
             lambda noise, dists=distributions: excess_of(rule, dists, noise)  # type: ignore[misc]
         )
         mean = sum(weight * text[-1] for text, weight in outcomes.items())
-        first = first_distribution(rule, distributions, sampled(1))
-        assert variation(first, distribution_after(distributions)) <= mean + 1e-12
+        first = codes.first_distribution(rule, distributions, codes.sampled(1))
+        assert codes.variation(first, codes.distribution_after(distributions)) <= mean + 1e-12
 
 
 def excess_of(rule: Rule, distributions: Distributions, noise: NoiseStream) -> Any:
-    tree = sampled(1)(distributions, noise, ())
+    tree = codes.sampled(1)(distributions, noise, ())
     verdict = rule.judge(tree, DistributionTarget(distributions, tree, (), noise))
     return (*emitted(tree, verdict), verdict.excess[0])
 
 
-@pytest.mark.parametrize("tree", [fixed(1), fixed(3), coupled(1), coupled(3)])
+@pytest.mark.parametrize(
+    "tree", [codes.fixed(1), codes.fixed(3), codes.coupled(1), codes.coupled(3)]
+)
 def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
     chains: list[list[RelaxedWalk]] = [
         [Lantern(TABLE, k, 0.4) for k in range(7)],

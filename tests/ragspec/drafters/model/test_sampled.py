@@ -4,6 +4,7 @@ of them."""
 import copy
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,19 +152,11 @@ def test_the_text_follows_the_distribution_of_the_target(
     rule: Rule, mode: str, width: int | tuple[int, ...]
 ) -> None:
     drafter = Fuse([ModelDrafter(model(1), width=width, mode=mode)])
+    settings: dict[str, Any] = {"new": 3, "target": model(0), "prompt": PROMPT, "rule": rule}
     counts: Counter[int] = Counter()
     accepted = 0
     for seed in range(SAMPLES):
-        text, steps = write(
-            drafter,
-            HOT,
-            new=3,
-            budget=FixedBudget(4),
-            seed=seed,
-            rule=rule,
-            target=model(0),
-            prompt=PROMPT,
-        )
+        text, steps = write(drafter, HOT, seed=seed, budget=FixedBudget(4), **settings)
         counts[text[1] * V + text[2]] += 1
         accepted += sum(len(step.path) for step in steps)
     assert accepted > SAMPLES / 4
