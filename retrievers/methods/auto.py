@@ -27,7 +27,7 @@ class AutoDrafter(Fuse):
             AutoDrafter(*sources.past(), top_k_feedback=sources.top_k_feedback),
             *sources.models(),
         ],
-        uses=frozenset({"store"}),
+        uses=frozenset({"store", "draft model"}),
     )
 
     def __init__(self, *stores: Drafter, top_k_feedback: bool = True) -> None:

@@ -119,7 +119,8 @@ def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
     assert names == ["lookup", "history", "corpus", "model"]
     model = Sources(draft_model=sources.draft_model)
     assert compose(None, model).name == "model" and compose("rasd", model).name == "rasd"
-    assert [each.name for each in compose(["auto", "lookup"], model)][-1] == "model"
+    names = [each.name for each in compose(["auto", "lookup"], model)]
+    assert names == ["auto", "model", "lookup"], "the model drafts once"
 
 
 def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:

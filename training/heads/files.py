@@ -1,11 +1,12 @@
 """The files of a training, which are checked before torch is imported."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 from ragspec.errors import InputError, ModelError, StoreError
-from ragspec.models.checks import check_head_files
+from ragspec.models.checks import CONFIG, check_head_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,8 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         check_head_files(out)
         from ragspec.drafters.heads.files import holds_head
 
-        head = holds_head(out)
+        # A model may hold a head, too; `save_head` alone leaves this mark.
+        head = holds_head(out) and "ragspec" in json.loads((out / CONFIG).read_text())
     except ModelError:
         head = False
     if resume:
@@ -74,4 +76,7 @@ def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDAr
             "'codes' and either 'labels' or 'features'."
         ) from None
     kind = np.int64 if conditions == ["labels"] else np.float32
+    for name, each in (("codes", codes), *((("labels", inputs),) * (kind is np.int64))):
+        if not np.issubdtype(each.dtype, np.integer):
+            raise InputError(f"{path} has {name} of {each.dtype}; expected whole numbers.")
     return codes.astype(np.int64), inputs.astype(kind)

@@ -22,6 +22,7 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
+from ragspec.needs import LAST, Needs, match
 from ragspec.training.batches import SHORTEST, Batches, StateRead, StateReader, seeded
 from ragspec.training.files import CHECKPOINT, PART
 from ragspec.training.loss import Teacher, head_loss
@@ -130,6 +131,7 @@ class HeadTrainer:
         head: DraftHead | None = None,
         read: Callable[[Sequence[int]], StateRead] | None = None,
     ) -> None:
+        match("the training of a head", Needs(hidden_states=(LAST,)), target.capabilities)
         self.target = target
         self.settings = settings
         size, tokens = settings.draft_vocab_size, None

@@ -162,7 +162,7 @@ class Latents(LatentFamily, LlamaGen):
     @property
     def record(self) -> dict[str, object]:
         """The further arguments of the constructor to save."""
-        return {"steps": self.schedule.steps, "floor": self.schedule.floor}
+        return super().record | {"steps": self.schedule.steps, "floor": self.schedule.floor}
 
     @property
     def trunk(self) -> LlamaGenModel:

@@ -1,5 +1,6 @@
 """LlamaGen (Sun et al., arXiv 2406.06525): codes by class, or by the features of a text encoder."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,27 @@ class LlamaGen(CodecFamily):
     ) -> None:
         super().__init__(model, tokenizer, folder)
         self.text_encoder = caption_encoder(self.trunk, text_encoder)
+        self._encoder = text_encoder
+
+    def save(self, root: Path, **options: object) -> None:
+        """Write the model and the tokenizer; an encoder is saved by its name."""
+        super().save(root, **options)
+        if not isinstance(self._encoder, str | Path | None):
+            warnings.warn(
+                "a text_encoder that is no name is not saved; give it to from_pretrained again.",
+                stacklevel=4,
+            )
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The further arguments of the constructor to save."""
+        name = self._encoder
+        return {"text_encoder": str(name)} if isinstance(name, str | Path) else {}
+
+    @property
+    def components(self) -> dict[str, object]:
+        """The parts that other pipelines may share."""
+        return super().components | {"text_encoder": self._encoder}
 
     def conditions(self, call: ImageCall, raster: Raster) -> Conditions:
         """Return the labels, or the features of prompts and negative prompts."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -171,19 +172,17 @@ def test_an_interrupted_answer_is_preserved() -> None:
 
 
 def test_a_turn_that_was_interrupted_while_it_was_read_is_not_preserved() -> None:
-    talk = Conversation(engine())
-    first = talk.ask("Hello.", max_new_tokens=5)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
+    talk, interrupt = Conversation(engine()), Mock(return_value=None)
     hook = talk.engine.model.register_forward_pre_hook(interrupt)
+    first = talk.ask("Hello.", max_new_tokens=5)
+    interrupt.side_effect = KeyboardInterrupt
     reply = talk.ask("And then?", max_new_tokens=5)
-    hook.remove()
+    interrupt.side_effect = None
     assert reply.text == "" and reply.generation.finish_reason == "cancelled"
     assert [turn.question for turn in talk.turns] == ["Hello."]
     again = talk.ask("And then?", max_new_tokens=5)
     fresh = engine().generate(again.generation.prompt_tokens, max_new_tokens=5)
+    hook.remove()
     assert again.generation.tokens == fresh.tokens and first.text
     assert again.report.cached_tokens > 0
 

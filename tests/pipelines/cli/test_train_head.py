@@ -29,7 +29,7 @@ from ragspec.training.files import CHECKPOINT, check_out
 from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.families.llamagen import LlamaGen
-from tests.support import heads, image_models, tiny
+from tests.support import heads, image_models, published_heads, tiny
 from tests.support.damage import full_disk
 
 Capture = pytest.CaptureFixture[str]
@@ -129,8 +129,12 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
     save_head(heads.fresh(CausalTarget(heads.model())), tmp_path / "head")
     check_out(tmp_path / "head")
     tiny.model().save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match="other files"):
-        check_out(tmp_path / "model")
+    config, weights = published_heads.medusa("medusa_head.")  # inside its model
+    whole = weights | {"model.norm.weight": torch.ones(published_heads.H)}
+    published_heads.write(tmp_path / "whole", config, whole)
+    for name in ("model", "whole"):
+        with pytest.raises(InputError, match="other files"):
+            check_out(tmp_path / name)
 
 
 def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:

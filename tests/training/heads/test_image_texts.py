@@ -1,6 +1,7 @@
 """Pictures become texts of codes below the ids of what they are of."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,8 +87,8 @@ def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "codes.npz"
-    for arrays in ({"codes": CODES.numpy()}, {"labels": np.zeros(4)}, {}):
-        np.savez(path, **arrays)
+    for part in ({"codes": CODES.numpy()}, {"labels": np.zeros(4)}, {}):
+        np.savez(path, **part)
         with pytest.raises(InputError, match="expected the arrays"):
             read_codes(path)
     for content in (b"no arrays", b"", b"PK\x03\x04 no archive"):
@@ -101,6 +102,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_codes(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_codes(tmp_path / "nowhere.npz")
+    for name in ("codes", "labels"):
+        arrays: Any = {"codes": CODES.numpy(), "labels": np.zeros(4, int)}
+        np.savez(path, **arrays | {name: np.full(4, 1.7)})
+        with pytest.raises(InputError, match=f"{name} of float64; expected whole numbers"):
+            read_codes(path)
     np.savez(path, codes=np.array([{}], dtype=object), labels=np.zeros(1))
     with pytest.raises(InputError, match="cannot be read"):
         read_codes(path)

@@ -16,6 +16,7 @@ from ragspec.training.loss import Teacher, head_loss, rounds
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
+from ragspec.verification.open import open_target
 from ragspec.visual.models.target import ImageTarget
 from tests.support import heads, image_models, tiny
 
@@ -55,6 +56,11 @@ def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
 
     once = last_round(heads.train_head(instance, inputs, settings))
     assert last_round(heads.train_head(instance, inputs, replace(settings, depth=depth))) < once
+
+
+def test_a_target_without_states_is_refused_before_training() -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden states"):
+        HeadTrainer(open_target(tiny.model("bloom")), texts(), HeadTraining(steps=2))
 
 
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
