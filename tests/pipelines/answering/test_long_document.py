@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
@@ -172,6 +173,15 @@ def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
     with pytest.raises(RagspecError, match="cannot be kept"):
         LongDocument.open(text_file(tmp_path), request)
+
+
+def test_a_full_disk_is_a_typed_error(
+    selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = SafetensorError("No space left on device (os error 28)")
+    monkeypatch.setattr("safetensors.torch.save_file", Mock(side_effect=error))
+    with pytest.raises(StoreError, match=r"No space left .* free some room"):
+        LongDocument.open(selected, engine()).save(tmp_path / "full")
 
 
 def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.serving import Serving
+from ragspec.retrievers.search import sentences
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
@@ -229,13 +230,19 @@ def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
         Serving(Engine(instance.target, None), "bare")
 
 
-def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
+def test_documents_of_a_request_are_displayed_and_cited(
+    instance: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     with served(instance) as (client, _):
         body = {"temperature": 0, "max_tokens": 20}
         documents = [{"title": "Rules", "text": passage}]
         with_it = chat(client, "What is the same?", **body, documents=documents).json()
         without = chat(client, "What is the same?", **body).json()
+        monkeypatch.setattr(sentences, "RANK_COST", 9.0)  # they have no rank
+        late = ["Ann sleeps.", passage]
+        last = chat(client, "Are verified tokens the same?", **body, documents=late).json()
+    assert last["choices"][0]["message"]["sentences"][0]["text"] == passage
     assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
     # An untrained model quotes nothing.
     assert with_it["choices"][0]["message"]["annotations"] == []

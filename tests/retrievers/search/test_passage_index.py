@@ -43,7 +43,9 @@ def test_each_mode_finds_the_passage(index: PassageIndex, mode: str | None) -> N
 
 
 def test_saved_index_opens_with_equal_results(index: PassageIndex, tmp_path: Path) -> None:
-    index.save(tmp_path / "idx")
+    index.save(tmp_path / "idx", replace=False)
+    with pytest.raises(InputError, match="is an index already"):
+        index.save(tmp_path / "idx", replace=False)
     again = PassageIndex.open(tmp_path / "idx")
     assert again.documents == index.documents
     assert again.passages == index.passages

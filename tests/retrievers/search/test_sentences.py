@@ -127,6 +127,21 @@ def test_questions_are_refused_in_every_script(text: str, covered: str, other: s
 def test_a_question_of_stop_words_alone_is_not_refused() -> None:
     qa = DocQA(PassageIndex.build([Document("a", "a", "The warranty ends after three years.")]))
     assert qa.search("What is it?").refused is None
+    assert qa.search("👍 ?!").refused is not None, "it has no word at all"
+
+
+def test_sentences_of_chinese_are_as_short_as_others() -> None:
+    text = "这台水泵的保修期从交货之日起为三年整。" * 3 + "请不要用热水清洗这台水泵的滤网部分。"
+    assert len(list(statements(hits_of(Document("a", "", text))[0]))) == 2
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+def test_passages_of_no_search_have_no_rank(ranked: bool) -> None:
+    texts = [*["The pump is blue."] * 30, "The warranty of the pump ends after three years."]
+    documents = [Document(f"{n}", "", f"{text} {n}.") for n, text in enumerate(texts)]
+    hits = [hit for each in documents for hit in hits_of(each)]
+    best = rank_sentences("How long is the warranty of the pump?", hits, ranked=ranked)[0]
+    assert ("warranty" in best.text) is not ranked
 
 
 def test_copies_take_one_place() -> None:

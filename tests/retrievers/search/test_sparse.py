@@ -1,5 +1,6 @@
 """Whether documents speak of a question: by its words and their rarity, or by the nearest text."""
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ TEXTS = [
 
 def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
     index = SparseIndex.build(TEXTS)
+    assert not logging.getLogger("bm25s").isEnabledFor(logging.INFO), "it would log all it does"
     result = index.search("How do I merge dictionaries by update?", 5)
     assert [number for number, _ in result] == [2, 1]
     assert result[0][1] > result[1][1] > 0

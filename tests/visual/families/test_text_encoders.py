@@ -54,6 +54,13 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_visible(encoder: Path) -
         return codes
 
     assert torch.equal(sample(texts)[:1], sample("red"))
+    pipe.save_pretrained(encoder.parent / "named")
+    for again in (ImagePipeline(**pipe.components), opened(pipe.family.text_encoder)):
+        assert torch.equal(again(texts, seed=1).codes, pipe(texts, seed=1).codes)
+    with pytest.warns(UserWarning, match="is not saved"):
+        again.save_pretrained(encoder.parent / "object")
+    named = ImagePipeline.from_pretrained(encoder.parent / "named", budget=6)
+    assert torch.equal(named(texts, seed=1).codes, pipe(texts, seed=1).codes)
     parts = pipe.family.text_encoder.tokenizer, pipe.family.text_encoder.model
     with pytest.warns(UserWarning, match="reads the first 3"):
         assert len(TextEncoder(*parts, 3)(texts)[1]) == 3
