@@ -252,8 +252,8 @@ def weight_state(weight: Tensor) -> State:
     about = weight.data_ptr(), weight.dtype, changes
     if data.device.type != "cpu" or type(data) is not Tensor or not data.is_floating_point():
         return *about, ""
-    step = _stride(*data.shape) if data.dim() == 2 else 1
-    step = math.isqrt(data.numel()) or 1 if data.dim() > 2 else step
+    step = max(1, math.isqrt(data.numel())) if data.dim() > 2 else 1
+    step = _stride(*data.shape) if data.dim() == 2 else step
     return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
 
 

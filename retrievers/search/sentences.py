@@ -125,8 +125,8 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
         shared = np.array([[term in part for term in terms] for part in begun])
         return list(map(float, shared @ weights / LEAST_SHARE))
     embedder = _judge()
-    says_nothing = not any(map(str.isalnum, question))  # stop words alone ask for anything
-    shares = _likeness(embedder, terms, parts) @ weights if terms else float(not says_nothing)
+    covered = float(any(map(str.isalnum, question)))  # stop words alone ask for anything
+    shares = _likeness(embedder, terms, parts) @ weights if terms else covered
     cosines = embedder.encode(texts) @ embedder.encode([question])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 

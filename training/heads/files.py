@@ -76,7 +76,7 @@ def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDAr
             "'codes' and either 'labels' or 'features'."
         ) from None
     kind = np.int64 if conditions == ["labels"] else np.float32
-    for name, each in (("codes", codes), *((("labels", inputs),) * (kind is np.int64))):
-        if not np.issubdtype(each.dtype, np.integer):
+    for name, each in zip(("codes", *conditions), (codes, inputs), strict=True):
+        if name != "features" and not np.issubdtype(each.dtype, np.integer):
             raise InputError(f"{path} has {name} of {each.dtype}; expected whole numbers.")
     return codes.astype(np.int64), inputs.astype(kind)
