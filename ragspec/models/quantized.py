@@ -1,25 +1,28 @@
-"""Linear layers whose weights are integers of 8 bits, in blocks of 32 with one scale each.
+"""Linear layers whose weights are integers of 8 bits, in blocks with one scale each.
 
 ONNX Runtime multiplies by them as they are stored, and rounds its inputs to 8 bits by blocks too. A
-weight is s q with |q| <= 127 and s = max |w| / 127 of its block, so that Q8_0 of llama.cpp comes
-back as it was stored. Four bits by rounding alone are not offered: SmolLM2 agreed with itself in
-float32 on .65 of all tokens.
+weight is s q with |q| <= 127 and s = max |w| / 127 of its block. Blocks of 32 give weights of
+llama.cpp's Q8_0 back as they were stored; other models have blocks of 64, which take less time. An
+input that is far larger than its neighbours would leave them few of the 255 steps, so those that a
+norm returns are evened out first. Four bits by rounding alone are not offered: SmolLM2 agreed with
+itself in float32 on .65 of all tokens.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from ragspec.errors import ModelError
 from ragspec.registry import for_extra
@@ -28,7 +31,8 @@ from ragspec.types import PreTrainedModel
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
-BLOCK = 32  # weights of one scale
+BLOCK = 32  # weights of one scale, as in Q8_0
+WIDE = 64  # those of other models
 CENTRE = 128  # stored for 0 in 8 bits
 GROUP = 128  # inputs that the runtime's products take at once; the rest costs far more
 INT8 = "int8"
@@ -54,21 +58,33 @@ class BlockLinear(nn.Module):
     On a CPU it runs on ONNX Runtime. Elsewhere the weights are made floats for every call.
 
     Attributes:
-        codes: q + 128, u8 [N, K / 32, 32].
-        scales: [N, K / 32].
+        codes: q + 128, u8 [N, K / B, B].
+        scales: [N, K / B].
+        factors: Powers of two by which inputs are multiplied first, [K]; None for 1.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.in_features, self.out_features = BLOCK * codes.shape[1], len(codes)
-        self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.in_features, self.out_features = codes[0].numel(), len(codes)
+        self.codes, self.scales = (nn.Parameter(x, requires_grad=False) for x in (codes, scales))
+        self.bias, self.factors = (
+            None if x is None else nn.Parameter(x, requires_grad=False) for x in (bias, factors)
+        )
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> BlockLinear:
+    def of(
+        cls, linear: nn.Linear, block: int = BLOCK, factors: Tensor | None = None
+    ) -> BlockLinear:
         """Return a linear layer with its weights rounded."""
-        return cls(*in_blocks(linear.weight.detach()), linear.bias)
+        weight = linear.weight.detach()
+        weight = weight if factors is None else weight / factors
+        return cls(*in_blocks(weight, block), linear.bias, factors)
 
     @classmethod
     def joined(cls, layers: Sequence[BlockLinear]) -> BlockLinear:
@@ -78,23 +94,23 @@ class BlockLinear(nn.Module):
             for part in ("codes", "scales")
         )
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        return cls(codes, scales, torch.cat(biases) if biases else None)
+        return cls(codes, scales, torch.cat(biases) if biases else None, layers[0].factors)
 
     def padded(self) -> BlockLinear:
-        """Return the layer whose inputs zeros bring to a multiple of `GROUP`."""
-        more = -self.in_features % GROUP // BLOCK
+        """Return the layer whose inputs, by its factors, zeros bring to a multiple of `GROUP`."""
+        more = -self.in_features % GROUP // self.codes.shape[2]
         codes = functional.pad(self.codes.detach(), (0, 0, 0, more))  # of scale 0
         return BlockLinear(codes, functional.pad(self.scales.detach(), (0, more)), self.bias)
 
     def rows(self, index: Tensor) -> BlockLinear:
         """Return the layer of some outputs."""
         bias = None if self.bias is None else self.bias[index]
-        return BlockLinear(self.codes[index], self.scales[index], bias)
+        return BlockLinear(self.codes[index], self.scales[index], bias, self.factors)
 
     @property
     def weight(self) -> Tensor:
         """The weights as floats [N, K]."""
-        return block_floats(self.codes, self.scales)
+        return block_floats(self.codes, self.scales, self.factors)
 
     @property
     def operands(self) -> dict[str, Tensor]:
@@ -113,7 +129,7 @@ class BlockLinear(nn.Module):
             K=self.in_features,
             N=self.out_features,
             bits=8,
-            block_size=BLOCK,
+            block_size=self.codes.shape[2],
             accuracy_level=4,  # inputs in 8 bits
         )
 
@@ -121,6 +137,7 @@ class BlockLinear(nn.Module):
         """Return x W^T + b, [.., K] -> [.., N]."""
         if x.device.type != "cpu" or x.dtype != torch.float32 or missing_package():
             return functional.linear(x, self.weight.to(x.dtype), self.bias)
+        x = x if self.factors is None else x * self.factors
         inputs = {"x": x.detach().contiguous().numpy()}
         out = torch.from_numpy(_session(self).inner.run(None, inputs)[0])
         return out if self.bias is None else out + self.bias
@@ -131,30 +148,35 @@ class BlockEmbedding(nn.Module):
 
     def __init__(self, head: BlockLinear, factor: float = 1.0) -> None:
         super().__init__()
-        self.codes, self.scales, self.scalar_embed_scale = head.codes, head.scales, factor
+        self.codes, self.scales, self.factors = head.codes, head.scales, head.factors
+        self.scalar_embed_scale = factor
 
     @property
     def weight(self) -> Tensor:
         """The weights as floats [V, H]."""
-        return block_floats(self.codes, self.scales)
+        return block_floats(self.codes, self.scales, self.factors)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids, [..] -> [.., H]."""
-        return block_floats(self.codes[ids], self.scales[ids]) * self.scalar_embed_scale
+        rows = block_floats(self.codes[ids], self.scales[ids], self.factors)
+        return rows * self.scalar_embed_scale
 
 
-def in_blocks(weights: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Return weights [N, K] as codes [N, K / 32, 32] and scales [N, K / 32], in a dtype."""
-    blocks = weights.reshape(len(weights), -1, BLOCK)
+def in_blocks(
+    weights: Tensor, block: int = BLOCK, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return weights [N, K] as codes [N, K / B, B] and scales [N, K / B], in a dtype."""
+    blocks = weights.reshape(len(weights), -1, block)
     scales = (blocks.abs().amax(-1) / 127).to(dtype or weights.dtype)
     divisors = torch.where(scales == 0, 1.0, scales.to(weights.dtype))
     codes = (blocks / divisors[..., None]).round().clamp(-127, 127) + CENTRE
     return codes.to(torch.uint8), scales
 
 
-def block_floats(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return weights as floats: codes [.., K / 32, 32] and scales [.., K / 32] -> [.., K]."""
-    return ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
+def block_floats(codes: Tensor, scales: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Return weights as floats: codes [.., K / B, B] and scales [.., K / B] -> [.., K]."""
+    weights = ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
+    return weights if factors is None else weights * factors
 
 
 def quantized(model: PreTrainedModel) -> PreTrainedModel:
@@ -174,7 +196,13 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     expect_package(missing_package() or PACKAGES[0])
     embedding = model.get_input_embeddings()
     floating = all(each.is_floating_point() for each in model.parameters())
-    linears = replace_linears(model) if floating else {}
+    wide = {each for each in model.modules() if floating and _fits(each, WIDE) and _off_grid(each)}
+    factors = input_factors(model, wide) if wide else {}
+
+    def store(linear: nn.Linear) -> BlockLinear:
+        return BlockLinear.of(linear, WIDE if linear in wide else BLOCK, factors.get(linear))
+
+    linears = replace_linears(model, store) if floating else {}
     if not linears:
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
@@ -190,16 +218,75 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def replace_linears(module: nn.Module) -> dict[nn.Linear, BlockLinear]:
+def input_factors(model: PreTrainedModel, linears: Container[nn.Linear]) -> dict[nn.Linear, Tensor]:
+    """Return powers of two that even out what linear layers read from a norm, [K] each.
+
+    The mean sizes of both for some random tokens are brought together, as in SmoothQuant with an
+    alpha of 1/2 (arXiv 2211.10438). Powers of two commute with rounding, so that a norm's own
+    weight may have them. The layers that read a norm share them.
+    """
+    vocab_size, seed = len(model.get_input_embeddings().weight), torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (1, 64), generator=seed)
+    factors = dict[nn.Linear, Tensor]()
+    for out, readers in _readers_of_norms(model, ids):
+        if readers and all(each in linears for each in readers):
+            weights = torch.cat([each.weight.detach() for each in readers])
+            ratio = weights.square().mean(0).sqrt() / out.abs().flatten(0, -2).mean(0)
+            shared = ratio.clamp(1e-12, 1e12).log2().div(2).round().exp2()
+            factors |= dict.fromkeys(readers, shared)
+    return factors
+
+
+def _readers_of_norms(
+    model: PreTrainedModel, ids: Tensor
+) -> Iterable[tuple[Tensor, list[nn.Linear]]]:
+    """Return what each norm returns for some tokens, and the linear layers that read it."""
+    normed = dict[int, tuple[Tensor, list[nn.Linear]]]()  # by address, which views share
+
+    def hear(_norm: nn.Module, _args: object, out: object) -> None:
+        if isinstance(out, Tensor):
+            normed[out.data_ptr()] = out, []
+
+    def read(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+        for x in args:
+            if isinstance(linear, nn.Linear) and x.data_ptr() in normed:
+                normed[x.data_ptr()][1].append(linear)
+
+    hooks = list[RemovableHandle]()
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            hooks.append(module.register_forward_pre_hook(read))
+        elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:
+            hooks.append(module.register_forward_hook(hear))
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return normed.values()
+
+
+def replace_linears(
+    module: nn.Module, store: Callable[[nn.Linear], BlockLinear] = BlockLinear.of
+) -> dict[nn.Linear, BlockLinear]:
     """Store linear layers in blocks where their inputs allow it; return the new ones by the old."""
     linears = {
-        name: (linear, BlockLinear.of(linear))
-        for name, linear in module.named_modules()
-        if type(linear) is nn.Linear and linear.in_features % BLOCK == 0
+        name: (linear, store(linear)) for name, linear in module.named_modules() if _fits(linear)
     }
     for name, (_, block) in linears.items():
         module.set_submodule(name, block)
     return dict(linears.values())
+
+
+def _fits(module: nn.Module, block: int = BLOCK) -> TypeGuard[nn.Linear]:
+    """Return whether a module is a linear layer whose inputs are so many whole blocks."""
+    return type(module) is nn.Linear and module.in_features % block == 0
+
+
+def _off_grid(linear: nn.Linear) -> bool:
+    """Return whether blocks of 32 change a layer's weights."""
+    return not torch.equal(BlockLinear.of(linear).weight, linear.weight)
 
 
 def weights_of(model: nn.Module) -> str:

@@ -109,7 +109,7 @@ def save_head(
     for name, value in weights.items():
         value = value.detach()
         if small and value.is_floating_point() and value.ndim == 2 and value.shape[1] % BLOCK == 0:
-            codes, scales = in_blocks(value.float(), torch.float16)
+            codes, scales = in_blocks(value.float(), dtype=torch.float16)
             stem = name.removesuffix("weight")
             tensors |= {f"{stem}codes": codes, f"{stem}scales": scales}
         else:

@@ -31,7 +31,6 @@ from ragspec.models.device import pick_device
 from ragspec.models.gguf import SPARE, converted_folder
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
-    BLOCK,
     INT8,
     BlockEmbedding,
     BlockLinear,
@@ -50,12 +49,12 @@ from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 
-VERSION = 8
+VERSION = 9
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
 STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
 TENSORS = "tensors.safetensors"  # those that are read outside of the graph
-READ = frozenset({"embedding", "logits.codes", "logits.scales", "logits.bias"})
+HEAD = frozenset({"codes", "scales", "bias", "factors"})  # those of its output head
 STEPS = 128  # forwards that `STEP` could take, after which it has cost less to open than it saves
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 MOST = 4  # graphs of one model: of other threads or packages
@@ -172,7 +171,8 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
             few = build_graph(model, sequences, False, few=True)
             (folder / name).write_bytes(in_onnx(few, model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
-    read = {name: each.numpy() for name, each in weights.items() if name in READ}
+    names = {"embedding", *(f"logits.{part}" for part in HEAD)} & weights.keys()
+    read = {name: weights[name].numpy() for name in names}
     save_file(read | target.rotary(longest), folder / TENSORS)
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
@@ -217,10 +217,10 @@ class StandIn(nn.Module):
         self.model = nn.Module()
         self.model.layers = nn.ModuleList(nn.Module() for _ in range(self.config.num_hidden_layers))
         names = set(weights.keys())
-        codes = weights.get_tensor("logits.codes")
-        scales = weights.get_tensor("logits.scales")
-        bias = weights.get_tensor("logits.bias") if "logits.bias" in names else None
-        self.head = BlockLinear(codes.view(*scales.shape, BLOCK), scales, bias)
+        parts = {
+            part: weights.get_tensor(f"logits.{part}") for part in HEAD if f"logits.{part}" in names
+        }
+        self.head = BlockLinear(**parts)
         self.embedding: nn.Module
         if "embedding" in names:
             rows = weights.get_tensor("embedding")

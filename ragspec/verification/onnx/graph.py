@@ -20,7 +20,6 @@ from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from ragspec.models.quantized import (
-    BLOCK,
     GROUP,
     IN_MEMORY,
     MICROSOFT,
@@ -49,6 +48,7 @@ class Graph:
         few: Whether all operators are folded, for forwards of few positions.
         form: The form of the model.
         weights: Tensors by name: the model's own, joined ones, and small constants.
+        evened: Outputs of norms whose weights have the factors of those that read them.
     """
 
     sequences: int = 1
@@ -58,6 +58,7 @@ class Graph:
     form: ModelForm = field(default_factory=ModelForm)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    evened: set[str] = field(default_factory=set)
 
     @property
     def operators(self) -> list[str]:
@@ -92,6 +93,9 @@ class Graph:
         """Add a linear layer, [.., K] -> [.., N]; `out` names its output, if not `name`."""
         out = out or name
         if isinstance(module, BlockLinear):
+            if module.factors is not None and x not in self.evened:
+                factors = self.weight(f"{name}.factors", module.factors)
+                x = self.add("Mul", [x, factors], f"{name}.evened")
             more = -module.in_features % GROUP
             if more and name != "logits":  # whose codes may be those of the embedding
                 x, module = self.pad(x, more), module.padded()
@@ -123,21 +127,35 @@ class Graph:
             return self.add("Gather", [weight, "ids"], "x")
         codes = self.weight("embedding.codes", head.codes.flatten(1))
         _, scales = self.operands("logits", head)
-        how = {"bits": 8, "block_size": BLOCK, "quantize_axis": 1, "gather_axis": 0}
+        block = head.codes.shape[2]
+        how = {"bits": 8, "block_size": block, "quantize_axis": 1, "gather_axis": 0}
         inputs = [codes, "ids", scales]
-        return self.add("GatherBlockQuantized", inputs, "x", domain=MICROSOFT, **how)
+        x = self.add("GatherBlockQuantized", inputs, "x", domain=MICROSOFT, **how)
+        if head.factors is None:
+            return x
+        return self.add("Mul", [x, self.weight("logits.factors", head.factors)], "x.evened")
 
-    def norm(self, name: str, x: str, norm: LlamaRMSNorm) -> str:
+    def norm(self, name: str, x: str, norm: LlamaRMSNorm, reader: nn.Module | None = None) -> str:
         """Normalise the last axis by its root mean square."""
-        weight, epsilon = self.gain(name, norm)
+        weight, epsilon = self.gain(name, norm, reader)
         kind = "SimplifiedLayerNormalization"
         return self.add(kind, [x, weight], name, axis=-1, epsilon=epsilon, stash_type=1)
 
-    def gain(self, name: str, norm: LlamaRMSNorm) -> tuple[str, float]:
-        """Add the weight of a normalisation; return it and the epsilon."""
-        if hasattr(norm, "variance_epsilon"):
-            return self.weight(f"{name}.weight", norm.weight), float(norm.variance_epsilon)
-        return self.weight(f"{name}.weight", 1.0 + norm.weight), float(norm.eps)  # Gemma's
+    def gain(self, name: str, norm: LlamaRMSNorm, reader: nn.Module | None) -> tuple[str, float]:
+        """Add the weight of a normalisation, with the factors of what reads it.
+
+        Returns:
+            (its name, the epsilon).
+        """
+        gemma = not hasattr(norm, "variance_epsilon")
+        weight = 1.0 + norm.weight if gemma else norm.weight
+        linears = [] if reader is None else reader.children()
+        factors = [f for each in linears if (f := getattr(each, "factors", None)) is not None]
+        if factors:
+            weight = weight * factors[0]
+            self.evened.add(name)
+        epsilon = norm.eps if gemma else norm.variance_epsilon
+        return self.weight(f"{name}.weight", weight), float(epsilon)
 
     def scaled(self, x: str, factor: float) -> str:
         """Multiply by a factor, unless it is 1."""
@@ -149,9 +167,11 @@ class Graph:
             f"{x}.scaled",
         )
 
-    def skip_norm(self, name: str, x: str, more: str, norm: LlamaRMSNorm) -> tuple[str, str]:
+    def skip_norm(
+        self, name: str, x: str, more: str, norm: LlamaRMSNorm, reader: nn.Module | None = None
+    ) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
-        weight, epsilon = self.gain(name, norm)
+        weight, epsilon = self.gain(name, norm, reader)
         kind, outputs = "SkipSimplifiedLayerNormalization", [name, "", "", f"{name}.sum"]
         inputs = [x, more, weight]
         node = helper.make_node(kind, inputs, outputs, domain=MICROSOFT, epsilon=epsilon)
@@ -294,14 +314,16 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool, few: bool =
         name = f"layer{i}"
         four = hasattr(layer, "pre_feedforward_layernorm")  # Gemma's
         between = layer.pre_feedforward_layernorm if four else layer.post_attention_layernorm
+        attention = layer.self_attn
         if more:
-            h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm)
+            h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm, attention)
         else:
-            h = graph.norm(f"{name}.before", x, layer.input_layernorm)
-        out = graph.attention(name, i, h, layer.self_attn, config)
+            h = graph.norm(f"{name}.before", x, layer.input_layernorm, attention)
+        out = graph.attention(name, i, h, attention, config)
         if four:
             out = graph.norm(f"{name}.attended", out, layer.post_attention_layernorm)
-        h, x = graph.skip_norm(f"{name}.between", x, graph.scaled(out, form.residual), between)
+        out = graph.scaled(out, form.residual)
+        h, x = graph.skip_norm(f"{name}.between", x, out, between, layer.mlp)
         more = graph.feed_forward(name, h, layer.mlp)
         if four:
             more = graph.norm(f"{name}.fed", more, layer.post_feedforward_layernorm)

@@ -13,7 +13,14 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import MissingExtraError, ModelError
 from ragspec.models import quantized as module
 from ragspec.models.load import load_model
-from ragspec.models.quantized import BLOCK, BlockEmbedding, BlockLinear, quantized
+from ragspec.models.quantized import (
+    BLOCK,
+    WIDE,
+    BlockEmbedding,
+    BlockLinear,
+    quantized,
+    replace_linears,
+)
 from tests.support import tiny
 
 pytest.importorskip("onnxruntime")
@@ -38,29 +45,56 @@ def test_weights_of_q8_0_come_back_as_they_were_stored() -> None:
     assert torch.equal(block.codes[kept].long() - 128, whole[kept])
 
 
-def test_no_weight_is_off_by_more_than_half_a_step() -> None:
-    for k in (32, 96):
-        layer = linear(k=k)
-        layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
-        block = BlockLinear.of(layer).requires_grad_(False)
-        steps = (block.weight - layer.weight.detach()).reshape(48, -1, BLOCK).abs().amax(
-            -1
-        ) / block.scales
-        assert float(steps.max()) <= 0.5 + 1e-3
-        rows = torch.tensor([[3, 0], [47, 3]])
-        assert torch.equal(BlockEmbedding(block)(rows), block.weight[rows])
+FACTORS = 2.0 ** torch.randint(-3, 4, (192,), generator=torch.Generator().manual_seed(0))
+STORED = [(32, BLOCK, None), (96, BLOCK, None), (192, WIDE, None), (192, WIDE, FACTORS)]
 
 
-def test_products_are_those_of_the_stored_weights() -> None:
-    block, x = BlockLinear.of(linear(bias=True)).requires_grad_(False), torch.randn(2, 5, 96)
+@pytest.mark.parametrize(("k", "size", "factors"), STORED)
+def test_no_weight_is_off_by_more_than_half_a_step(k: int, size: int, factors: Any) -> None:
+    layer = linear(k=k)
+    layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
+    block = BlockLinear.of(layer, size, factors).requires_grad_(False)
+    off = (block.weight - layer.weight.detach()) / (1.0 if factors is None else factors)
+    assert float((off.reshape(48, -1, size).abs().amax(-1) / block.scales).max()) <= 0.5 + 1e-3
+    rows = torch.tensor([[3, 0], [47, 3]])
+    assert torch.equal(BlockEmbedding(block)(rows), block.weight[rows])
+
+
+@pytest.mark.parametrize(("k", "size", "factors"), STORED)
+def test_products_are_those_of_the_stored_weights(k: int, size: int, factors: Any) -> None:
+    layer, evened = linear(k=k, bias=True), torch.randn(2, 5, k)
+    x = evened if factors is None else evened / factors
+    layer.weight.data *= 1.0 if factors is None else factors
+    block = BlockLinear.of(layer, size, factors).requires_grad_(False)
     out = block(x)
     for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
         assert torch.equal(block(x[:, place]), out[:, place])
-    torch.testing.assert_close(block.padded()(functional.pad(x, (0, 32))), out)
+    torch.testing.assert_close(block.padded()(functional.pad(evened, (0, -k % 128))), out)
     for _ in range(2):
         expected = functional.linear(x, block.weight, block.bias)
         torch.testing.assert_close(block(x), expected, rtol=0, atol=0.03 * float(out.std()))
         block.codes.add_(1)  # the changed weights are seen
+
+
+def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:
+    model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt(60)])
+    for layer in model.model.layers:
+        layer.input_layernorm.weight.data[5] = 300.0
+        layer.post_attention_layernorm.weight.data[5] = 300.0
+    stored, plain = quantized(copy.deepcopy(model)), copy.deepcopy(model)
+    replace_linears(plain)
+    off, usual = (
+        (each(ids).logits - model(ids).logits).detach().abs().mean() for each in (stored, plain)
+    )
+    assert off < 0.5 * usual, (off, usual)
+    blocks = {n: block for n, block in plain.named_modules() if isinstance(block, BlockLinear)}
+    for name, block in blocks.items():
+        if "k_proj" not in name:  # the layers beside it read the same norm
+            model.get_submodule(name).weight.data = block.weight.detach()
+    again = quantized(model)
+    for name, block in blocks.items():
+        same = torch.equal(again.get_submodule(name).weight, block.weight)
+        assert same == ("k_proj" not in name)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
