@@ -80,23 +80,26 @@ class ForwardCost:
         self.learned: Sequence[int] = ()
 
     @classmethod
-    def probe(cls, run: Timer, limit: int | None = None, widths: Sequence[int] = ()) -> ForwardCost:
+    def probe(
+        cls, run: Timer, limit: int | None = None, widths: Sequence[int] = (), rounds: int = 1
+    ) -> ForwardCost:
         """Return the cost by a few timed forwards; of a slow model those of the first two sizes.
 
         Args:
             limit: The longest context, None for no limit.
             widths: See `ForwardCost`.
+            rounds: How often each is timed, of which the least counts.
         """
         longest = max(1, min(LONG, limit or LONG) - SIZES[-1])
         short = min(SHORT, longest)
         times: dict[tuple[int, int], float] = {}
         began = time.perf_counter()
         run(1, short)  # warms up kernels and allocator; not counted
-        for size, length in PROBED:
-            if len(times) >= 2 and time.perf_counter() - began > PROBE_SECONDS:
+        for size, length in rounds * PROBED:
+            if len(times) >= 2 and time.perf_counter() - began > rounds * PROBE_SECONDS:
                 break
             point = padded(size, widths), short if length == SHORT else longest
-            times[point] = max(run(*point), 1e-9)
+            times[point] = min(times.get(point, math.inf), max(run(*point), 1e-9))
         timed = {n: seconds for (n, length), seconds in times.items() if length == short}
         many, span = padded(16, widths), longest - short
         if not span or not {(1, longest), (many, longest)} <= times.keys():

@@ -57,6 +57,7 @@ TENSORS = "tensors.safetensors"  # those that are read outside of the graph
 HEAD = frozenset({"codes", "scales", "bias", "factors"})  # those of its output head
 STEPS = 128  # forwards that `STEP` could take, after which it has cost less to open than it saves
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
+ROUNDS = 5  # of timed forwards, as another process may slow some of them and the costs stay
 MOST = 4  # graphs of one model: of other threads or packages
 
 
@@ -106,7 +107,8 @@ class CachedGraph:
         """Write the graph of a target, unless the disk is full or read-only."""
         if not isinstance(target.output_head, BlockLinear):
             return
-        target.known_cost = ForwardCost.probe(target.time_forward, target.max_length)
+        cost = ForwardCost.probe(target.time_forward, target.max_length, rounds=ROUNDS)
+        target.known_cost = cost
         size = sum(weight.nbytes for weight in target.model.parameters())
         with contextlib.suppress(OSError):
             self.folder.parent.mkdir(parents=True, exist_ok=True)

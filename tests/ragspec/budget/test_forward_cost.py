@@ -50,6 +50,17 @@ def test_a_slow_model_is_timed_at_two_sizes(monkeypatch: pytest.MonkeyPatch) -> 
     assert cost.seconds(64, SHORT) == pytest.approx(true_seconds(64, SHORT))
 
 
+def test_a_forward_that_another_process_slowed_is_timed_again() -> None:
+    timer = Timer()
+
+    def disturbed(n: int, length: int) -> float:
+        return timer(n, length) * (3.0 if len(timer.calls) in (3, 8, 12) else 1.0)
+
+    cost = ForwardCost.probe(disturbed, rounds=3)
+    assert cost.seconds(2, SHORT) == pytest.approx(true_seconds(2, SHORT))
+    assert cost.timings == ForwardCost.probe(timer).timings
+
+
 @pytest.mark.parametrize("limit", [1, 8, 70, 150, 500])
 def test_a_probe_fits_the_context_window(limit: int) -> None:
     timer = Timer()
