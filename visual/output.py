@@ -80,8 +80,8 @@ class ImageStats:
     repeatable: bool = True
 
     @classmethod
-    def of(cls, samples: Sequence[ImageSample]) -> "ImageStats":
-        """Return the statistics of images, without their seeds and the time."""
+    def of(cls, samples: Sequence[ImageSample], **call: Any) -> "ImageStats":
+        """Return the statistics of images; `call` has the fields that they do not tell."""
 
         def stacked(name: str) -> Any:
             values = [getattr(each, name) for each in samples]
@@ -92,6 +92,7 @@ class ImageStats:
             gaps=[each.gaps for each in samples],
             reports=[each.report for each in samples if each.report is not None],
             prefixes=sum(each.prefixes for each in samples),
+            **call,
         )
 
     @property

@@ -293,10 +293,10 @@ class ImagePipeline:
             pictures: Any = [state.images[number] for number in range(len(seeds))]
         else:
             pictures = self.decode(values, state.call.output_type)
-        stats = replace(ImageStats.of(samples), seconds=state.seconds, seeds=tuple(seeds))
+        call = {"seconds": state.seconds, "seeds": tuple(seeds), "repeatable": repeatable}
         return ImageOutput(
             images=pictures,
-            stats=replace(stats, repeatable=repeatable),
+            stats=ImageStats.of(samples, **call),
             acceptance_map=np.stack([each.map for each in samples]),
             label=weakest([each.label for each in samples]),
             codes=values if latents is None else None,

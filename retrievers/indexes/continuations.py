@@ -14,7 +14,10 @@ Ints = NDArray[np.int64]
 
 # Probability that the target goes on with one of the continuations, by length of the match (0, 1,
 # 2, ...; the last for all longer), and the same after the continuations of a longer match failed.
-FOLLOWED = (0.0, 0.55, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.87, 0.9, 0.92, 0.94, 0.95)
+# Measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
+FOLLOWED = (
+    0.0, 0.6, 0.5, 0.5, 0.5, 0.58, 0.66, 0.68, 0.68, 0.7, 0.76, 0.82, 0.86, 0.88, 0.91, 0.93, 0.95,
+)  # fmt: skip
 FOLLOWED_AFTER_MISS = (0.0, 0.4, 0.4, 0.4)
 
 _MOST = 1 << 16  # row numbers share 64 bits with tokens in the compiled look-ups

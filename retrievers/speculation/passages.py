@@ -8,7 +8,6 @@ in the index, so a fused guess may be wrong although both its parts are right.
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Generic, TypeVar
 
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode, search_hits
@@ -21,24 +20,18 @@ Text = TypeVar("Text")
 REPEATS = 8  # queries that are repeated for a retriever
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class RetrievedPassage:
-    """A passage of a search; equal to another one of the same place."""
+    """A passage of a search; equal to another one of the same number, document, start and text."""
 
-    hit: Hit
+    hit: Hit = field(compare=False)
     number: int = -1
+    place: tuple[str, int, str] = field(init=False)
 
-    @cached_property
-    def place(self) -> tuple[int, str, int, str]:
-        """The identity of the passage: its number, document, start and text."""
+    def __post_init__(self) -> None:
         passage = self.hit.passage
-        return self.number, self.hit.document.name, passage.start, passage.text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RetrievedPassage) and self.place == other.place
-
-    def __hash__(self) -> int:
-        return hash(self.place)
+        place = self.hit.document.name, passage.start, passage.text
+        object.__setattr__(self, "place", place)
 
 
 @dataclass(slots=True)

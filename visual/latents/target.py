@@ -5,7 +5,9 @@ has two states, conditional and unconditional, and the head mixes its prediction
 step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +15,8 @@ from torch import Tensor
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.target_view import RowView
-from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform
-from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.batch import Batch
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
@@ -39,18 +38,10 @@ class LatentDraws:
         """The denoising steps T of a latent."""
         return int(self.sampler.schedule.steps)
 
-    def open_view(
-        self,
-        states: Tensor,
-        tree: DraftTree,
-        distribution: TokenDistribution,
-        stop: StopState,
-        context: Sequence[int],
-        chosen: Sequence[int] | None = None,
-        transform: RowTransform | None = None,
-    ) -> "LatentView":
-        """Return a rule's view of one row's states [N + 1, C * H]."""
-        return LatentView(states, tree, distribution, stop, context, target=self)
+    @property
+    def open_view(self) -> Callable[..., "LatentView"]:
+        """Makes a rule's view of one row's states."""
+        return partial(LatentView, target=self)
 
     def draw(self, views: "Sequence[LatentView]") -> None:
         """Sample the target's own latents at every place of all views, in one batch."""
@@ -67,7 +58,7 @@ class LatentDraws:
 
     def latents_to_draw(self, view: "LatentView") -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of the latents to sample, the view's nodes first."""
-        return view.states, view.indices
+        return view.logits, view.indices
 
     @torch.no_grad()
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
@@ -135,27 +126,19 @@ class LatentTarget(LatentDraws, ImageTarget):
         return DraftCache(self, self.copies * int(self.model.config.hidden_size), capacity)
 
 
+@dataclass(eq=False, kw_only=True)
 class LatentView(RowView):
     """A rule's view of the target at one row: the target's own latent after every place.
 
-    Args:
-        states: States of the root and the nodes, [N + 1, C * H].
+    Its `logits` are the states of the root and the nodes, [N + 1, C * H].
     """
 
-    def __init__(
-        self,
-        states: Tensor,
-        tree: DraftTree,
-        distribution: TokenDistribution,
-        stop: StopState,
-        context: Sequence[int],
-        *,
-        target: LatentDraws,
-    ) -> None:
-        super().__init__(states, tree, distribution, stop, context)
-        self.states, self.target = states, target
+    target: LatentDraws
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.target_number: Sequence[int] = ()  # of the target's own latents, once sampled
-        self.indices = [self.index(node) for node in range(ROOT, len(tree))]
+        self.indices = [self.index(node) for node in range(ROOT, len(self.tree))]
 
     def token(self, node: int) -> int:
         """Return the number of the target's own latent after the node."""

@@ -7,7 +7,7 @@ above them, which stands for an image.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of a view's nodes, then of the latents ahead."""
         states, indices = self._ahead[picture_of(view.context)]
-        return torch.cat([view.states, states]), [*view.indices, *indices]
+        return torch.cat([view.logits, states]), [*view.indices, *indices]
 
     def guess(self, picture: int, index: int) -> int | None:
         """Return the number of the latent that the last forward sampled for an index, or None."""
@@ -217,13 +217,11 @@ class MaskedSession(TargetSession):
 class MaskedReader:
     """The text and the draft that a masked draft model reads; see `DraftCache`."""
 
+    lease = nullcontext
+
     def __init__(self, target: MaskedTarget) -> None:
         self._target = target
-        self._text: list[int] = []
-
-    def lease(self) -> AbstractContextManager[None]:
-        """Return a context in which the model may run."""
-        return nullcontext()
+        self._text: Sequence[int] = ()
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many latents fit behind this text."""
@@ -231,22 +229,16 @@ class MaskedReader:
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read a text; return the states [1, C * H] of the next latent."""
-        self._text = list(tokens)
-        return self._states()
+        self._text, picture, numbers = tokens, picture_of(tokens), tokens[1:]
+        states = self._target.read([picture], [numbers])[0]
+        return self._target.at(states, picture, [len(numbers)])
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Append drafts to the text; return the states [1, C * H] of the next latent."""
-        self._text += tokens
-        return self._states()
+        return self.read([*self._text, *tokens])
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Discard text and draft; `read` starts anew."""
-        self._text = []
-
-    def _states(self) -> Tensor:
-        picture, numbers = picture_of(self._text), self._text[1:]
-        states = self._target.read([picture], [numbers])[0]
-        return self._target.at(states, picture, [len(numbers)])
+        """Do nothing, as `read` starts anew."""
 
 
 def picture_of(tokens: Sequence[int]) -> int:
