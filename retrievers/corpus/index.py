@@ -23,7 +23,6 @@ import numpy as np
 from ragspec.drafters.fuse import within
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.corpus.buffer import AppendBuffer
 from ragspec.retrievers.corpus.catalogue import (
     MODEL,
     TOKENIZER,
@@ -37,7 +36,7 @@ from ragspec.retrievers.corpus.catalogue import (
     tokenized,
 )
 from ragspec.retrievers.corpus.rest import RestDrafter
-from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, revise
+from ragspec.retrievers.corpus.revision import LARGEST, MERGED, AppendBuffer, Revision, revise
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import TokenRow, checked

@@ -21,8 +21,7 @@ import numpy as np
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.indexes.continuations import Draft, DraftOptions
-from ragspec.retrievers.indexes.segment import Segment
+from ragspec.retrievers.indexes.segment import Draft, DraftOptions, Segment
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LONGEST, SHORTEST, DEPTH = 16, 1, 16
@@ -101,11 +100,7 @@ class RestDrafter(Drafter):
         self.corpus.fits(model, tokenizer)
 
     def open(self, request: DraftRequest) -> "RestSession":
-        """Return a session over the text that the corpus holds now.
-
-        Raises:
-            StoreError: The corpus has token ids that the request's model does not know.
-        """
+        """Return a session over the present text; raise StoreError if the model lacks its ids."""
         if self.corpus.vocab_size > request.vocab_size:
             raise StoreError(
                 f"the corpus has {self.corpus.vocab_size} token ids, the model {request.vocab_size}"

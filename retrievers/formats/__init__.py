@@ -1,1 +1,1 @@
-"""Load files, split them into passages, and search the passages."""
+"""Readers of file formats."""

@@ -19,11 +19,7 @@ QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 
 
 def read_message(path: Path, data: bytes) -> Extract:
-    """Return the text of a mail and of the mails in it; its subject is the title.
-
-    Raises:
-        DocumentError: The file is no mail.
-    """
+    """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
         message = message_from_bytes(data.lstrip(), policy=default)
         is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")

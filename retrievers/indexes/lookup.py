@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.indexes.continuations import Floats, Ints
-from ragspec.retrievers.indexes.suffix_array import Tokens
+from ragspec.retrievers.indexes.suffix_array import Floats, Ints, Tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Text = tuple[Tokens, NDArray[np.int32]]

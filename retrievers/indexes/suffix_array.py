@@ -10,6 +10,8 @@ from ragspec.errors import InputError
 TokenRow = NDArray[np.integer]
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Positions = NDArray[np.int32]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _RUN = 1 << 17  # positions sorted at a time, so that keys and order fit the processor's cache
 _BLOCK = 1 << 20

@@ -17,6 +17,7 @@ from torch import Tensor
 from ragspec.needs import LAST, Needs
 from ragspec.retrievers.knn.datastore import Datastore, Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
+from ragspec.retrievers.search.sparse import largest
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -64,11 +65,7 @@ class NeighbourCache:
     def nearest(self, state: Floats, k: int) -> Neighbours:
         """Return the k nearest cached keys, measured in float32, which is enough for a guess."""
         scores = self._keys[: self.size] @ state - self._half[: self.size]
-        if k < self.size:
-            best = np.argpartition(-scores, k - 1)[:k]
-            best = best[np.argsort(-scores[best])]
-        else:
-            best = np.argsort(-scores)
+        best = largest(scores, k)
         distances = np.maximum(float(state @ state) - 2.0 * scores[best].astype(np.float64), 0.0)
         return Neighbours(self._numbers[best], distances)
 

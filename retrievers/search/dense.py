@@ -218,11 +218,7 @@ class DenseIndex:
         return self.search_vectors(self.embed([query]), k)[0]
 
     def embed(self, queries: Sequence[str]) -> Floats:
-        """Return the vectors of queries f32 [Q, dimensions].
-
-        Raises:
-            InputError: The embedder gives other dimensions than the index has.
-        """
+        """Return vectors of queries f32 [Q, d]; raise InputError if the index has another d."""
         vectors = self.embedder.encode(queries, query=True)
         if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(

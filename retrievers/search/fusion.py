@@ -131,11 +131,7 @@ def _listed(results: object, owner: str, expected: str) -> list[Any]:
 
 
 def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
-    """Return at most k hits of any retriever, best first.
-
-    Raises:
-        InputError: It returns something else. Errors of the retriever pass through.
-    """
+    """Return at most k hits of any retriever, best first; raise InputError if it returns others."""
     owner, expected = f"{type(retriever).__name__}.search()", "a list of Hit"
     hits = _listed(retriever.search(query, k), owner, expected)
     for hit in hits:

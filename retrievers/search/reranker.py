@@ -64,11 +64,7 @@ class CrossEncoder:
 
 
 def rerank(reranker: Reranker, query: str, hits: Sequence[Hit]) -> list[Hit]:
-    """Return hits with the reranker's scores, best first; equal ones as they were.
-
-    Raises:
-        InputError: The reranker gave another number of scores, or some that are no numbers.
-    """
+    """Return hits by the reranker's scores, best first; raise InputError if one has no number."""
     scores = np.array(reranker.scores(query, [hit.passage.text for hit in hits]), dtype=float)
     if scores.shape != (len(hits),) or not np.isfinite(scores).all():
         raise InputError(

@@ -182,11 +182,7 @@ def refresh(
 
 
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the contents of a saved index as JSON types, without loading its embedder.
-
-    Raises:
-        StoreError: The index is missing or damaged.
-    """
+    """Return the contents of an index as JSON types; raise StoreError without a sound one."""
     store = open_index(Path(path), "size")
     parameters = store.manifest.parameters
     spans = np.load(store.file("passages.npy"), allow_pickle=False)

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.corpus import buffer as corpus_buffer
-from ragspec.retrievers.corpus.buffer import AppendBuffer
+from ragspec.retrievers.corpus import revision as corpus_revision
 from ragspec.retrievers.corpus.catalogue import Catalogue, SegmentSource, read_catalogue
-from ragspec.retrievers.corpus.revision import FACTOR, Revision, revise
+from ragspec.retrievers.corpus.revision import FACTOR, AppendBuffer, Revision, revise
 from ragspec.retrievers.indexes.segment import Segment, build_segment, segment_in_memory
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import OpenStore, open_store, publish
@@ -232,7 +231,7 @@ def test_the_caller_keeps_its_array() -> None:
 
 
 def test_memory_is_preserved_for_the_scopes_visible_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_buffer, "MOST_TENANTS", 2)
+    monkeypatch.setattr(corpus_revision, "MOST_TENANTS", 2)
     log = make()
     for scope in "abc":
         log.append([1, 2], scope)

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, Match
 from ragspec.retrievers.indexes.lookup import compiled
-from ragspec.retrievers.indexes.segment import Segment
+from ragspec.retrievers.indexes.segment import Arrays, DraftOptions, Match, Segment
 from ragspec.retrievers.indexes.suffix_array import sort_suffixes
 from tests.retrievers.indexes.test_suffix_array import naive
 

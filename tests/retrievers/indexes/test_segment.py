@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes import segment as module
-from ragspec.retrievers.indexes.continuations import DraftOptions
-from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment
+from ragspec.retrievers.indexes.segment import FILES, DraftOptions, Segment, build_segment
 from tests.support.spelling import spelled
 
 VOCAB = 4
