@@ -3,7 +3,7 @@ from .rules.codebook import CodeNeighbours as CodeNeighbours
 from .rules.codebook import CodePartition as CodePartition
 from .drafting.jacobi import JacobiDrafter as JacobiDrafter
 from .masked.checkpoint import load_mar as load_mar
-from .models.kl import KLAutoencoder as KLAutoencoder
+from .models.autoencoder import KLAutoencoder as KLAutoencoder
 from .models.llamagen import LlamaGenConfig as LlamaGenConfig
 from .models.llamagen import LlamaGenModel as LlamaGenModel
 from .models.llamagen_checkpoint import load_llamagen as load_llamagen

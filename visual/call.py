@@ -13,9 +13,8 @@ from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
 from ragspec.verification.causal import CausalTarget
-from ragspec.visual.loading import NAMES
+from ragspec.visual.loading import NAMES, NONE
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.saved import NONE
 
 OUTPUTS = ("pil", "np", "pt", "latent")
 
@@ -93,11 +92,7 @@ class ImageCall:
         return cls(**inputs)
 
     def seeds(self, count: int) -> list[int]:
-        """Return the seed of each of some images.
-
-        Raises:
-            InputError: The number of seeds is wrong, or one is no whole number.
-        """
+        """Return the seed of each image; raise InputError unless there is one, or one each."""
         if self.seed is None:
             return seeds_of(self.generator, count)
         if (first := whole(self.seed)) is not None:
@@ -223,11 +218,7 @@ def seeds_of(
 
 
 def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
-    """Return the values of some images, or of prompts; one value counts for all.
-
-    Raises:
-        InputError: There are several, but not one each.
-    """
+    """Return the values of some images, or prompts; raise InputError unless one for all or each."""
     values = [value] * count if _is_one(value) else list(value)
     if len(values) != count:
         raise InputError(
@@ -263,11 +254,7 @@ def checked_texts(texts: list[Any]) -> list[str]:
 
 
 def negatives_of(negative: Sequence[object] | None, prompts: int) -> list[str]:
-    """Return a negative prompt for each of some prompts; "" for none.
-
-    Raises:
-        InputError: One is no text, or they are neither one for all prompts nor one each.
-    """
+    """Return a negative prompt for each prompt, "" for none; raise InputError for other numbers."""
     texts = [""] if negative is None else negative
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"got negative_prompt {negative!r}; expected texts.")

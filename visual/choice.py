@@ -20,9 +20,8 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import DraftSource, PipelineOptions
 from ragspec.visual.checks import check_drafters
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import HEAD, JACOBI, MODEL, find_draft
+from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NONE, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
-from ragspec.visual.saved import AUTO, NONE
 
 # A draft model or head uses the first of these that the rule accepts.
 _PREFERENCE = (

@@ -12,7 +12,6 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report, kind_of_label
-from ragspec.visual.latents.table import OUTCOMES
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess
 
@@ -25,6 +24,8 @@ LABELS = (  # from the strongest to the weakest
     "approximate",
 )
 UNFINISHED = "unfinished"  # the label of images if one was interrupted
+OUTCOMES = ("target", "accepted", "reflected", "redrawn")
+"""There was no draft; it was kept; its mirror image replaced it; another latent replaced it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

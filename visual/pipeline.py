@@ -30,10 +30,18 @@ from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, PipelineOptions
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import ImageFolder, find_folder, kind_of_model, read_kind
+from ragspec.visual.loading import (
+    AUTO,
+    SETUP,
+    ImageFolder,
+    as_saved,
+    find_folder,
+    kind_of_model,
+    read_kind,
+    write_setup,
+)
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
-from ragspec.visual.saved import AUTO, SETUP, as_saved, write_setup
 
 _DECODED = 64  # images in one batch of the decoder
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ragspec.visual.latents.rules.cspd import Coupled, left_of_paths
-from ragspec.visual.latents.table import LatentTable
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.latents.rules import Coupled, left_of_paths
+from ragspec.visual.latents.target import LatentTable, LatentView
 
 
 class CspdPaper(Coupled):

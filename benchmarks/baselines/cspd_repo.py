@@ -26,9 +26,8 @@ from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules.cspd import LatentRule, expect_latents, left_of_paths
-from ragspec.visual.latents.table import Judged, LatentTable
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.latents.rules import LatentRule, expect_latents, left_of_paths
+from ragspec.visual.latents.target import Judged, LatentTable, LatentView
 
 TEMPERATURE = 42.0  # divisor of the differences from the means
 TRIES = 100

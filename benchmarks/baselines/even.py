@@ -25,9 +25,8 @@ from ragspec.errors import InputError
 from ragspec.rules.base import TargetView
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import is_number
-from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.codebook import CodeNeighbours, nearest
 from ragspec.visual.rules.lantern import RelaxedWalk, expect_table
-from ragspec.visual.rules.relation import nearest
 
 BAND = 4.0  # nats
 

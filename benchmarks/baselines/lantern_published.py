@@ -2,7 +2,7 @@
 
 LANTERN, Jang et al. (arXiv 2410.03355); LANTERN++, Park et al. (arXiv 2502.06352). At a node with
 the target's distribution p the rule accepts a sampled code x with probability
-min(1, (p(x) + p(A(x))) / q(x)), A(x) the codes that x stands for (see `relation`). It tries
+min(1, (p(x) + p(A(x))) / q(x)), A(x) the codes that x stands for (see `codebook`). It tries
 siblings in turn against the residual of p. For deterministic candidates, LANTERN's trees, q is 1 at
 the candidate. For sampled candidates, LANTERN++'s trees, q is their distribution.
 
@@ -34,9 +34,8 @@ from ragspec.rules.rejection import check_draws, draft_distribution, draw, norma
 from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.codebook import CodeNeighbours, Relation, check_size, related
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, expect_table
-from ragspec.visual.rules.relation import Relation, check_size, related
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 from tests.support.codes import relaxed_distribution
 

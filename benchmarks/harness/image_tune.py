@@ -61,8 +61,7 @@ def tune(
     Raises:
         InputError: The rule is unknown, or the model has no folder.
     """
-    from ragspec.visual.loading import find_folder
-    from ragspec.visual.saved import RELAXATION
+    from ragspec.visual.loading import RELAXATION, find_folder
 
     if rule not in GRIDS:
         raise InputError(f"Expected --tune {' or '.join(GRIDS)}, got {rule}. Choose one of them.")
@@ -82,7 +81,7 @@ def save_settings(
     path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]
 ) -> None:
     """Add the settings of a rule and their figures to the file of a model."""
-    from ragspec.visual.saved import FORMAT
+    from ragspec.visual.loading import FORMAT
 
     record: dict[str, Any] = {"format": FORMAT, "rules": {}}
     if path.exists():

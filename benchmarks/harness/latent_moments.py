@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 
-from ragspec.visual.latents.rules.cspd import gaussians_of, sampled_with, step_densities
+from ragspec.visual.latents.rules import gaussians_of, sampled_with, step_densities
 from ragspec.visual.latents.sampler import LatentSample, Sampler
-from ragspec.visual.latents.table import Judged
-from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.latents.target import Judged, LatentTarget
 
 _NOT_SAMPLED = -1  # the index of latents of the table that were sampled after a rejection
 

@@ -19,7 +19,7 @@ from harness.image_variants import PLAIN, Variant
 from harness.latent_table import COLUMNS, cells
 from harness.latent_variants import FEWER, build_latent_variant
 from ragspec.pipelines.page.page import save
-from ragspec.visual.latents.table import OUTCOMES
+from ragspec.visual.output import OUTCOMES
 
 if TYPE_CHECKING:
     from harness.image_options import ImageBenchOptions, Prepared

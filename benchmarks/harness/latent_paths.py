@@ -16,7 +16,7 @@ from ragspec.rules.base import Rule
 from ragspec.visual import ImageOutput, ImagePipeline
 from ragspec.visual.call import ImageConfig
 from ragspec.visual.families.latents import Latents
-from ragspec.visual.latents.rules.cspd import Coupled
+from ragspec.visual.latents.rules import Coupled
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample
 

@@ -40,7 +40,7 @@ def parse_latent_variant(text: str, fewer: str = "steps") -> Variant:
         InputError: The name has another form.
         UnknownNameError: The rule is unknown.
     """
-    from ragspec.visual.latents.rules.by_name import make_latent_rule
+    from ragspec.visual.latents.rules import make_latent_rule
 
     name = text.strip()
     if name == PLAIN:

@@ -20,7 +20,7 @@ from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
-from ragspec.visual.latents.rules.by_name import make_latent_rule
+from ragspec.visual.latents.rules import make_latent_rule
 from tests.ragspec.engine.test_pause import Tilt
 from tests.retrievers import test_fingerprints
 from tests.support import tiny

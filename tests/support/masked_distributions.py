@@ -11,8 +11,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.mar import latents_of
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import MaskedSampler
-from ragspec.visual.masked.schedule import LearnedSchedule
+from ragspec.visual.masked.schedule import LearnedSchedule, MaskedSampler
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import tiny_masked
 

@@ -1,6 +1,6 @@
 """Trees as tests read them: by the tokens that lead to their nodes."""
 
-from ragspec.retrievers.indexes.continuations import Draft
+from ragspec.retrievers.indexes.segment import Draft
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 

@@ -9,8 +9,7 @@ from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.table import LatentTable
-from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.latents.target import LatentTable, LatentTarget
 from ragspec.visual.models.target import ConditionTable
 from tests.support import tiny_images
 

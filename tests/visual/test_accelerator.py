@@ -14,7 +14,7 @@ import torch
 
 from ragspec.visual import ImagePipeline
 from ragspec.visual.checks import relaxed
-from ragspec.visual.latents.rules.by_name import RULES
+from ragspec.visual.latents.rules import RULES
 from tests.support.pretend import DEVICES, present
 from tests.visual.families.test_multimodal import FAMILIES, opened, sized
 

@@ -8,7 +8,7 @@ import pytest
 
 from ragspec.errors import ModelError
 from ragspec.visual import ImagePipeline
-from ragspec.visual.saved import FORMAT, RELAXATION
+from ragspec.visual.loading import FORMAT, RELAXATION
 from tests.support import tiny_images
 
 

@@ -20,12 +20,18 @@ from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import class_number
-from ragspec.visual.loading import ImageFolder, advice, expect_kind, kind_of_model, read_kind
+from ragspec.visual.loading import (
+    ImageFolder,
+    advice,
+    expect_kind,
+    kind_of_model,
+    read_kind,
+    relaxation_of,
+)
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
 from ragspec.visual.run import Progress
-from ragspec.visual.saved import relaxation_of
 
 _ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
@@ -182,11 +188,7 @@ class Family:
             )
 
     def sized(self, height: int | None, width: int | None) -> Raster:
-        """Return the grid of an image of this size in pixels.
-
-        Raises:
-            InputError: The model does not generate this size.
-        """
+        """Return the grid of an image of this size in pixels; raise InputError if there is none."""
         reduction, sides = int(self.codec.reduction), list(self.raster.shape)
         for axis, (name, pixels) in enumerate((("height", height), ("width", width))):
             if pixels is None:
@@ -204,11 +206,7 @@ class Family:
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
     def conditions(self, call: ImageCall, raster: Raster) -> Sized:
-        """Return the conditions of a call, one for each prompt or class.
-
-        Raises:
-            InputError: A prompt or a class is refused.
-        """
+        """Return the conditions of a call, one for each prompt or class; or raise InputError."""
         raise NotImplementedError
 
     def open(self, model: PreTrainedModel, conditions: Any, config: ImageConfig) -> CausalTarget:
@@ -263,11 +261,7 @@ class Family:
         return make_rule(rule, codec.codebook(), **sizes, **settings), settings
 
     def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
-        """Take note of the rule, the drafter and the draft nodes of a pipeline.
-
-        Raises:
-            InputError: They do not fit.
-        """
+        """Take note of rule, drafter and draft nodes; raise InputError if they do not fit."""
 
     def usual_drafter(self, mode: str, named: bool) -> str | None:
         """Return the name of the drafter for "auto".
@@ -287,11 +281,7 @@ class Family:
         return {}
 
     def check_draft(self, draft: object) -> bool:
-        """Return whether an object is a draft model of this family.
-
-        Raises:
-            TokenizerMismatchError: It is one, but for another target.
-        """
+        """Return whether it is a draft model; raise TokenizerMismatchError if of another target."""
         if (kind := kind_of_model(draft)) is None:
             return False
         if kind != self.kind:

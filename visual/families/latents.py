@@ -22,14 +22,12 @@ from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.base import without_settings
 from ragspec.visual.families.llamagen import CodecFamily, Conditions, LlamaGen
 from ragspec.visual.latents.model import LatentModel
-from ragspec.visual.latents.rules.by_name import make_latent_rule
-from ragspec.visual.latents.rules.cspd import Aligned
+from ragspec.visual.latents.rules import Aligned, make_latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.table import Judged
-from ragspec.visual.latents.target import LatentDraws, LatentTarget
+from ragspec.visual.latents.target import Judged, LatentDraws, LatentTarget
 from ragspec.visual.loading import ImageFolder
+from ragspec.visual.models.autoencoder import KLAutoencoder
 from ragspec.visual.models.captions import Captions
-from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer

@@ -17,9 +17,8 @@ from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, class_labels
-from ragspec.visual.models.autoencoder import Autoencoder
+from ragspec.visual.models.autoencoder import Autoencoder, KLAutoencoder
 from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, Captions, TextEncoder
-from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.raster import Raster

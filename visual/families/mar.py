@@ -23,17 +23,20 @@ from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
-from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.table import LatentTable
-from ragspec.visual.latents.target import LatentDraws
+from ragspec.visual.latents.rules import Near
+from ragspec.visual.latents.target import LatentDraws, LatentTable
 from ragspec.visual.loading import ImageFolder, is_model, read_kind
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import MaskedSampler, order_of
-from ragspec.visual.masked.schedule import FLOOR, LearnedSchedule, masked_counts
+from ragspec.visual.masked.schedule import (
+    FLOOR,
+    LearnedSchedule,
+    MaskedSampler,
+    masked_counts,
+    order_of,
+)
 from ragspec.visual.masked.target import MaskedTarget
-from ragspec.visual.models.autoencoder import Autoencoder
-from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.autoencoder import Autoencoder, KLAutoencoder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.output import UNFINISHED, ImageSample

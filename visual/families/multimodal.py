@@ -140,8 +140,21 @@ class PromptFamily(Family):
 
     @classmethod
     def load_tokenizer(cls, folder: ImageFolder) -> Tokenizer:
-        """Return the text tokenizer of a folder as transformers writes it."""
-        return load_processor(folder.target)
+        """Return a folder's text tokenizer with its chat template; raise ModelError without one."""
+        from transformers import AutoTokenizer
+
+        root = folder.target
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
+            if tokenizer.chat_template is None and (root / _TEMPLATE).is_file():
+                template = json.loads((root / _TEMPLATE).read_text(encoding="utf-8"))
+                tokenizer.chat_template = template.get("chat_template")
+        except Exception as error:  # a damaged tokenizer.json raises the bare class
+            raise ModelError(
+                f"{root} holds no tokenizer that transformers can load ({error}); expected the "
+                "files of the model's processor beside its weights. Copy them there."
+            ) from error
+        return tokenizer
 
     def save(self, root: Path, **options: object) -> None:
         """Write the model and its tokenizer, and vq/ for a decoder of its own."""
@@ -210,23 +223,6 @@ class PromptFamily(Family):
             "a code-book of": model.model.vqmodel.quantize.embedding.weight.shape[0],
             "tokens of codes": None if mapping is None else dict(mapping.img2bpe),
         }
-
-
-def load_processor(folder: Path) -> Tokenizer:
-    """Return a folder's text tokenizer with its chat template; raise ModelError without one."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if tokenizer.chat_template is None and (folder / _TEMPLATE).is_file():
-            template = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
-            tokenizer.chat_template = template.get("chat_template")
-    except Exception as error:  # a damaged tokenizer.json raises the bare class
-        raise ModelError(
-            f"{folder} holds no tokenizer that transformers can load ({error}); expected the "
-            "files of the model's processor beside its weights. Copy them there."
-        ) from error
-    return tokenizer
 
 
 def mark(tokenizer: Tokenizer, attribute: str, name: str = "") -> str:

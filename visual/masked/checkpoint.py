@@ -13,7 +13,7 @@ from ragspec.errors import InputError, ModelError
 from ragspec.sampling.settings import checked_count
 from ragspec.visual.checks import side_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
-from ragspec.visual.models.kl import FACTOR
+from ragspec.visual.models.autoencoder import FACTOR
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout, by_patterns, count_blocks
 
 _HEADS = {768: 12, 1024: 16, 1280: 16}  # base, large, huge

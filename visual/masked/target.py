@@ -18,11 +18,9 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
-from ragspec.visual.latents.target import LatentDraws, LatentView
+from ragspec.visual.latents.target import MOST_LATENTS, LatentDraws, LatentTable, LatentView
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import NoiseSampler, order_of
-from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at
+from ragspec.visual.masked.schedule import LearnedSchedule, NoiseSampler, guidance_at, order_of
 
 
 class MaskedTarget(LatentDraws, CausalTarget):

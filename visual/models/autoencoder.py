@@ -1,10 +1,16 @@
 """Autoencoders over models of diffusers, and the layouts of published convolutional ones.
 
+`KLAutoencoder` has continuous latents; `VQTokenizer` looks codes up. MAR's published KL-16
+(`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) has attention in the encoder's last block
+alone. diffusers numbers the decoder's blocks from the widest on.
+
 The layouts are LDM's (Rombach et al., arXiv 2112.10752), which Janus and MAR share, and LlamaGen's;
 all follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear layers in diffusers.
 Widths and blocks are read off the shapes. The groups of the norms are 32 in all published models.
 """
 
+import re
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import count, takewhile
 from pathlib import Path
@@ -18,6 +24,8 @@ from ragspec.visual.checks import bounded, check_images
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns
 
 _GROUPS = 32
+FACTOR = 0.2325  # MAR's scaling factor for the latents of KL-16
+_UP = re.compile(r"^(decoder\.up_blocks)\.(\d+)\.")
 LINEAR = r"\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight$"
 diffusers_names = by_patterns(
     # LlamaGen's name | Janus' name
@@ -50,7 +58,7 @@ class Autoencoder:
     Attributes:
         kind, example: The name of the model's class in diffusers, and that of a published file.
         parts, sizes: What a model must have, and its configuration.
-        layout: The layout of published files.
+        layout, build: The layout of published files, and the model for it; see `WeightLayout.load`.
         reduction: Pixels per latent along one side.
     """
 
@@ -59,6 +67,7 @@ class Autoencoder:
     parts: ClassVar[tuple[str, ...]]
     sizes: ClassVar[tuple[str, ...]]
     layout: ClassVar[WeightLayout]
+    build: ClassVar[Callable[[Tensors, Tensors, object], nn.Module]]
     model: Any
 
     @classmethod
@@ -103,11 +112,6 @@ class Autoencoder:
             )
         self.model = model.eval().requires_grad_(False)
         self.reduction = int(2 ** (len(self.model.config.block_out_channels) - 1))
-
-    @staticmethod
-    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
-        """Return the model for published weights; see `WeightLayout.load`."""
-        raise NotImplementedError
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`."""
@@ -189,3 +193,58 @@ def convolution_sizes(weights: Tensors) -> dict[str, object]:
         "layers_per_block": len(layers),
         "norm_num_groups": _GROUPS,
     }
+
+
+def _from_widest(published: Iterable[str]) -> dict[str, str]:
+    """Return diffusers' names, which count the decoder's blocks from the widest one on."""
+    names = diffusers_names(published)
+    last = max((int(each[2]) for each in map(_UP.match, names.values()) if each), default=0)
+    return {
+        name: _UP.sub(lambda block: f"{block[1]}.{last - int(block[2])}.", ours)
+        for name, ours in names.items()
+    }
+
+
+class KLAutoencoder(Autoencoder):
+    """Encodes images as continuous latents f32 [B, h * w, d]; see `Autoencoder`.
+
+    Args:
+        model: An `AutoencoderKL`. Latents are the means, unscaled.
+
+    Raises:
+        UnsupportedModelError: The model is of another kind.
+    """
+
+    kind = "AutoencoderKL"
+    example = "kl16.ckpt"
+    parts = ("encode", "decode", "post_quant_conv")
+    sizes = ("in_channels", "block_out_channels", "latent_channels")
+    layout = WeightLayout(
+        "KL autoencoder",
+        CONVOLUTIONS,
+        _from_widest,
+        dropped=r"^(?:loss|model_ema)\.",  # of a training script's file: needed for training alone
+        linear=LINEAR,
+    )
+
+    @staticmethod
+    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
+        """Return the model for published weights; see `WeightLayout.load`."""
+        from diffusers import AutoencoderKL
+
+        width = weights["decoder.conv_in.weight"].shape[1]
+        model: nn.Module = AutoencoderKL(
+            **convolution_sizes(weights), latent_channels=width, scaling_factor=FACTOR
+        )
+        return model
+
+    @property
+    def width(self) -> int:
+        """The size of a latent, d."""
+        return int(self.model.config.latent_channels)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        return torch.as_tensor(self.model.encode(images).latent_dist.mean)
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        return torch.as_tensor(self.model.decode(latents).sample)

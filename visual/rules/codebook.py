@@ -3,10 +3,17 @@
 Codes are compared as tokenizers look them up, L2-normalised for LlamaGen (arXiv 2406.06525); raw
 rows have other neighbours. Distances are computed once, in blocks, in float64; a rule only reads
 int32 rows. On normalised rows the order by L2 distance is the order by cosine.
+
+For a drafted code c and the target's distribution p a `Relation` names the codes A(c), without c.
+If the target chooses one of them, a relaxed rule may emit c instead. The *mass* is p(A(c)). The
+relaxed distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total
+variation from p is the mass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, RuleError
 from ragspec.sampling.settings import whole
 
 _BLOCK = 512  # maximum codes that are compared with all others at once
@@ -22,6 +29,7 @@ _BLOCK_BYTES = 1 << 24  # maximum bytes of the distances of such a block
 _ROUNDS = 25  # of k-means
 
 Codes = NDArray[np.int32]
+Distribution = NDArray[np.float64]
 Book = Tensor | NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -63,18 +71,13 @@ class CodeNeighbours:
             InputError: k is outside 1 .. V - 1, or a row cannot be normalised.
         """
         codes, k = compared_rows(codebook, normalised), whole(inputs := k) or 0
-        lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
         if not 1 <= k < len(codes):
             raise InputError(
                 f"got k={inputs!r} neighbours for {len(codes)} codes; expected 1 to "
                 f"{len(codes) - 1}, a whole number."
             )
         rows = np.empty((len(codes), k), dtype=np.int32)
-        block = _block(len(codes))
-        for start in range(0, len(codes), block):
-            near = codes[start : start + block] @ codes.T
-            near -= lengths
-            ids = np.arange(start, start + len(near))
+        for ids, near in _nearness(codes, codes, normalised):
             near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
             rows[ids] = _largest(near, k)
         return cls(rows)
@@ -136,7 +139,8 @@ class CodePartition:
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):
-            before, belongs = belongs, _nearest(codes, centres, normalised)
+            near = _nearness(codes, centres, normalised)
+            before, belongs = belongs, np.concatenate([each.argmax(1) for _, each in near])
             if np.array_equal(before, belongs):
                 break
             sums = np.zeros_like(centres)
@@ -169,6 +173,55 @@ class CodePartition:
         return mates
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Relation:
+    """The codes that each drafted code may stand for.
+
+    Attributes:
+        near: The codes that may be related to each code, nearest first; V in all.
+        bound: Maps the probability of a code under p to the mass that its related codes may have.
+        nothing: Whether no code with any probability is ever related: the rule is the walk.
+    """
+
+    near: Sequence[Codes] | Codes
+    bound: Callable[[float], float]
+    nothing: bool
+
+    @property
+    def size(self) -> int:
+        """The number of codes V of the code-book."""
+        return len(self.near)
+
+
+def nearest(
+    neighbours: CodeNeighbours, k: int | None, bound: Callable[[float], float], nothing: bool
+) -> Relation:
+    """Return the relation of the k nearest codes, None for all; raise InputError beyond them."""
+    count = neighbours.k if k is None else whole(k)
+    if count is None or not 0 <= count <= neighbours.k:
+        raise InputError(
+            f"got k={k!r}; the table holds {neighbours.k} neighbours of each code. Give a whole"
+            " number of at most that, or build a table with more."
+        )
+    return Relation(neighbours.rows[:, :count], bound, nothing or count == 0)
+
+
+def related(relation: Relation, code: int, p: Distribution) -> Codes:
+    """Return A(code) under p [V], nearest first: the longest prefix of `near` within the bound."""
+    codes = relation.near[code]
+    masses = p[codes].cumsum()
+    return codes[: int(masses.searchsorted(relation.bound(float(p[code])), side="right"))]
+
+
+def check_size(relation: Relation, size: int) -> None:
+    """Raise RuleError unless the target's distribution is over the codes of the relation."""
+    if size != relation.size:
+        raise RuleError(
+            f"the target chooses among {size} codes, the rule's table is of a code-book of "
+            f"{relation.size}; expected one code-book. Build the table from the target's own."
+        )
+
+
 def compared_rows(codebook: Book, normalised: bool = True) -> NDArray[np.float64]:
     """Return the rows of a code-book [V, d] as they are compared, f64: at unit length or as is.
 
@@ -188,19 +241,16 @@ def compared_rows(codebook: Book, normalised: bool = True) -> NDArray[np.float64
     return np.asarray(rows / lengths if normalised else rows)
 
 
-def _block(codes: int) -> int:
-    """Return how many codes are compared with `codes` others at once."""
-    return max(1, min(_BLOCK, _BLOCK_BYTES // (np.dtype(np.float64).itemsize * codes)))
-
-
-def _nearest(
-    codes: NDArray[np.float64], centres: NDArray[np.float64], normalised: bool
-) -> NDArray[np.int64]:
-    """Return the number of the centre [C, d] that is nearest to each code: i64 [V]."""
-    block = _block(len(centres))
-    starts = range(0, len(codes), block)
-    lengths = np.zeros(len(centres)) if normalised else np.square(centres).sum(1) / 2
-    return np.concatenate([(codes[i : i + block] @ centres.T - lengths).argmax(1) for i in starts])
+def _nearness(
+    codes: Distribution, others: Distribution, normalised: bool
+) -> Iterator[tuple[NDArray[np.int64], Distribution]]:
+    """Yield the numbers of some codes, and how near they are to others [C, d]: f64 [n, C]."""
+    lengths = np.zeros(len(others)) if normalised else np.square(others).sum(1) / 2
+    block = max(1, min(_BLOCK, _BLOCK_BYTES // (8 * len(others))))
+    for start in range(0, len(codes), block):
+        near = codes[start : start + block] @ others.T
+        near -= lengths
+        yield np.arange(start, start + len(near)), near
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:

@@ -1,7 +1,7 @@
 """Relaxed acceptance as a walk with a neighbour relation: LANTERN, LANTERN++ and GSD.
 
 At a node the target samples its code t with its noise. If a child has t, the walk descends to it.
-Else, if t is one of the codes A(c) that a child c stands for (see `relation`; children in tree
+Else, if t is one of the codes A(c) that a child c stands for (see `codebook`; children in tree
 order), it descends to c and so emits c in place of t. Else it emits t and stops.
 
 For one deterministic candidate this has LANTERN's distribution (Jang et al., arXiv 2410.03355;
@@ -36,8 +36,15 @@ from ragspec.rules.walk import Walk, descend
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.checks import check_setting
-from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
-from ragspec.visual.rules.relation import Distribution, Relation, check_size, nearest, related
+from ragspec.visual.rules.codebook import (
+    CodeNeighbours,
+    CodePartition,
+    Distribution,
+    Relation,
+    check_size,
+    nearest,
+    related,
+)
 from ragspec.visual.rules.tv_budget import APPROXIMATE, TVBudget
 
 Table = TypeVar("Table", CodeNeighbours, CodePartition)

@@ -8,8 +8,7 @@ from ragspec.drafters.base import DraftContext
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.cspd import Path
+from ragspec.visual.latents.rules import Near, Path
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 from tests.support.loops import draft_request

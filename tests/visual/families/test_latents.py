@@ -13,10 +13,10 @@ from ragspec import errors
 from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
-from ragspec.visual.latents.rules.by_name import Near
+from ragspec.visual.latents.rules import Near
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.latents.table import OUTCOMES
 from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.output import OUTCOMES
 from tests.support import tiny_images
 from tests.support import tiny_latents as models
 

@@ -11,7 +11,7 @@ from ragspec import errors
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import ImagePipeline, KLAutoencoder
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import order_of
+from ragspec.visual.masked.schedule import order_of
 from tests.support import plain_mar, tiny_images, tiny_masked
 
 KIND, SIDE, CLASSES = "masked", plain_mar.SIDE, plain_mar.CLASSES

@@ -5,7 +5,7 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.visual.latents.sampler import LatentSample
-from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
+from ragspec.visual.latents.target import MOST_LATENTS, LatentTable
 
 
 def test_a_table_holds_as_many_latents_as_there_are_numbers() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
+from ragspec.visual.latents.rules import Aligned, Horizon, Path
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_distributions import differs
 from tests.support.masked_distributions import OTHER_SEEDS, accepted, plain, sampled

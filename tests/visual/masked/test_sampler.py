@@ -9,8 +9,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
-from ragspec.visual.masked.sampler import MaskedSampler, NoiseSampler, order_of
-from ragspec.visual.masked.schedule import LearnedSchedule
+from ragspec.visual.masked.schedule import LearnedSchedule, MaskedSampler, NoiseSampler, order_of
 from tests.support import plain_mar, tiny_masked
 
 PLACES = plain_mar.PLACES

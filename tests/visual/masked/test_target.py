@@ -12,8 +12,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
+from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.autoencoder import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
 from tests.support.tiny_masked import kl_file
 

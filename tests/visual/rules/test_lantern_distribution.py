@@ -9,8 +9,8 @@ from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.rules.codebook import related
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.rules.relation import related
 from tests.ragspec.rules.test_walk import plain
 from tests.support import codes
 from tests.support.distributions import Distributions, DistributionTarget, Grow, emitted

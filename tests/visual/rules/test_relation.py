@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.visual.rules import relation as module
-from ragspec.visual.rules.codebook import CodePartition
+from ragspec.visual.rules import codebook as module
+from ragspec.visual.rules.codebook import CodePartition, Relation, related
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus
-from ragspec.visual.rules.relation import Relation, related
 from tests.support import codes
 
 CODES = 32

@@ -14,7 +14,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path, first_accepted, fresh_noise
+from ragspec.visual.latents.rules import Aligned, Horizon, Path, first_accepted, fresh_noise
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import differs, emitted, pair, plain, view_of

@@ -11,8 +11,7 @@ from ragspec.errors import InputError, RuleError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
-from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
-from ragspec.visual.latents.rules.cspd import Aligned, Horizon, Path
+from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path, make_latent_rule
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import view_of

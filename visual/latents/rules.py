@@ -1,4 +1,6 @@
-"""CSpD: speculative sampling of the last denoising steps, with the noise before them shared.
+"""Rules over latents, by name: CSpD's, and `near`.
+
+CSpD is speculative sampling of the last denoising steps, with the noise before them shared.
 
 Draft and target share the noise of an index. Given the state x_s of each, the last s steps are two
 distributions of paths with densities. The draft's path is kept with probability min(1, p / q); else
@@ -6,6 +8,9 @@ a path is drawn from the residual of p and q. The latents then follow the target
 any draft, as no index is judged twice. Densities are compared in log space, in float64.
 
 `Aligned` judges one step, `Horizon` s, `Path` all.
+
+`Near` keeps a draft close to the target's own latent of the same noise. It is `walk` over latents:
+it needs no density, and with r = 0 the image equals that of plain decoding.
 """
 
 import math
@@ -15,14 +20,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ragspec.errors import UnknownNameError
 from ragspec.needs import Capabilities, Needs, match
+from ragspec.registry import unknown
+from ragspec.reports.report import ROUNDED
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.checks import check_setting
-from ragspec.visual.latents.table import Judged, LatentTable
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.checks import RULE_SETTINGS, check_setting, check_settings
+from ragspec.visual.latents.target import Judged, LatentTable, LatentView
 
 
 class LatentRule(Rule):
@@ -248,3 +255,48 @@ class Path(Coupled):
 
     name = "path"
     s = math.inf
+
+
+class Near(LatentRule):
+    """Keeps a draft within r of the target's own latent, which has the same noise.
+
+    Args:
+        r: Euclidean distance of 0 or more, in deviations of the latents. 0 gives the image of plain
+            decoding.
+    """
+
+    name = "near"
+
+    def __init__(self, r: float = 0.02) -> None:
+        check_setting("r", r)
+        self.r = r
+
+    @property
+    def label(self) -> str:
+        """`exact up to rounding` if only equal latents are kept, else `approximate`."""
+        return "approximate" if self.r else f"exact{ROUNDED}"
+
+    def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
+        latents = view.target.table.latents
+        difference = torch.linalg.vector_norm(latents[drafted] - latents[sampled])
+        return drafted if float(difference) <= self.r else sampled
+
+
+RULES: dict[str, Callable[..., Rule]] = {rule.name: rule for rule in (Near, Aligned, Horizon, Path)}
+
+
+def make_latent_rule(name: str, **settings: object) -> Rule:
+    """Return a rule over latents by its name.
+
+    Args:
+        settings: r of "near", s of "horizon"; None stands for the default.
+
+    Raises:
+        UnknownNameError: There is no such rule.
+        InputError: The rule has no such setting.
+    """
+    if name not in RULES:
+        raise UnknownNameError(unknown("latent rule", name, list(RULES)))
+    inputs = {key: value for key, value in settings.items() if value is not None}
+    check_settings(name, inputs, {*RULE_SETTINGS[name]})
+    return RULES[name](**inputs)
