@@ -64,7 +64,7 @@ class CrossEncoder:
 
 
 def rerank(reranker: Reranker, query: str, hits: Sequence[Hit]) -> list[Hit]:
-    """Return hits by the reranker's scores, best first; raise InputError if one has no number."""
+    """Return hits by the reranker's scores, equal ones as before; raise InputError if wrong."""
     scores = np.array(reranker.scores(query, [hit.passage.text for hit in hits]), dtype=float)
     if scores.shape != (len(hits),) or not np.isfinite(scores).all():
         raise InputError(

@@ -182,7 +182,7 @@ def refresh(
 
 
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the contents of an index as JSON types; raise StoreError without a sound one."""
+    """Return an index's contents as JSON types, without its embedder; or raise StoreError."""
     store = open_index(Path(path), "size")
     parameters = store.manifest.parameters
     spans = np.load(store.file("passages.npy"), allow_pickle=False)

@@ -206,7 +206,7 @@ class Family:
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
     def conditions(self, call: ImageCall, raster: Raster) -> Sized:
-        """Return the conditions of a call, one for each prompt or class; or raise InputError."""
+        """Return a condition for each prompt or class; raise InputError for one that is refused."""
         raise NotImplementedError
 
     def open(self, model: PreTrainedModel, conditions: Any, config: ImageConfig) -> CausalTarget:
@@ -281,7 +281,7 @@ class Family:
         return {}
 
     def check_draft(self, draft: object) -> bool:
-        """Return whether it is a draft model; raise TokenizerMismatchError if of another target."""
+        """Tell draft models from others; raise TokenizerMismatchError for one of another target."""
         if (kind := kind_of_model(draft)) is None:
             return False
         if kind != self.kind:

@@ -196,7 +196,11 @@ class Relation:
 def nearest(
     neighbours: CodeNeighbours, k: int | None, bound: Callable[[float], float], nothing: bool
 ) -> Relation:
-    """Return the relation of the k nearest codes, None for all; raise InputError beyond them."""
+    """Return the relation of the k nearest codes within a bound; None for all of the table.
+
+    Raises:
+        InputError: k is beyond the table.
+    """
     count = neighbours.k if k is None else whole(k)
     if count is None or not 0 <= count <= neighbours.k:
         raise InputError(
