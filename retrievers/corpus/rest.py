@@ -117,31 +117,28 @@ class RestSession(DraftSession):
     """
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[Segment]) -> None:
-        self._name = drafter.name
-        self._options = drafter.options
-        self._shortest = drafter.shortest
+        self._drafter = drafter
         self._segments = segments
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` likeliest nodes, no deeper than the remaining tokens."""
+        drafter, options = self._drafter, self._drafter.options
         self.matched, trees = 0, list[tuple[Draft, float]]()
         if budget < 1 or context.remaining < 2:
             return DraftTree.empty()
-        tail = context.tokens[-self._options.max_match :]
+        tail = context.tokens[-options.max_match :]
         shares = [(self._segments[0], 1.0)] if len(self._segments) == 1 else self._shares(tail)
         for segment, share in shares:
-            draft = segment.draft(
-                tail, budget, max_depth=context.remaining - 1, options=self._options
-            )
-            if draft.length >= self._shortest and len(draft.tokens):
+            draft = segment.draft(tail, budget, max_depth=context.remaining - 1, options=options)
+            if draft.length >= drafter.shortest and len(draft.tokens):
                 trees.append((draft, share))
         if not trees:
             return DraftTree.empty()
         draft, share = trees[0] if len(trees) == 1 else (_pooled(trees, budget), 1.0)
         self.matched = draft.length
         accept_prob = (draft.accept_prob * share).astype(np.float32)
-        return DraftTree.build(draft.tokens, draft.parents, self._name, accept_prob=accept_prob)
+        return DraftTree.build(draft.tokens, draft.parents, drafter.name, accept_prob=accept_prob)
 
     def _shares(self, tail: list[int]) -> list[tuple[Segment, float]]:
         """Return the segments that match the context, and the weight of each.
@@ -149,16 +146,14 @@ class RestSession(DraftSession):
         Segments with the longest match share a weight of 1 by occurrences. The others share a part
         of the probability that this match fails; the rest is left to its shorter suffixes.
         """
-        matches = [
-            (segment, segment.longest_match(tail, self._options.max_match))
-            for segment in self._segments
-        ]
-        matches = [pair for pair in matches if pair[1].length >= self._shortest]
+        options, shortest = self._drafter.options, self._drafter.shortest
+        matches = [(each, each.longest_match(tail, options.max_match)) for each in self._segments]
+        matches = [pair for pair in matches if pair[1].length >= shortest]
         longest = max((match.length for _, match in matches), default=0)
         total = {True: 0, False: 0}
         for _, match in matches:
             total[match.length == longest] += match.high - match.low
-        left = _OTHERS * (1.0 - float(self._options.chances[0, longest, 0]))
+        left = _OTHERS * (1.0 - float(options.chances[0, longest, 0]))
         shares = []
         for segment, match in matches:
             first = match.length == longest
