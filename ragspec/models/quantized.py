@@ -243,7 +243,7 @@ def _readers_of_norms(
     """Return what each norm returns for some tokens, and the linear layers that read it."""
     normed = dict[int, tuple[Tensor, list[nn.Linear]]]()  # by address, which views share
 
-    def hear(_norm: nn.Module, _args: object, out: object) -> None:
+    def note(_norm: nn.Module, _args: object, out: object) -> None:
         if isinstance(out, Tensor):
             normed[out.data_ptr()] = out, []
 
@@ -257,7 +257,7 @@ def _readers_of_norms(
         if type(module) is nn.Linear:
             hooks.append(module.register_forward_pre_hook(read))
         elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:
-            hooks.append(module.register_forward_hook(hear))
+            hooks.append(module.register_forward_hook(note))
     try:
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)
