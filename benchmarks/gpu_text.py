@@ -18,9 +18,16 @@ from ragspec.drafters.method import Sources
 from ragspec.engine.engine import Engine
 from ragspec.models.device import is_cuda, pick_device
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.measure import GREEDY, LOOKUP, Variant, by_category, run_benchmark
+from ragspec.pipelines.bench.measure import (
+    GREEDY,
+    LOOKUP,
+    RowOptions,
+    Variant,
+    by_category,
+    run_benchmark,
+    show_results,
+)
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
-from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import make_engine, make_peer, run_engine
 from ragspec.verification.open import open_target
 

@@ -43,7 +43,14 @@ from harness.tuned_peers import peer_grid, run_tuned
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS, by_category, choose_baseline
+from ragspec.pipelines.bench.measure import (
+    DEFAULT_VARIANTS,
+    PEERS,
+    RowOptions,
+    by_category,
+    choose_baseline,
+    show_results,
+)
 from ragspec.pipelines.bench.prompts import (
     DOCQA,
     FIXED_NEW_TOKENS,
@@ -55,7 +62,6 @@ from ragspec.pipelines.bench.prompts import (
     items_of,
     read_turns,
 )
-from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.bench.variants import build_variants
 from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.search.passage_index import PassageIndex

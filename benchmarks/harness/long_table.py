@@ -14,8 +14,7 @@ from evaluation.line_charts import Point
 from harness.data import holds
 from harness.long_tasks import Task
 from harness.long_variants import PEER, PLAIN, VariantAnswer
-from ragspec.pipelines.bench.measure import interval, is_timed
-from ragspec.pipelines.bench.results import NO_VALUE
+from ragspec.pipelines.bench.measure import NO_VALUE, interval, is_timed
 from ragspec.reports.report import loop_share
 
 WORST = 0.25  # quantile of the ratios that bounds the slowest quarter of the prompts

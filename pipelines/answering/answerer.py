@@ -130,9 +130,7 @@ class Answerer(ABC):
         """Answer a question.
 
         Args:
-            question: The question; it may not be empty.
             sampling: How tokens are chosen; greedy by default.
-            max_new_tokens: Most tokens of the answer.
             refuse: Refuse without calling the model if no document speaks of the question, see
                 `Answer.refused`.
             on_search: Called with the search's result before the model writes.
@@ -188,11 +186,7 @@ class Answerer(ABC):
         return SearchResult(hits[: self.top_k], tuple(sentences), refused)
 
     def read_hits(self, result: SearchResult, engine: Engine | None = None) -> Sequence[Hit]:
-        """Return what a model reads of a search: the passages, or the best sentence alone.
-
-        Args:
-            engine: The model's engine; None for that of the constructor.
-        """
+        """Return what an engine, or ours, reads of a search: the passages or the best sentence."""
         if self._top_k is None and reads_sentences(engine or self.engine):
             return [each.alone for each in result.sentences[:1]] or result.hits
         return result.hits
@@ -212,11 +206,7 @@ class Answerer(ABC):
     def _options_over(
         self, prompt: Prompt, options: dict[str, Any], first: int = 0
     ) -> dict[str, Any]:
-        """Return the arguments of `Engine.generate` over a prompt.
-
-        Args:
-            first: Number of the prompt's first passage among those of the answer, from 0.
-        """
+        """Return the options over a prompt whose passages are numbered from `first` on."""
         return {
             "stop": self.template.stop,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],

@@ -46,7 +46,6 @@ class Conversation(Answerer):
     """A conversation with a chat model; citations number passages through all of it.
 
     Args:
-        engine: Its model has a chat template.
         documents: Searched for every question; None for none.
         settings: Passages and template of a question over them, and the system message of the
             conversation, see `Answerer`.
@@ -95,10 +94,10 @@ class Conversation(Answerer):
         stream = question.stream or (lambda piece: None)
         streamed = replace(question, stream=stream, options={"stop": (), **options})
         generation = self._generate(prompt, streamed)
-        if not generation.tokens:  # interrupted during prefill
-            return self._answer(question, prompt, generation, passages=turn.hits)
-        self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
-        facts = {"passages": turn.hits, "dropped_turns": dropped}
+        facts: dict[str, object] = {"passages": turn.hits}
+        if generation.tokens:  # else interrupted during prefill
+            self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
+            facts["dropped_turns"] = dropped
         return self._answer(question, prompt, generation, **facts)
 
     def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
@@ -148,11 +147,7 @@ class Conversation(Answerer):
 def search_turn(
     search: Callable[[str], SearchResult], question: str, before: str | None
 ) -> SearchResult:
-    """Return the result of a question in a conversation; empty if it is asked without passages.
-
-    Args:
-        before: The question before it, None for the first one.
-    """
+    """Return the result of a question after `before`; empty if it is asked without passages."""
     result = search(question)
     if result.refused is not None and before is not None:
         result = search(f"{before}\n{question}")

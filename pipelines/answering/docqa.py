@@ -102,11 +102,7 @@ class DocQA(Answerer):
         return self.retriever.documents if isinstance(self.retriever, PassageIndex) else ()
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
-        """Write the index to a folder; see `PassageIndex.save`.
-
-        Raises:
-            InputError: The retriever is no index over documents.
-        """
+        """Write the index to a folder, see `PassageIndex.save`; raise InputError without one."""
         if not isinstance(self.retriever, PassageIndex):
             raise InputError(
                 f"A {type(self.retriever).__name__} cannot be saved; only an index made from "

@@ -63,9 +63,6 @@ class IterativeSearch:
         rounds: Write the whole answer this many times in place of strides, each over the passage
             for the question and the answer before (Iter-RetGen, Shao et al. 2023,
             arXiv 2305.15294, section 3.1).
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     stride: int = 4
@@ -182,7 +179,8 @@ class IterativeRag(Answerer):
         except KeyboardInterrupt:
             if question.stream is None or not loop.cut():
                 raise
-            loop.strides[-1] = loop.strides[-1].cancelled()
+            last = loop.strides[-1]
+            loop.strides[-1] = replace(last, generation=last.generation.cancelled())
         last = loop.strides[-1]
         rest = () if settings.rounds is None else last.tokens
         text.push(last.generation.prompt_tokens, rest, ends=True)

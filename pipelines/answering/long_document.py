@@ -153,11 +153,7 @@ class LongDocument(Answerer):
         self.close()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the prefilled document to a folder, completely or not at all.
-
-        Raises:
-            StoreError: The folder cannot be written.
-        """
+        """Write the prefilled document to a folder completely, or raise StoreError."""
         about = (self.document, self.template, self.token_range)
         saved = SavedDocument(*about, self.prefix.token_ids, self._layers())
         save_document(Path(path), saved, self.engine)

@@ -40,11 +40,7 @@ class SavedDocument:
 
 
 def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
-    """Write a prefilled document to a folder.
-
-    Raises:
-        StoreError: The folder cannot be written.
-    """
+    """Write a prefilled document to a folder; raise StoreError if it cannot be written."""
 
     def fill(folder: Path) -> Contents:
         from safetensors.torch import save_file
@@ -73,11 +69,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
 
 
 def open_document(path: Path, engine: Engine) -> SavedDocument:
-    """Open a document that `save_document` wrote with this model.
-
-    Raises:
-        StoreError: It is missing, damaged, or of another model, tokenizer or dtype.
-    """
+    """Open a saved document; raise StoreError if it is damaged or of another model or dtype."""
     from safetensors.torch import load_file
 
     store = open_store(path, KIND, verify="full")

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
@@ -49,12 +49,6 @@ class Stride:
         """The probability of its least probable token; 0 without log-probabilities."""
         logprobs = self.generation.logprobs or ()
         return min((math.exp(token.logprob) for token in logprobs), default=0.0)
-
-    def cancelled(self) -> Self:
-        """Return the stride as the last one of an interrupted text."""
-        report = replace(self.generation.report, finish_reason="cancelled")
-        generation = replace(self.generation, report=report, finish_reason="cancelled")
-        return replace(self, generation=generation)
 
 
 @dataclass(slots=True)

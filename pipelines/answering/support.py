@@ -46,11 +46,7 @@ def find_evidence(
     sentences: tuple[Sentence, ...],
     short: str = "",
 ) -> Evidence:
-    """Return the citations of an answer, and how far the documents support it.
-
-    Args:
-        short: The answer proper, "" if the whole text is.
-    """
+    """Return the citations and the support of an answer; `short` is the answer proper, if any."""
     text = generation.text
     citations = tuple(cite(text, prompt, generation.steps))
     claim = short or claim_of(text, citations)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
+from ragspec.storage.filesystem import read_input
 from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -186,9 +187,6 @@ def reads_sentences(engine: "Engine") -> bool:
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:
     """Return the template of a name or of a Jinja file; return a `PromptTemplate` as it is.
 
-    Args:
-        system: System message of a chat model.
-
     Raises:
         UnknownNameError: `prompt` is neither a name nor a file.
         InputError: The file cannot be read.
@@ -204,7 +202,7 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
-            template = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
+            template = PromptTemplate(str(path), template=read_input(path, "the prompt template"))
             if not Environment().parse(template.template or "").body:
                 raise InputError(f"the prompt template {path} is empty; expected text in Jinja.")
         except TemplateSyntaxError as error:
@@ -212,10 +210,5 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
             raise InputError(
                 f"the prompt template {path} is no Jinja, line {error.lineno}: {reason}. "
                 "Expected Jinja over `question` and `passages` (each with number, title and text)."
-            ) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "
-                f"UTF-8, or one of {', '.join(WORDINGS)}."
             ) from error
     return template if system is None else replace(template, system=system)

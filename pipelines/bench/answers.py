@@ -10,12 +10,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.bench.results import RowOptions
+from ragspec.pipelines.bench.measure import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.pipelines.console.texts import Row, read_rows
+from ragspec.storage.filesystem import write_output
 
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.answerer import Answerer
@@ -99,12 +100,12 @@ def answers(options: AnswersBenchOptions) -> None:
     facts = {"model": options.engine.model, "questions": options.questions.name}
     if options.rows.json is not None:
         record = facts | {"figures": figures, "rows": [asdict(row) for row in rows]}
-        options.rows.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_output(options.rows.json, "the rows", json.dumps(record, indent=1) + "\n")
     if options.html is not None:
-        from ragspec.pipelines.page.page import render_template, save
+        from ragspec.pipelines.page.page import render_template
 
         values = {"facts": facts, "figures": figures, "rows": rows}
-        save(render_template("answers.html.j2", **values), options.html)
+        write_output(options.html, "the page", render_template("answers.html.j2", **values))
 
 
 def read_questions(path: Path) -> list[Item]:

@@ -12,8 +12,8 @@ from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.bench import measure
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
+from ragspec.pipelines.bench.measure import RowOptions, show_results
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
-from ragspec.pipelines.bench.results import RowOptions, show_results
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, option, setting, split, takes_records

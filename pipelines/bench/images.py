@@ -15,9 +15,8 @@ from zlib import crc32
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
-from ragspec.pipelines.bench.measure import Outcome, Variant
+from ragspec.pipelines.bench.measure import Outcome, RowOptions, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.bench.results import RowOptions
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import option, split

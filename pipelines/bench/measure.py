@@ -7,12 +7,19 @@ can be timed, are counted but left out of the ratios: a loop is too easy to draf
 difference of two equal times is noise.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean, median
 
 from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.console import checks
+from ragspec.pipelines.console.records import option
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.storage.filesystem import write_output
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
@@ -53,21 +60,18 @@ class Outcome:
 Variant = Callable[[BenchItem, int], Outcome]
 
 
-@dataclass(slots=True)
-class Measurement:
-    """All runs of one item in one variant: the outcome, and seconds of every repetition."""
-
-    outcome: Outcome
-    seconds: list[float] = field(default_factory=list)
-    prefill: list[float] = field(default_factory=list)
-
-    @property
-    def decode_seconds(self) -> float:
-        """Median of the whole runs less median of the runs stopped at the first token."""
-        return max(1e-9, median(self.seconds) - median(self.prefill))
+Repeats = Sequence[Outcome]  # all runs of one item in one variant
+Runs = Sequence[Mapping[str, Repeats]]
 
 
-Runs = Sequence[Mapping[str, Measurement]]
+def decode_seconds(repeats: Repeats) -> float:
+    """Return the median of the whole runs less that of the runs stopped at the first token."""
+    return max(1e-9, median(each.seconds for each in repeats) - prefill_seconds(repeats))
+
+
+def prefill_seconds(repeats: Repeats) -> float:
+    """Return the median of the seconds spent on the prompt."""
+    return median(each.prefill or 0.0 for each in repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def run_benchmark(
         for number, item in enumerate(group):
             on_progress(f"{category} {number + 1}/{len(group)}")
             runs.append(_measure(item, variants, repeats, number))
-        timed = [run for run in runs if not skip_loops or is_timed(run[plain].outcome.tokens)]
+        timed = [run for run in runs if not skip_loops or is_timed(run[plain][0].tokens)]
         rows += [summarise(category, name, runs, timed, baseline) for name in variants]
     return rows
 
@@ -159,33 +163,37 @@ def summarise(category: str, variant: str, runs: Runs, timed: Runs, baseline: st
 
     mine = [run[variant] for run in runs]
     plain = next((name for name in PLAIN if name in runs[0]), None)
-    ratios = [run[baseline].decode_seconds / run[variant].decode_seconds for run in timed]
-    whole = [median(run[baseline].seconds) / median(run[variant].seconds) for run in timed]
-    to_plain = [run[plain].decode_seconds / run[variant].decode_seconds for run in timed if plain]
+    firsts = [repeats[0] for repeats in mine]
+
+    def against(other: str | None, seconds: Callable[[Repeats], float]) -> list[float]:
+        return [seconds(run[other]) / seconds(run[variant]) for run in timed if other]
+
+    ratios = against(baseline, decode_seconds)
+    whole = against(baseline, lambda repeats: median(each.seconds for each in repeats))
+    to_plain = against(plain, decode_seconds)
     low, high = interval(ratios)
-    tokens = sum(len(run.outcome.tokens) for run in mine)
-    forwards = sum(run.outcome.forwards for run in mine)
-    equal = [run[variant].outcome.tokens == run[plain].outcome.tokens for run in runs if plain]
-    names = mine[0].outcome.figures
+    tokens = sum(len(first.tokens) for first in firsts)
+    forwards = sum(first.forwards for first in firsts)
+    equal = [run[variant][0].tokens == run[plain][0].tokens for run in runs if plain]
     return BenchRow(
         category=category,
         variant=variant,
-        label=mine[0].outcome.label,
+        label=firsts[0].label,
         items=len(runs),
         timed=len(timed),
         tokens=tokens,
         forwards=forwards,
-        seconds=sum(run.decode_seconds for run in mine),
-        prefill_seconds=sum(median(run.prefill) for run in mine),
+        seconds=sum(map(decode_seconds, mine)),
+        prefill_seconds=sum(map(prefill_seconds, mine)),
         tokens_per_forward=tokens / max(1, forwards),
         ratio=median(ratios or [math.nan]),
         ratio_low=low,
         ratio_high=high,
         ratio_end_to_end=median(whole or [math.nan]),
         ratio_to_plain=median(to_plain or [math.nan]),
-        loop_share=fmean(loop_share(run.outcome.tokens) for run in mine),
+        loop_share=fmean(loop_share(first.tokens) for first in firsts),
         equal_to_plain=fmean(equal or [math.nan]),
-        figures={name: fmean(run.outcome.figures[name] for run in mine) for name in names},
+        figures={name: fmean(each.figures[name] for each in firsts) for name in firsts[0].figures},
     )
 
 
@@ -211,18 +219,66 @@ def by_category(items: Sequence[BenchItem]) -> dict[str, list[BenchItem]]:
 
 def _measure(
     item: BenchItem, variants: Mapping[str, Variant], repeats: int, turn: int
-) -> dict[str, Measurement]:
+) -> dict[str, list[Outcome]]:
     """Run one item in all variants; every turn starts with another one."""
     names = list(variants)
-    runs: dict[str, Measurement] = {}
+    runs: dict[str, list[Outcome]] = {name: [] for name in names}
     for repeat in range(repeats):
         shift = (turn + repeat) % len(names)
         for name in names[shift:] + names[:shift]:
             whole = variants[name](item, item.new_tokens)
-            prefill = whole.prefill
-            if prefill is None:
-                prefill = variants[name](item, 1).seconds
-            run = runs.setdefault(name, Measurement(whole))
-            run.seconds.append(whole.seconds)
-            run.prefill.append(prefill)
-    return {name: runs[name] for name in names}
+            if whole.prefill is None:
+                whole = replace(whole, prefill=variants[name](item, 1).seconds)
+            runs[name].append(whole)
+    return runs
+
+
+# --- The results ---
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Where the rows of a measurement go."""
+
+    json: Path | None = option(None, "Write the rows to this JSON file.", "--json")
+
+    def __post_init__(self) -> None:
+        checks.check_output(self.json, checks.JSON)
+
+
+NO_VALUE = "-"
+
+
+def cells(row: BenchRow) -> dict[str, str]:
+    """Return a row for people, by column."""
+    return {
+        "category": row.category,
+        "variant": row.variant,
+        "items": f"{row.timed}/{row.items}",
+        "tokens/forward": f"{row.tokens_per_forward:.2f}",
+        "ratio": _number(row.ratio),
+        "95 %": f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if row.timed else NO_VALUE,
+        "end to end": _number(row.ratio_end_to_end),
+        "to plain": _number(row.ratio_to_plain),
+        "loops": f"{row.loop_share:.2f}",
+        "equal": NO_VALUE if math.isnan(row.equal_to_plain) else f"{row.equal_to_plain:.0%}",
+        "label": row.label or NO_VALUE,
+        **{name: _number(value, 4) for name, value in row.figures.items()},
+    }
+
+
+def show_results(
+    rows: Sequence[BenchRow], baseline: str, facts: dict[str, object], files: RowOptions
+) -> None:
+    """Print the table, and write the JSON file if one is named."""
+    title = f"decode seconds against {baseline}, medians of paired ratios"
+    table = [cells(row) for row in rows]
+    Terminal().table(title, list(table[0]), [list(each.values()) for each in table])
+    facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
+    if files.json is not None:
+        document = {**facts, "rows": [row.to_dict() for row in rows]}
+        write_output(files.json, "the rows", json.dumps(document, indent=1) + "\n")
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return NO_VALUE if math.isnan(value) else f"{value:.{digits}f}"

@@ -107,11 +107,7 @@ def read_turns(path: Path) -> dict[tuple[str, str], str]:
 def items_of(
     turns: Mapping[tuple[str, str], str], tokenizer: Tokenizer, max_length: int | None
 ) -> list[BenchItem]:
-    """Return the items of the prompts that `read_turns` read.
-
-    Args:
-        max_length: Context of the target in tokens; longer prompts keep their last tokens.
-    """
+    """Return the items of `read_turns`; prompts longer than the context keep their last tokens."""
     most = 0 if max_length is None else max(1, max_length - FIXED_NEW_TOKENS)
     return [
         BenchItem(name, category, tuple(turn_ids(tokenizer, text)[-most:]), FIXED_NEW_TOKENS, True)

@@ -23,6 +23,7 @@ from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.sampling.settings import fresh_seed
+from ragspec.storage.filesystem import write_output
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,7 +93,7 @@ def draw(
     images = [str(paths[number]) for number in sorted(paths)]
     figures |= {"images": images, "seed": seed, **described[0]}
     if json is not None:
-        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_output(json, "the figures", json_text.dumps(figures, indent=1) + "\n")
     _print_figures(figures, out, terminal)
 
 

@@ -26,6 +26,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import option, setting, split
 from ragspec.pipelines.console.terminal import Terminal, progress
 from ragspec.sampling.settings import Sampling
+from ragspec.storage.filesystem import read_input
 from ragspec.storage.store import checked_scope, is_store
 
 if TYPE_CHECKING:
@@ -319,11 +320,7 @@ class TextOptions:
             checks.check_stored(split(self.engine.drafter))
 
     def read_prediction(self) -> dict[str, str]:
-        """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.
-
-        Raises:
-            InputError: The file is unreadable, or there is no drafter to copy the text.
-        """
+        """Return a prediction as an option of the engine; raise InputError if it cannot be used."""
         text, engine = self.prediction, self.engine
         if text is None:
             return {}
@@ -334,12 +331,7 @@ class TextOptions:
             )
         if not text.startswith("@"):
             return {"prediction": checks.checked_text(text)}
-        try:
-            return {"prediction": Path(text[1:]).read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"Expected a text file in UTF-8 as prediction, got {text[1:]} ({error})."
-            ) from error
+        return {"prediction": read_input(Path(text[1:]), "the prediction")}
 
 
 def index_documents(

@@ -8,14 +8,16 @@ that commands share may be typer's `Annotated`.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from operator import ge, le
 from types import EllipsisType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from typer import Argument, Option
+from typer.models import OptionInfo
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.terminal import Terminal
@@ -26,14 +28,8 @@ T = TypeVar("T")
 MARK = "mark"  # the key of a field's metadata
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(OptionInfo):
     """The mark of a field that is set by --set NAME=VALUE, see `setting`."""
-
-    help: str
-    least: float | None
-    most: float | None
-    parse: Callable[[str], object]
 
 
 def setting(
@@ -51,7 +47,7 @@ def setting(
         least, most: The limits of a number.
         parse: Returns the value of a text that pydantic does not read by the type alone.
     """
-    return _marked(default, Setting(text, least, most, parse))
+    return _marked(default, Setting(help=text, min=least, max=most, parser=parse))
 
 
 def option(default: T | EllipsisType, text: str, *names: str, **details: Any) -> T:
@@ -139,11 +135,7 @@ def label(name: str) -> str:
 
 
 def read_settings(pairs: Sequence[str], settings: Mapping[str, Parameter]) -> dict[str, object]:
-    """Return the values of NAME=VALUE texts by name, and the defaults of the others.
-
-    Raises:
-        InputError: A text has another form, its name is unknown or its value does not fit.
-    """
+    """Return the values of NAME=VALUE texts, and defaults, by name; raise InputError for others."""
     values: dict[str, object] = {name: field.default for name, field in settings.items()}
     for pair in pairs:
         name, sign, text = pair.partition("=")
@@ -164,22 +156,22 @@ def read_value(field: Parameter, text: str) -> object:
 
     setting = setting_of(field)
     assert setting is not None
-    limits = Field(ge=setting.least, le=setting.most)
+    limits = Field(ge=setting.min, le=setting.max)
     kind: Any = Annotated[get_args(field.annotation)[0], limits]
     try:
-        return TypeAdapter(kind).validate_python(setting.parse(text))
+        return TypeAdapter(kind).validate_python(setting.parser(text))
     except ValidationError as error:
         reason = error.errors()[0]["msg"].lower()
         raise InputError(f"got --set {label(field.name)}={text}: {reason}.") from error
 
 
 def check_limits(record: object) -> None:
-    """Raise InputError if a setting of a record is below the least value that it declares."""
+    """Raise InputError if a field of a record is outside the limits that it declares."""
     for each in declared(type(record)):
-        value, mark = getattr(record, each.name), setting_of(each)
-        least = mark and mark.least
-        if None not in (value, least) and not value >= least:
-            raise InputError(f"{each.name} is {value}; expected at least {least:g}.")
+        (mark,), value = each.annotation.__metadata__, getattr(record, each.name)
+        for limit, fits, words in ((mark.min, ge, "at least"), (mark.max, le, "at most")):
+            if None not in (value, limit) and not fits(value, limit):
+                raise InputError(f"{each.name} is {value}; expected {words} {limit:g}.")
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-from ragspec.errors import InputError
 from ragspec.pipelines.page.run_view import RunView
 from ragspec.pipelines.page.tree_view import draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
+from ragspec.storage.filesystem import write_output
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = "steps.js.j2"
@@ -22,7 +22,7 @@ def write_page(trace: Path | str, out: Path | str) -> None:
         page = trace_page(parsed)
     except (*DAMAGE, UndefinedError) as error:
         raise damaged(trace, error) from error
-    save(page, out)
+    write_output(Path(out), "the page", page)
 
 
 def trace_page(trace: Trace) -> str:
@@ -34,17 +34,6 @@ def trace_page(trace: Trace) -> str:
     chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
     values = {"run": RunView(trace), "drafts": drafts, "chosen": chosen}
     return render_template("page.html.j2", **values, script=_script() if drafts else None)
-
-
-def save(page: str, out: Path | str) -> None:
-    """Write a page; raise InputError if that is impossible."""
-    try:
-        Path(out).write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(
-            f"cannot write the page to {str(out)!r} ({error.strerror}): expected a file in an "
-            "existing, writable folder. Choose another path with -o."
-        ) from error
 
 
 def _script() -> dict[str, str]:

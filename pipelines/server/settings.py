@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.records import byte_count, check_limits, option, setting, split
+from ragspec.storage.filesystem import read_input
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -65,8 +66,6 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        if not 0 <= self.port < 65536:
-            raise InputError(f"port is {self.port}; expected 0 to 65535.")
         read_keys([*(self.keys or ()), *([] if self.admin_key is None else [self.admin_key])])
         if not self.keys and not self.local:
             raise InputError(
@@ -114,21 +113,12 @@ def _name_of(host: str) -> str:
 
 
 def read_keys(entries: Sequence[str]) -> list[str]:
-    """Return API keys, those of each "@FILE" as the file is now.
-
-    Raises:
-        InputError: A file cannot be read or has no key, or a key is empty or not ASCII.
-    """
+    """Return API keys, those of each "@FILE" as it is now; raise InputError for an invalid one."""
     keys: list[str] = []
     for entry in map(str.strip, entries):  # HTTP clients send keys without outer spaces
         lines = [entry]
         if entry.startswith("@"):
-            try:
-                lines = Path(entry[1:]).read_text(encoding="utf-8").split() or [""]
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(
-                    f"Expected a file with an API key on each line, got {entry[1:]} ({error})."
-                ) from error
+            lines = read_input(Path(entry[1:]), "the file of API keys").split() or [""]
         keys += lines
     if any(not key or not key.isascii() for key in keys):
         raise InputError("got an empty key, or one that is not ASCII; expected letters.")

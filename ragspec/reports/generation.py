@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.rules.base import Step
@@ -40,6 +40,11 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     steps: list[Step] = field(default_factory=list)
     sample: int = 0
+
+    def cancelled(self) -> Self:
+        """Return the text as one that was interrupted."""
+        report = replace(self.report, finish_reason="cancelled")
+        return replace(self, report=report, finish_reason="cancelled")
 
 
 def place_tokens(tokenizer: Tokenizer, generation: Generation) -> list[PlacedToken]:

@@ -224,11 +224,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the report that `to_dict` wrote.
-
-        Raises:
-            InputError: A field is missing or of another type.
-        """
+        """Return the report that `to_dict` wrote; raise InputError if a field is missing or bad."""
         from pydantic import TypeAdapter, ValidationError
 
         steps = {"per_step_drafted": (), "per_step_accepted": ()}

@@ -6,7 +6,6 @@ its header those of the drafted ones and the names of the documents. It is writt
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -21,6 +20,7 @@ from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.decoding import Decodes, decoder_of
 from ragspec.sampling.text_output import TextOutput
+from ragspec.storage.filesystem import read_input, write_output
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 
@@ -95,41 +95,26 @@ def write_trace(
     documents: Sequence[str] = (),
     extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the trace of `generation` to `path`; characters that UTF-8 cannot hold become "?".
+    """Write the trace of `generation` to `path`; raise InputError if it cannot be written.
 
     Args:
         tokenizer: A tokenizer, or a function from token ids to text.
         model, documents, extra: See `Trace`.
-
-    Raises:
-        InputError: The file cannot be written.
     """
     mark: dict[str, object] = {"format": FORMAT, "version": VERSION}  # first in every trace
     header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
     header["vocabulary"] = vocabulary_of(generation.steps, tokenizer)
-    lines, clock = [header], _start(generation)
+    first = generation.steps[0].milliseconds if generation.steps else {}
+    # A first step may itself be the prefill.
+    clock = 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)
+    lines = [header]
     texts = step_texts(generation, tokenizer)
     for index, (step, chunks) in enumerate(zip(generation.steps, texts, strict=True)):
         lines.append(_step_line(index, clock, step, chunks))
         clock += sum(step.milliseconds.values())
     lines.append({"report": generation.report.to_dict()})
     rows = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    try:
-        Path(path).write_text(rows, encoding="utf-8", errors="replace")
-    except OSError as error:
-        with suppress(OSError):  # half a trace would pass for a whole one
-            if Path(path).is_file():
-                Path(path).unlink()
-        raise InputError(
-            f"cannot write the trace to {str(path)!r} ({error.strerror}): expected a file in an "
-            "existing, writable folder on a disk with room. Choose another path."
-        ) from error
-
-
-def _start(generation: Generation) -> float:
-    """Return the milliseconds before the first step; a first step may itself be the prefill."""
-    first = generation.steps[0].milliseconds if generation.steps else {}
-    return 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)
+    write_output(Path(path), "the trace", rows)
 
 
 def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, object]:
@@ -151,11 +136,7 @@ def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> di
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Return the trace that `write_trace` wrote.
-
-    Raises:
-        InputError: The file is missing, is not a whole trace, or has a damaged line.
-    """
+    """Return a trace that `write_trace` wrote; raise InputError if it is missing or damaged."""
     lines = list(_lines(Path(path)))
     if not lines or lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION:
         raise InputError(
@@ -184,14 +165,7 @@ def damaged(path: Path | str, error: Exception) -> InputError:
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read the trace {str(path)!r} ({error}): expected a text file written by "
-            "`ragspec ask --trace FILE`."
-        ) from error
-    for number, row in enumerate(text.split("\n"), 1):
+    for number, row in enumerate(read_input(path, "the trace").split("\n"), 1):
         if not row.strip():
             continue
         try:

@@ -1,13 +1,13 @@
-"""File system operations of a store: read, flush, and lock out other writers."""
+"""File system operations: read and write files, flush them, and lock out other writers."""
 
 import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 
 LOCK = "LOCK"
 POLL_SECONDS = 0.02
@@ -37,6 +37,33 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def read_input(path: Path, what: str) -> str:
+    """Return the text of a file that the user named; raise InputError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{what} {path} cannot be read ({error}); expected a text file in UTF-8. Check it."
+        ) from error
+
+
+def write_output(path: Path, what: str, text: str) -> None:
+    """Write a file that the user named, or none; raise InputError if it cannot be written.
+
+    Characters that UTF-8 cannot hold become "?".
+    """
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        with suppress(OSError):  # half a file would pass for a whole one
+            if path.is_file() and not isinstance(error, PermissionError):
+                path.unlink()
+        raise InputError(
+            f"{what} cannot be written to {str(path)!r} ({error.strerror}); expected a file in an "
+            "existing, writable folder on a disk with room. Choose another path."
+        ) from error
 
 
 def sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.bench.cli import TextBenchOptions
 from ragspec.pipelines.bench.images import parse_variant
-from ragspec.pipelines.bench.results import RowOptions
+from ragspec.pipelines.bench.measure import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.methods import compose, method_rows

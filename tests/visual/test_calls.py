@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.results import RowOptions
+from ragspec.pipelines.bench.measure import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.visual import ImagePipeline

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.measure import (
     BenchRow,
-    Measurement,
     Outcome,
+    RowOptions,
     choose_baseline,
     interval,
     run_benchmark,
+    show_results,
     summarise,
 )
 from ragspec.pipelines.bench.prompts import (
@@ -28,7 +29,6 @@ from ragspec.pipelines.bench.prompts import (
     items_of,
     read_turns,
 )
-from ragspec.pipelines.bench.results import RowOptions, show_results
 from tests.support import tiny
 
 FREE, LOOP = list(range(1, 31)), [7] * 30
@@ -119,11 +119,11 @@ def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> No
 
 def measured(
     tokens: list[int], forwards: int, seconds: list[float], prefill: list[float]
-) -> Measurement:
-    return Measurement(Outcome(tokens, forwards, seconds[0]), seconds, prefill)
+) -> list[Outcome]:
+    return [Outcome(tokens, forwards, *each) for each in zip(seconds, prefill, strict=True)]
 
 
-def runs() -> list[dict[str, Measurement]]:
+def runs() -> list[dict[str, list[Outcome]]]:
     """Return three items: twice as fast, three times as fast with other tokens, and a loop."""
     free, other, loop = list(range(40)), list(range(100, 140)), [7] * 40
     return [
