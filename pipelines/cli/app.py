@@ -144,10 +144,8 @@ def doctor(json: o.JsonOption = False) -> None:
     terminal = Terminal(quiet=json)
     with terminal.working("looking at packages and devices"):
         findings = examine()
-    if json:
-        terminal.json(findings)
-    else:
-        show(findings, terminal)
+    terminal.json(findings)
+    show(findings, terminal)
     if findings["missing"]:
         raise typer.Exit(1)
 

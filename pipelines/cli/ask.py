@@ -127,8 +127,7 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     """Answer a question and show the answer.
 
     Args:
-        over: Returns an answerer, content the documents, an engine, and whether it is to search
-            without speculation.
+        over: Returns an answerer over documents with an engine, without speculation if True.
     """
     text, question = options.text, options.question
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}

@@ -59,7 +59,7 @@ def build(options: DatastoreBuildOptions) -> None:
     with counting(terminal, "reading") as on_progress:
         limit = options.max_tokens
         store = Datastore.build(rows, engine, options.out, max_tokens=limit, progress=on_progress)
-    _show(store.info(), terminal, options.json)
+    _show(store.info(), terminal)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
 
@@ -72,13 +72,11 @@ def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
 
     from ragspec.retrievers.knn.datastore import Datastore
 
-    _show(Datastore.open(path, verify="size").info(), terminal, json)
+    _show(Datastore.open(path, verify="size").info(), terminal)
 
 
-def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
-    if json:
-        terminal.json(info)
-        return
+def _show(info: dict[str, Any], terminal: Terminal) -> None:
+    terminal.json(info)
     terminal.line(
         f"{info['path']}: {pluralize(info['keys'], 'key', ',')} of {info['width']} numbers out of "
         f"{pluralize(info['documents'], 'document', ',')}, {info['bytes']:,} bytes"

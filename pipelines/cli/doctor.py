@@ -3,6 +3,7 @@
 import platform
 import re
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -22,7 +23,9 @@ def examine() -> dict[str, object]:
         missing.append("ragspec")
     for requirement in requirements:
         name = re.split(r"[^\w.-]", requirement)[0]
-        packages[name] = __version__ if name == "ragspec" else _version(name)
+        packages[name] = None
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
         if packages[name] is None and "extra ==" not in requirement:
             missing.append(name)
     return {
@@ -34,13 +37,6 @@ def examine() -> dict[str, object]:
         "device": _device(),
         "cache": str(cache_directory()),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _device() -> dict[str, object]:

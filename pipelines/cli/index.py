@@ -97,9 +97,7 @@ def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption 
         from ragspec.retrievers.search.upkeep import described
 
         facts = described(index)
-    if json:
-        terminal.json(facts)
-        return
+    terminal.json(facts)
     terminal.line(
         f"{pluralize(len(facts['documents']), 'document')} in "
         f"{pluralize(facts['passages'], 'passage')} of about {facts['words']} words, "

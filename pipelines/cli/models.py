@@ -34,9 +34,7 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
     terminal = Terminal(quiet=json)
     with terminal.working("looking for models"):
         records = known_models()
-    if json:
-        terminal.json({"models": records})
-        return
+    terminal.json({"models": records})
     columns = ["name", "parameters", "context", "licence", "where"]
     terminal.table("Models that can be named", columns, [_row(each) for each in records])
     terminal.note(

@@ -50,11 +50,7 @@ RequestRunner = Callable[["Engine", "Sampling", OnText, OnRead, bool], Result]
 def run_and_show(
     write: RequestRunner, engine: Engine, text: TextOptions, terminal: Terminal
 ) -> None:
-    """Write a text, compare it with plain decoding on --compare, and show both.
-
-    Raises:
-        typer.Exit: The text was interrupted; the part that was written is shown.
-    """
+    """Write a text and show it, compared on --compare; raise typer.Exit if it was interrupted."""
     output, sampling = text.output, text.sampling.settings_for(engine)
     with terminal.prefill_progress() as on_read:
         on_text = terminal.piece if output.streams else discard
@@ -64,7 +60,7 @@ def run_and_show(
     if output.compare and outcome.generation.tokens and not interrupted:
         comparison = _compare(write, engine, sampling, outcome, terminal)
         interrupted = comparison is None
-    show(outcome, output, terminal, comparison, by_model=True)
+    show(outcome, output, terminal, comparison)
     if output.trace is not None:  # last: a full disk must not cost the answer
         from ragspec.reports.trace import write_trace
 
@@ -115,21 +111,13 @@ def answer_result(question: str, answer: Answer) -> Result:
 
 
 def show(
-    outcome: Result,
-    output: OutputOptions,
-    terminal: Terminal,
-    comparison: Comparison | None = None,
-    *,
-    by_model: bool = False,
+    outcome: Result, output: OutputOptions, terminal: Terminal, comparison: Comparison | None = None
 ) -> None:
-    """Show a text, its sources and figures; `by_model` says whether a model wrote it."""
+    """Show a text, its sources, and its figures if a model wrote it."""
     report, answer = outcome.generation.report, outcome.answer
-    if output.json:
-        record = outcome.fields | {"label": report.label, "report": report.to_dict()}
-        if comparison is not None:
-            record["compare"] = asdict(comparison)
-        terminal.json(record)
-        return
+    by_model = report.finish_reason != "extracted"
+    record = outcome.fields | {"label": report.label, "report": report.to_dict()}
+    terminal.json(record | ({"compare": asdict(comparison)} if comparison else {}))
     if answer is not None and answer.refused is not None:
         terminal.line(answer.text)
         note_end(answer, terminal)

@@ -119,7 +119,7 @@ def build(options: StoreBuildOptions) -> None:
         rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as corpus:
             info = corpus.info()
-    _show(info, terminal, options.json)
+    _show(info, terminal)
 
 
 @takes_records
@@ -148,7 +148,7 @@ def from_answers(options: AnswerOptions) -> None:
                 began = time.monotonic()
         store.flush()
         info = store.info()
-    _show(info, terminal, options.json)
+    _show(info, terminal)
 
 
 def _answer(
@@ -192,11 +192,9 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
     seconds = time.perf_counter() - began
     files, size = store.manifest.files, sum(each.size for each in store.manifest.files.values())
     speed = round(size / 1e6 / seconds, 1)
-    if json:
-        facts = {"path": str(path), "kind": store.manifest.kind, "sound": True}
-        terminal.json(facts | {"files": len(files), "bytes": size, "mb_per_second": speed})
-    else:
-        terminal.line(f"{path} is sound: {len(files)} files, {size:,} bytes, {speed:,} MB/s")
+    facts = {"path": str(path), "kind": store.manifest.kind, "sound": True}
+    terminal.json(facts | {"files": len(files), "bytes": size, "mb_per_second": speed})
+    terminal.line(f"{path} is sound: {len(files)} files, {size:,} bytes, {speed:,} MB/s")
 
 
 @app.command()
@@ -209,13 +207,11 @@ def info(path: StoreArgument, json: o.JsonOption = False) -> None:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     with CorpusIndex.open(path, verify="size") as corpus:
-        _show(corpus.info(), terminal, json)
+        _show(corpus.info(), terminal)
 
 
-def _show(info: dict[str, Any], terminal: Terminal, json: bool) -> None:
-    if json:
-        terminal.json(info)
-        return
+def _show(info: dict[str, Any], terminal: Terminal) -> None:
+    terminal.json(info)
     tokens, size, segments = info["tokens"], info["bytes"], info["segments"]
     terminal.line(f"{info['path']} ({info['generation']})")
     each = f"{size / tokens:.2f} bytes a token" if tokens else "empty"

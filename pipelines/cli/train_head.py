@@ -106,9 +106,7 @@ def train_head(options: HeadOptions) -> None:
     """
     terminal = Terminal(quiet=options.json)
     summary = train_from_files(options, terminal)
-    if options.json:
-        terminal.json(summary)
-        return
+    terminal.json(summary)
     terminal.line(
         f"{options.out}: {summary['parameters']:,} weights after "
         f"{pluralize(summary['steps'], 'step')} in "

@@ -32,7 +32,7 @@ def _console(file: TextIO) -> "Console":
 
 
 class Terminal:
-    """The two consoles of a command; with `quiet` they show results and errors only."""
+    """The two consoles of a command; with `quiet` they show errors and one JSON object only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -126,16 +126,20 @@ class Terminal:
         self.out.file.flush()
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Show a line of the result."""
-        self.out.print(printable(text), style=style, soft_wrap=True)
+        """Show a line of the result, unless quiet."""
+        if not self.quiet:
+            self.out.print(printable(text), style=style, soft_wrap=True)
 
     def json(self, data: Mapping[str, object]) -> None:
-        """Write one JSON object to standard output, on one line."""
-        self.out.file.write(json.dumps(data, ensure_ascii=False) + "\n")
-        self.out.file.flush()
+        """Write one JSON object to standard output, on one line, if quiet."""
+        if self.quiet:
+            self.out.file.write(json.dumps(data, ensure_ascii=False) + "\n")
+            self.out.file.flush()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table; columns whose name begins with > are right-aligned."""
+        """Show a table, unless quiet; columns whose name begins with > are right-aligned."""
+        if self.quiet:
+            return
         from rich import box
         from rich.table import Table
 
