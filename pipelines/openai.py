@@ -100,11 +100,7 @@ def _strings(stop: object) -> list[str]:
 
 
 class OpenAIReply:
-    """Builds the JSON of one answer, whole or as the chunks of a stream.
-
-    Args:
-        chat: Whether it answers a chat, or else a completion.
-    """
+    """Builds the JSON of the answer to a chat or to a completion, whole or in chunks."""
 
     def __init__(self, chat: bool, model: str, tokenizer: Tokenizer) -> None:
         self.chat, self.model, self.tokenizer = chat, model, tokenizer

@@ -147,11 +147,7 @@ def check_need(need: str, drafters: Iterable[str], there: object) -> None:
 
 
 def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) -> None:
-    """Raise InputError if there is a store and no drafter uses it.
-
-    Args:
-        stored: Names of drafters that use stores. Those of other packages are unknown here.
-    """
+    """Raise InputError if there is a store and none of the drafters, as far as known, uses it."""
     if not drafters or "none" in drafters:
         raise InputError("got a store and --drafter none; expected one: leave the other out.")
     foreign = not set(drafters) <= registry.NAMES["drafter"].keys() and stored is STORED

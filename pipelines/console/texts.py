@@ -143,11 +143,7 @@ def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of JSON lines in UTF-8 or of a parquet file, each with where it stands.
-
-    Raises:
-        DocumentError: The file is missing, holds no rows, or one cannot be read.
-    """
+    """Yield rows of JSON lines or parquet with where they stand; raise DocumentError for none."""
     row = None
     for row in _rows(path):
         yield row

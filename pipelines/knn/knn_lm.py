@@ -199,8 +199,7 @@ class KnnText:
         partial = self.result()
         output = TextOutput(self.engine.tokenizer, partial.prompt_tokens)
         output.push(partial.tokens)
-        report = replace(partial.report, finish_reason="cancelled")
-        return replace(partial, text=output.text, finish_reason="cancelled", report=report)
+        return replace(partial, text=output.text).cancelled()
 
     def result(self) -> Generation:
         """Return the final text so far, once the engine was called."""

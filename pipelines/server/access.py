@@ -28,11 +28,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
 def require_key(entries: Sequence[str]) -> params.Depends:
-    """Return the dependency of routes that need one of these keys; without any they are closed.
-
-    Args:
-        entries: See `read_keys`; the files among them are read for each request.
-    """
+    """Return the dependency of routes on one of these keys, see `read_keys`; none closes them."""
 
     async def check(request: Request, credentials: Credentials) -> None:
         if not entries:

@@ -40,11 +40,7 @@ T = TypeVar("T")
 
 
 class Routes:
-    """The routes over a `Serving`, which may be loading.
-
-    Args:
-        loading: Its `Serving`; `/health` reports "loading" until it is set.
-    """
+    """The routes over a `Serving`; `/health` reports "loading" until its future is set."""
 
     def __init__(self, loading: Future[Serving], settings: ServerSettings) -> None:
         self.loading = loading
@@ -179,11 +175,7 @@ class Routes:
 
 
 def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> FastAPI:
-    """Return the application; `app.state.routes` has its routes.
-
-    Args:
-        serving: The model and what goes with it, or the future of it while it is loaded.
-    """
+    """Return the application over a `Serving` or its future; `app.state.routes` has its routes."""
     loading: Future[Serving] = Future() if isinstance(serving, Serving) else serving
     if isinstance(serving, Serving):
         loading.set_result(serving)
@@ -224,14 +216,9 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
 
 
 def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, object]:
-    """Draw images and return them in OpenAI's form, as PNG.
+    """Draw images and return them in OpenAI's form, as PNG; raise ApiError for another model.
 
-    Args:
-        body: For a model of classes the prompt is the name of a class.
-        gone: Returns whether the client has disconnected; checked after every pass.
-
-    Raises:
-        ApiError: There is no such image model; also the errors of the pipeline.
+    The prompt of a model of classes is a class. `gone` says whether the client has disconnected.
     """
     images = serving.images
     if not images:

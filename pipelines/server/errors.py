@@ -12,17 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ragspec.errors import (
-    DocumentError,
-    EngineClosedError,
-    InputError,
-    ModelError,
-    PromptTooLongError,
-    QueueFullError,
-    RagspecError,
-    StoreError,
-    UnknownNameError,
-)
+from ragspec import errors
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # What begins pydantic's own words, and what they say of a list after validation.
@@ -38,12 +28,15 @@ MESSAGES = MappingProxyType(
 )
 # The first that fits decides status and code.
 STATUSES: tuple[tuple[type[Exception], int, str | None], ...] = (
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (QueueFullError, 429, "queue_full"),
-    (EngineClosedError, 503, "stopping"),
-    (UnknownNameError, 400, "unknown_name"),
-    *((kind, 400, None) for kind in (InputError, DocumentError, StoreError, ModelError)),
-    (RagspecError, 500, None),
+    (errors.PromptTooLongError, 400, "context_length_exceeded"),
+    (errors.QueueFullError, 429, "queue_full"),
+    (errors.EngineClosedError, 503, "stopping"),
+    (errors.UnknownNameError, 400, "unknown_name"),
+    *(
+        (kind, 400, None)
+        for kind in (errors.InputError, errors.DocumentError, errors.StoreError, errors.ModelError)
+    ),
+    (errors.RagspecError, 500, None),
 )
 
 
@@ -96,7 +89,7 @@ def naming_field(body: BaseModel) -> Iterator[None]:
     """
     try:
         yield
-    except RagspecError as error:
+    except errors.RagspecError as error:
         failure, fields = as_api_error(error), type(body).model_fields
         newer = getattr(body, "max_completion_tokens", None)
         most = "max_completion_tokens" if newer else "max_tokens"
@@ -105,7 +98,7 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         names = {"model": "", "height": "size", "width": "size"}  # "model" is a word of prose
         names |= {"prompt": "messages"} if "messages" in fields else {}
         words = [names.get(word, word) for word in re.findall(r"\w+", failure.detail)]
-        words = words[::-1] if isinstance(error, PromptTooLongError) else words
+        words = words[::-1] if isinstance(error, errors.PromptTooLongError) else words
         failure.param = next((word for word in words if word in fields), None)
         raise failure from error
 
@@ -121,7 +114,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
-    (RagspecError, RequestValidationError, HTTPException), _answer
+    (errors.RagspecError, RequestValidationError, HTTPException), _answer
 )
 
 
@@ -131,16 +124,16 @@ def _invalid(error: RequestValidationError) -> ApiError:
     A value that may be of several types has an error for each; one of a value of the right type, or
     else inside a value, got further than one that expected another type.
     """
-    errors = [(each, _field(each, error.body)) for each in error.errors()]
-    first, path = errors[0]
+    failures = [(each, _field(each, error.body)) for each in error.errors()]
+    first, path = failures[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"Expected JSON as the body, got something else ({reason}).")
     if isinstance(first.get("input"), bytes):  # a type that a browser sends to any site
         return ApiError(400, "Expected Content-Type: application/json, got another type.")
-    errors = [each for each in errors if each[1][:1] == path[:1]]
-    best, path = max(errors, key=lambda each: (not _expects_type(each[0]), len(each[1])))
-    alike = [each for each, where in errors if where == path] if _expects_type(best) else [best]
+    failures = [each for each in failures if each[1][:1] == path[:1]]
+    best, path = max(failures, key=lambda each: (not _expects_type(each[0]), len(each[1])))
+    alike = [each for each, where in failures if where == path] if _expects_type(best) else [best]
     expected = " or ".join(dict.fromkeys(AROUND.sub("", str(each["msg"])) for each in alike))
     got, param = repr(best.get("input")), ".".join(path) or None
     got = got[:100] + "..." * (len(got) > 100)

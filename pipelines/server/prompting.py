@@ -155,11 +155,7 @@ def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRe
 def _limit(
     options: Options, ids: Sequence[int], new: int | None, engine: Engine, source: str
 ) -> None:
-    """Set the limit of new tokens; None and -1 are the rest of the context.
-
-    Args:
-        source: The field of the prompt, for the error that the context is too short.
-    """
+    """Set the limit of new tokens, None and -1 for the rest; `source` is the prompt's field."""
     rest = (engine.target.max_length or LONGEST) - len(ids)
     count = new if new is not None and new > 0 else None
     check_length(len(ids), count or 1, engine.target.max_length, (source, "max_new_tokens"))

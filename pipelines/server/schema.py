@@ -222,11 +222,7 @@ class StoreRequest(BaseModel):
 
 
 def ignored_fields(body: Body) -> dict[str, str]:
-    """Return the header that names the fields of a request that have no effect, {} for none.
-
-    Raises:
-        ApiError: A field would change the result, or resembles the name of another one.
-    """
+    """Return a header naming ignored fields; raise ApiError for one that matters or is misspelt."""
     names: dict[str, None] = {}
     for path, value, known in _unknown_fields(body, ""):
         name = path.rpartition(".")[2]

@@ -162,11 +162,7 @@ class Serving:
     def submit(
         self, body: TextRequest, requests: Sequence[EngineRequest], tenant: str
     ) -> list[RequestHandle]:
-        """Submit the texts of a request, all of them or none; none if it is refused.
-
-        Raises:
-            QueueFullError: The queue is full; also the errors of `engine_of` and `Engine.submit`.
-        """
+        """Submit all texts of a request, or raise QueueFullError; a refused one has none."""
         handles: list[RequestHandle] = []
         if requests[0].refusal is not None:
             return handles

@@ -45,9 +45,6 @@ class HostOptions:
         store, history: Folders of stores: of text, and of the model's own answers.
         tenant: Tenant whose text in the stores is used, in addition to shared text.
         nodes: Nodes of each draft tree; None for the host's default.
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     drafter: str | Sequence[str] = "auto"
