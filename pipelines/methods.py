@@ -17,8 +17,10 @@ from ragspec.pipelines.console import checks
 from ragspec.types import PreTrainedModel, Tokenizer
 
 
-def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = None) -> Any:
-    """Return the `drafter` argument of an engine: drafters over the sources that they use.
+def compose(
+    drafter: str | Sequence[str] | None, sources: Sources, model: Any = None
+) -> list[Drafter]:
+    """Return drafters over the sources that they use, for an engine to fuse.
 
     A draft model that no method uses drafts beside them.
 
@@ -45,7 +47,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
         built += build(name, sources) if name in methods else [HeadDrafter(name, model)]
     if not any("draft model" in methods[name].uses for name in names if name in methods):
         built += sources.models()
-    return built[0] if len(built) == 1 else built or None
+    return built
 
 
 def open_sources(

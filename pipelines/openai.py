@@ -50,12 +50,7 @@ NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """The settings of one call.
-
-    Attributes:
-        documents: Texts to draft from and to cite.
-        tenant: Owner of the text.
-    """
+    """The settings of one call, the documents to draft from and to cite, and their owner."""
 
     sampling: Sampling
     options: Options

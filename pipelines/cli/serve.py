@@ -63,7 +63,7 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
     serving = Serving(
         loaded,
         options.name or Path(engine.model).name,
-        default=(o.parse_drafter(engine.drafter), o.number_or_name(engine.budget)),
+        default=(o.parse_drafters(engine.drafter), o.number_or_name(engine.budget)),
         documents=documents,
         images={
             Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images

@@ -258,19 +258,13 @@ def compare(
             margin = margin_at(engine, plain, index, same_seed(sampling, speculative))
             divergence = Divergence(index, token, ours, margin)
             break
-    alike = len(plain.tokens) == len(speculative.tokens)
-    return Comparison(
-        one.seconds,
-        other.seconds,
-        _ratio(one.seconds, other.seconds) if alike else None,
-        _ratio(one.decode_seconds, other.decode_seconds) if alike else None,
-        divergence is None,
-        divergence,
-    )
-
-
-def _ratio(plain: float, seconds: float) -> float:
-    return plain / seconds if seconds > 0 else 0.0
+    ratio: float | None = None
+    decode_ratio: float | None = None
+    if len(plain.tokens) == len(speculative.tokens):
+        pairs = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
+        ratio, decode_ratio = (slow / fast if fast > 0 else 0.0 for slow, fast in pairs)
+    times = one.seconds, other.seconds, ratio, decode_ratio
+    return Comparison(*times, divergence is None, divergence)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:

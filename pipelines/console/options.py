@@ -132,7 +132,7 @@ class EngineOptions(PlaceOptions):
         if self.draft_model is not None:
             draft = model_drafter(self.draft_model, tokenizer, target).model
             sources = replace(sources, draft_model=draft)
-        drafter = compose(parse_drafter(self.drafter), sources, target)
+        drafter = compose(parse_drafters(self.drafter), sources, target)
         return engine.Engine(target, tokenizer, drafter, budget=number_or_name(self.budget))
 
 
@@ -324,7 +324,7 @@ class TextOptions:
         text, engine = self.prediction, self.engine
         if text is None:
             return {}
-        if parse_drafter(engine.drafter) is None and engine.draft_model is None:
+        if not parse_drafters(engine.drafter) and engine.draft_model is None:
             raise InputError(
                 f"Expected a drafter beside a prediction, got --drafter {engine.drafter}, which "
                 "copies from no text. Leave one out."
@@ -364,12 +364,9 @@ def silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def parse_drafter(text: str) -> str | list[str] | None:
-    """Return the `drafter` argument of an engine: None, a name, or a list of names."""
-    names = list(split(text))
-    if not names or names == ["none"]:
-        return None
-    return names[0] if len(names) == 1 else names
+def parse_drafters(text: str) -> tuple[str, ...]:
+    """Return the names of drafters, none for plain decoding."""
+    return tuple(name for name in split(text) if name != "none")
 
 
 def number_or_name(text: str) -> str | int:

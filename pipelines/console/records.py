@@ -159,7 +159,7 @@ def read_value(field: Parameter, text: str) -> object:
     limits = Field(ge=setting.min, le=setting.max)
     kind: Any = Annotated[get_args(field.annotation)[0], limits]
     try:
-        return TypeAdapter(kind).validate_python(setting.parser(text))
+        return TypeAdapter(kind).validate_python((setting.parser or str)(text))
     except ValidationError as error:
         reason = error.errors()[0]["msg"].lower()
         raise InputError(f"got --set {label(field.name)}={text}: {reason}.") from error

@@ -53,10 +53,7 @@ def require_key(entries: Sequence[str]) -> params.Depends:
 class RequestLimits:
     """ASGI middleware that checks hosts, reads bodies, names and logs requests, and counts answers.
 
-    Unexpected errors are answered too.
-
-    Args:
-        count: Called with the path of the route and the status of every response.
+    Unexpected errors are answered too. `count` takes the route and the status of every response.
     """
 
     def __init__(

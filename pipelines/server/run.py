@@ -27,12 +27,7 @@ MARGIN = 4  # seconds after the drain to send the last answers
 def serve(load: Callable[[], Serving], settings: ServerSettings, listening: socket.socket) -> None:
     """Serve until the process is stopped (SIGTERM, Ctrl-C), and let running texts end.
 
-    Args:
-        load: Loads the models, documents and stores, while the server listens.
-        listening: The socket of `settings.listen()`.
-
-    Raises:
-        RagspecError: The errors of loading.
+    The server listens while `load` loads models, documents and stores, and raises its errors.
     """
     loading: Future[Serving] = Future()
     app = build_app(loading, settings)

@@ -87,7 +87,7 @@ class Serving:
         self.documents = documents
         self.images = dict(images or {})
         self.stores: dict[str, CorpusIndex] = {}
-        self.default = (_as_key(default[0]), default[1])
+        self.default = (_as_names(default[0]), default[1])
         drafters = () if engine.drafter is None else within(engine.drafter)
         self._draft_models = [each for each in drafters if isinstance(each, ModelDrafter)][:1]
         self._engines = lru_cache(MOST)(self._create)
@@ -114,7 +114,7 @@ class Serving:
         Raises:
             UnknownNameError, InputError: There is no such drafter or store, or it does not fit.
         """
-        names = self.default[0] if drafter is None else _as_key(drafter)
+        names = self.default[0] if drafter is None else _as_names(drafter)
         nodes = self.default[1] if budget is None else budget
         stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
         for name in stores:
@@ -123,21 +123,19 @@ class Serving:
         return self._engines(tenant, names, nodes, stores)
 
     def _create(
-        self, tenant: str, names: Names, budget: str | int, stores: tuple[str, ...]
+        self, tenant: str, names: Sequence[str], budget: str | int, stores: tuple[str, ...]
     ) -> Engine:
-        if names is None or names == "none":
+        if not names:
             return self.engine.with_drafter(None, budget)
-        requests = [names] if isinstance(names, str) else list(names)
         methods = {name for name, method in listed().items() if not method.needs}
         if self._draft_models:
             methods.add("model")
-        for name in requests:
+        for name in names:
             # The server's default may be a folder.
             if name not in methods and names != self.default[0]:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
-        chosen = [name for name in requests if name != "model"]
-        composed: Any = compose(chosen, Sources(), self.engine.model) if chosen else []
-        drafters = [*composed] if isinstance(composed, list) else [composed]
+        chosen = [name for name in names if name != "model"]
+        drafters = compose(chosen, Sources(), self.engine.model)
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 
@@ -234,5 +232,8 @@ def tenant_of(key: str | None, user: str | None) -> str:
     return "tenant-" + hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
-def _as_key(names: Names) -> str | tuple[str, ...] | None:
-    return names if isinstance(names, str | None) else tuple(names)
+def _as_names(drafter: Names) -> tuple[str, ...]:
+    """Return the names of drafters, none for plain decoding."""
+    if isinstance(drafter, str | None):
+        return () if drafter in (None, "none") else (drafter,)
+    return tuple(drafter)

@@ -121,8 +121,7 @@ def host_drafter(
     """
     folders = [None if path is None else Path(path) for path in (options.store, options.history)]
     opened = open_sources(*folders, tokenizer=tokenizer, scope=options.tenant)
-    composed = compose(options.drafter, replace(opened, top_k_feedback=False))
-    parts: list[Drafter] = composed if isinstance(composed, list) else [composed]
+    parts = compose(options.drafter, replace(opened, top_k_feedback=False))
     for part in parts:
         match_drafter(part, _OFFERED)
         part.fits(tokenizer=tokenizer)

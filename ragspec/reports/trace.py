@@ -79,13 +79,6 @@ def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
     return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
 
 
-def vocabulary_of(steps: Iterable[Step], tokenizer: Decodes) -> dict[int, str]:
-    """Return the texts of all drafted tokens."""
-    decode = partial(decoder_of(tokenizer).decode, skip=True)
-    drafted = dict.fromkeys(token for step in steps for token in step.tree.tokens.tolist())
-    return {token: piece_text(token, decode) for token in drafted}
-
-
 def write_trace(
     path: Path | str,
     generation: Generation,
@@ -103,7 +96,9 @@ def write_trace(
     """
     mark: dict[str, object] = {"format": FORMAT, "version": VERSION}  # first in every trace
     header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
-    header["vocabulary"] = vocabulary_of(generation.steps, tokenizer)
+    decode = partial(decoder_of(tokenizer).decode, skip=True)
+    drafted = {token for step in generation.steps for token in step.tree.tokens.tolist()}
+    header["vocabulary"] = {token: piece_text(token, decode) for token in sorted(drafted)}
     first = generation.steps[0].milliseconds if generation.steps else {}
     # A first step may itself be the prefill.
     clock = 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)

@@ -113,12 +113,13 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
 
 
 def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
-    assert compose(None, Sources()) is None
-    assert compose("context", Sources()).name == "context"
+    assert compose(None, Sources()) == []
+    assert [each.name for each in compose("context", Sources())] == ["context"]
     names = [each.name for each in compose(["lookup", "rest"], sources)]
     assert names == ["lookup", "history", "corpus", "model"]
     model = Sources(draft_model=sources.draft_model)
-    assert compose(None, model).name == "model" and compose("rasd", model).name == "rasd"
+    names = [each.name for name in (None, "rasd") for each in compose(name, model)]
+    assert names == ["model", "rasd"]
     names = [each.name for each in compose(["auto", "lookup"], model)]
     assert names == ["auto", "model", "lookup"], "the model drafts once"
 

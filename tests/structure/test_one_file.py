@@ -76,7 +76,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert result.tokens == plain.tokens
     assert result.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
-    assert compose("toy", Sources()).name == "toy"
+    assert [each.name for each in compose("toy", Sources())] == ["toy"]
     assert [each.name for each in build("toy", Sources())] == ["toy"]
     assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").variants == "toy"
     assert "the last token, again and again" in {cell for row in method_rows() for cell in row}

@@ -21,7 +21,7 @@ from ragspec.pipelines.console.options import (
     StoreOptions,
     TextOptions,
     number_or_name,
-    parse_drafter,
+    parse_drafters,
 )
 from ragspec.pipelines.console.terminal import Terminal, printable
 from ragspec.retrievers.corpus.index import CorpusIndex
@@ -32,10 +32,10 @@ from tests.support.toy_gguf import write_gguf
 
 
 @pytest.mark.parametrize(
-    ("text", "drafter"), [("none", None), ("", None), ("context", "context"), ("a, b,", ["a", "b"])]
+    ("text", "drafters"), [("none", ()), ("", ()), ("context", ("context",)), ("a, b,", ("a", "b"))]
 )
-def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
-    assert parse_drafter(text) == drafter
+def test_drafters_are_named_by_text(text: str, drafters: object) -> None:
+    assert parse_drafters(text) == drafters
 
 
 def test_a_budget_is_a_number_or_a_name() -> None:
