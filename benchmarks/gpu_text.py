@@ -21,7 +21,6 @@ from ragspec.models.load import load_model
 from ragspec.pipelines.bench.measure import (
     GREEDY,
     LOOKUP,
-    RowOptions,
     Variant,
     by_category,
     run_benchmark,
@@ -70,7 +69,7 @@ def main() -> None:
         few, variants, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)
     )
     facts = {"model": options.model, "device": str(device), "dtype": str(model.dtype)}
-    show_results(rows, GREEDY, facts, RowOptions(options.json))
+    show_results(rows, GREEDY, facts, options.json)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.bench.measure import (
     DEFAULT_VARIANTS,
     PEERS,
-    RowOptions,
     by_category,
     choose_baseline,
     show_results,
@@ -208,7 +207,7 @@ def main() -> None:
     )
     facts = {"model": options.model, "dtype": str(engine.target.dtype), "items": options.items}
     facts["budget"] = options.budget
-    show_results(rows, choose_baseline(variants), facts, RowOptions(options.json))
+    show_results(rows, choose_baseline(variants), facts, options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.bench.measure import RowOptions
+from ragspec.pipelines.bench.measure import RowsOption
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, takes_records
@@ -31,16 +31,17 @@ class AnswersBenchOptions:
 
     documents: o.DocumentOptions
     engine: o.EngineOptions
-    rows: RowOptions
     questions: Path = argument(
         ..., "JSON lines of {question, answers}; without answers it should be refused."
     )
+    json: RowsOption = None
     html: Path | None = option(None, "Write questions and answers to this page.", "--html")
     max_new_tokens: int = setting(160, "Most tokens of an answer.", least=1)
 
     def __post_init__(self) -> None:
         checks.check_paths(self.questions)
         checks.check_output(self.html, checks.PAGE)
+        checks.check_output(self.json, checks.JSON)
         self.engine.check_needs()
         if not self.documents.docs:
             raise InputError("Expected --docs PATH, got none: the documents of the questions.")
@@ -98,9 +99,9 @@ def answers(options: AnswersBenchOptions) -> None:
     figures = summary(rows)
     terminal.table(f"answers of {options.engine.model}", ("figure", "value"), list(figures.items()))
     facts = {"model": options.engine.model, "questions": options.questions.name}
-    if options.rows.json is not None:
+    if options.json is not None:
         record = facts | {"figures": figures, "rows": [asdict(row) for row in rows]}
-        write_output(options.rows.json, "the rows", json.dumps(record, indent=1) + "\n")
+        write_output(options.json, "the rows", json.dumps(record, indent=1) + "\n")
     if options.html is not None:
         from ragspec.pipelines.page.page import render_template
 

@@ -12,7 +12,7 @@ from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.bench import measure
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.measure import RowOptions, show_results
+from ragspec.pipelines.bench.measure import RowsOption, show_results
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
@@ -31,7 +31,7 @@ class TextBenchOptions:
     """The variants of text decoding to compare, and their prompts."""
 
     place: PlaceOptions
-    rows: RowOptions
+    json: RowsOption = None
     model: str = option("starter", "Name or folder of the target model.")
     draft_model: str = option("starter-draft", "Name or folder of the draft model; '' for none.")
     data: Path | None = option(
@@ -54,6 +54,7 @@ class TextBenchOptions:
     )
 
     def __post_init__(self) -> None:
+        checks.check_output(self.json, checks.JSON)
         checks.check_model(self.model)
         if self.draft_model:
             check_saved_draft(self.draft_model, self.model)
@@ -119,7 +120,7 @@ def text(options: TextBenchOptions) -> None:
         )
     with terminal.working("measuring") as show:
         rows = measure.run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
-    show_results(rows, measure.choose_baseline(built), options.facts(engine), options.rows)
+    show_results(rows, measure.choose_baseline(built), options.facts(engine), options.json)
 
 
 @takes_records
@@ -131,7 +132,7 @@ def image(options: ImageBenchOptions) -> None:
         rows = measure.run_benchmark(items, built, skip_loops=False, on_progress=show)
     kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
     facts = {name: getattr(options, name) for name in kinds}
-    show_results(rows, "plain", facts, options.rows)
+    show_results(rows, "plain", facts, options.json)
 
 
 for command in (text, answers, image):

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
-from ragspec.pipelines.bench.measure import Outcome, RowOptions, Variant
+from ragspec.pipelines.bench.measure import Outcome, RowsOption, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
@@ -57,7 +57,7 @@ class ImageBenchOptions:
     """The variants of drawing to compare, and their pictures."""
 
     place: PlaceOptions
-    rows: RowOptions
+    json: RowsOption = None
     model: str = option("tiles", "Bundled image set or folder of a pipeline.", "--model", "-m")
     variants: str = option(
         "",
@@ -72,6 +72,7 @@ class ImageBenchOptions:
     steps: int | None = option(None, "Denoising steps of a latent; default: the model's.", min=1)
 
     def __post_init__(self) -> None:
+        checks.check_output(self.json, checks.JSON)
         checks.check_budget(self.budget)
         if self.guidance is not None:
             visual.check_setting("guidance_scale", self.guidance)

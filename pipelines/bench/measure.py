@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
+from typing import Annotated
+
+from typer import Option
 
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.records import option
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.storage.filesystem import write_output
 
@@ -236,16 +237,7 @@ def _measure(
 # --- The results ---
 
 
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """Where the rows of a measurement go."""
-
-    json: Path | None = option(None, "Write the rows to this JSON file.", "--json")
-
-    def __post_init__(self) -> None:
-        checks.check_output(self.json, checks.JSON)
-
-
+RowsOption = Annotated[Path | None, Option("--json", help="Write the rows to this JSON file.")]
 NO_VALUE = "-"
 
 
@@ -268,16 +260,16 @@ def cells(row: BenchRow) -> dict[str, str]:
 
 
 def show_results(
-    rows: Sequence[BenchRow], baseline: str, facts: dict[str, object], files: RowOptions
+    rows: Sequence[BenchRow], baseline: str, facts: dict[str, object], path: Path | None = None
 ) -> None:
     """Print the table, and write the JSON file if one is named."""
     title = f"decode seconds against {baseline}, medians of paired ratios"
     table = [cells(row) for row in rows]
     Terminal().table(title, list(table[0]), [list(each.values()) for each in table])
     facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
-    if files.json is not None:
+    if path is not None:
         document = {**facts, "rows": [row.to_dict() for row in rows]}
-        write_output(files.json, "the rows", json.dumps(document, indent=1) + "\n")
+        write_output(path, "the rows", json.dumps(document, indent=1) + "\n")
 
 
 def _number(value: float, digits: int = 2) -> str:

@@ -17,7 +17,6 @@ from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.bench.cli import TextBenchOptions
 from ragspec.pipelines.bench.images import parse_variant
-from ragspec.pipelines.bench.measure import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.methods import compose, method_rows
@@ -78,7 +77,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert describe("toy").paper == "nobody's"
     assert [each.name for each in compose("toy", Sources())] == ["toy"]
     assert [each.name for each in build("toy", Sources())] == ["toy"]
-    assert TextBenchOptions(PlaceOptions(), RowOptions(), variants="toy").variants == "toy"
+    assert TextBenchOptions(PlaceOptions(), variants="toy").variants == "toy"
     assert "the last token, again and again" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
@@ -144,7 +143,7 @@ def test_another_package_adds_names_by_entry_points(
     with pytest.warns(UserWarning, match="got 'context', which ragspec has"):
         engine = Engine(model, drafter="outside", budget=4)
         result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
-        TextBenchOptions(PlaceOptions(), RowOptions(), variants="outside")  # is a known one
+        TextBenchOptions(PlaceOptions(), variants="outside")  # is a known one
         assert registry.resolve("drafter", "context").__name__ == "ContextDrafter"
     assert result.report.drafted_by_source["outside"] > 0
     rule: Any = make_rule("outside-rule", codebook(64), slack=2.0)

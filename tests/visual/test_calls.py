@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.measure import RowOptions
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.visual import ImagePipeline
@@ -212,7 +211,7 @@ def test_the_command_and_the_benchmark_reach_every_family(
     assert main(["draw", *subject, *place]) == 0
     assert len(list(tmp_path.glob("*.png"))) == 2
     rule = "aligned" if kind in ("latents", "masked") else "exact"
-    files = PlaceOptions(), RowOptions(), str(saved(kind))
+    files = PlaceOptions(), None, str(saved(kind))
     options = ImageBenchOptions(*files, rule, images=1, budget="3", guidance=None)
     items, variants = build_images(options)
     plain, drafted = (variants[name](items[0], 0) for name in ("plain", rule))

@@ -15,7 +15,6 @@ from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.measure import (
     BenchRow,
     Outcome,
-    RowOptions,
     choose_baseline,
     interval,
     run_benchmark,
@@ -98,7 +97,7 @@ def test_other_tokens_than_plain_decoding_are_visible() -> None:
 
 
 def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> None:
-    show_results(benchmark([]), "hf-greedy", {"model": "m"}, RowOptions(tmp_path / "out.json"))
+    show_results(benchmark([]), "hf-greedy", {"model": "m"}, tmp_path / "out.json")
 
     def forbid(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -186,7 +185,7 @@ def test_the_interval_holds_the_median_and_is_repeatable(ratios: list[float]) ->
 
 
 def test_the_table_shows_how_many_items_count(capsys: pytest.CaptureFixture[str]) -> None:
-    show_results([row(), row(timed=0)], "hf-greedy", {}, RowOptions())
+    show_results([row(), row(timed=0)], "hf-greedy", {})
     text = capsys.readouterr().out
     assert all(each in text for each in ("2/3", "0/3", "2.50", "context"))
 
