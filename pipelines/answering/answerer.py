@@ -130,7 +130,9 @@ class Answerer(ABC):
         """Answer a question.
 
         Args:
+            question: The question; it may not be empty.
             sampling: How tokens are chosen; greedy by default.
+            max_new_tokens: Most tokens of the answer.
             refuse: Refuse without calling the model if no document speaks of the question, see
                 `Answer.refused`.
             on_search: Called with the search's result before the model writes.

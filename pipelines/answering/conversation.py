@@ -46,6 +46,7 @@ class Conversation(Answerer):
     """A conversation with a chat model; citations number passages through all of it.
 
     Args:
+        engine: Its model has a chat template.
         documents: Searched for every question; None for none.
         settings: Passages and template of a question over them, and the system message of the
             conversation, see `Answerer`.
