@@ -5,6 +5,7 @@ Every peer runs on a copy of the model that ragspec never touches. `hf-lookup@N`
 """
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 
 SEED = 0
+_RUNS = itertools.count()
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
 
 
@@ -38,6 +40,7 @@ def run_engine(engine: Engine, item: BenchItem, limit: int) -> Outcome:
         spans=item.spans,
         texts=item.texts,
         ignore_eos=item.fixed,
+        tenant=str(next(_RUNS)),  # a drafter must not know the text of an earlier run
     )
     seconds = time.perf_counter() - start
     report = generation.report

@@ -51,6 +51,8 @@ class DraftRequest:
         distribution: Token distribution of the row (processors and noise).
         draft_prompt: Replaces the prompt for a drafter that needs a draft prompt.
         static: How the target runs steps of fixed shape, see `Engine`.
+        owner: Whose text it is: what a drafter learns from one text it may use for others of the
+            same owner. None if drafts may change the text, which must not depend on others then.
     """
 
     prompt: tuple[int, ...]
@@ -60,6 +62,7 @@ class DraftRequest:
     distribution: TokenDistribution | None = None
     draft_prompt: tuple[int, ...] | None = None
     static: str = "off"
+    owner: str | None = None
 
 
 @dataclass(slots=True)

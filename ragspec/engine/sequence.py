@@ -135,6 +135,7 @@ class Sequence:
                 distribution=self.distribution,
                 draft_prompt=request.draft_prompt,
                 static=parts.target.static,
+                owner=request.tenant if type(self.rule) is Walk else None,
             )
         )
         self.needs = drafter.needs

@@ -9,7 +9,7 @@ target's best tokens after them. Deviations:
 - The tree is grown by a probability for each rank instead of a fixed template.
 - The prompt's logits are learned too.
 - If a token occurs twice in a tree, the accepted one is learned, else the likelier one.
-- Each text has a table of its own, unless one is shared as in the paper.
+- The texts of one owner share a table, not all texts. A text that drafts may change has its own.
 """
 
 from collections.abc import Iterable
@@ -29,6 +29,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LONGEST = 3
 MOST_ROWS = 1 << 16
+MOST_TABLES = 64
 NOTHING = -1
 SUREST = 4
 
@@ -121,9 +122,9 @@ class NeighbourDrafter(Drafter):
 
     Args:
         table: A table that all texts share. Its drafts reveal other texts, so it must serve one
-            party only. None gives every text its own table.
-        k: Neighbours per token of a text's own table.
-        orders: Longest key of a text's own table, in tokens.
+            party only. None gives every owner of texts a table; the one unused for longest goes.
+        k: Neighbours per token of such a table.
+        orders: Longest key of such a table, in tokens.
         reads_prompt: Learn from the prompt too; the prefill then ranks tokens at each position.
     """
 
@@ -140,14 +141,28 @@ class NeighbourDrafter(Drafter):
     ) -> None:
         self.table = table
         self.orders = orders
+        self._tables: dict[str, NeighbourTable] = {}  # by owner, the last used one last
         self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
 
     def open(self, request: DraftRequest) -> "NeighbourSession":
-        """Return a session over the shared table, or over the text's own one."""
+        """Return a session over a shared table, or over one of the text alone."""
         if self.table is not None:
             return NeighbourSession(self.table, patience=1)
-        k = min(self.needs.top_tokens, request.vocab_size)
-        return NeighbourSession(NeighbourTable(k, orders=self.orders), patience=_LATE)
+        k, tables, owner = (
+            min(self.needs.top_tokens, request.vocab_size),
+            self._tables,
+            request.owner,
+        )
+        if owner is None:
+            return NeighbourSession(NeighbourTable(k, orders=self.orders), patience=_LATE)
+        table = tables[owner] = tables.pop(owner, None) or NeighbourTable(k, orders=self.orders)
+        if len(tables) > MOST_TABLES:
+            del tables[next(iter(tables))]
+        return NeighbourSession(table, patience=1)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Copy and pickle what was configured, not what texts taught."""
+        return {**vars(self), "_tables": {}}
 
 
 class NeighbourSession(DraftSession):

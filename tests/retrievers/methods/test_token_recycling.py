@@ -1,4 +1,7 @@
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import (
+    MOST_TABLES,
     NOTHING,
     SUREST,
     NeighbourDrafter,
@@ -44,17 +48,18 @@ def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]
     return Step(tree, path, tokens, best=TopTokens.of(torch.tensor(top)))
 
 
-def test_what_was_learned_from_an_answer_drafts_it_again() -> None:
-    drafter = NeighbourDrafter(NeighbourTable())
-    engine = Engine(target(), drafter=drafter, budget=8)
-    forwards = []
-    for _ in range(2):
-        result = engine.generate(
-            PROMPTS[0], SAMPLINGS["greedy"], max_new_tokens=20, ignore_eos=True
-        )
-        forwards.append(len(result.steps))
-    assert forwards[1] <= 7
-    assert forwards[1] < forwards[0]
+def test_what_was_learned_from_an_answer_drafts_it_again_for_its_owner() -> None:
+    def steps(engine: Engine, tenant: str = "one") -> int:
+        engine.prefix_cache.clear()  # prompts teach, too
+        options: Any = {"max_new_tokens": 20, "ignore_eos": True, "tenant": tenant}
+        return len(engine.generate(PROMPTS[0], SAMPLINGS["greedy"], **options).steps)
+
+    engine = Engine(target(), drafter="recycling", budget=8)
+    first = steps(engine)
+    assert steps(engine) <= 7 < first
+    assert steps(engine, "another") == steps(copy.deepcopy(engine)) == first
+    changed = Engine(target(), drafter="recycling", budget=8, rule="typical")  # by its drafts
+    assert steps(changed) == steps(changed)
 
 
 def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
@@ -66,13 +71,32 @@ def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
     assert set(tree.parents.tolist()) == {ROOT}
 
 
-def test_texts_learn_for_themselves_or_from_one_table() -> None:
-    for drafter, others in ((NeighbourDrafter(k=3), []), (NeighbourDrafter(table({})), [7])):
-        one, other = drafter.open(REQUEST), drafter.open(REQUEST)
-        one.propose(at([1, 2]), 4)
-        one.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
-        assert one.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
-        assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == others
+@pytest.mark.parametrize(
+    ("table", "owners", "others"),
+    [(None, (None, None), []), (None, ("a", "b"), []), (None, ("a", "a"), [7])]
+    + [(table({}), (None, "a"), [7])],
+)
+def test_texts_learn_for_themselves_or_for_those_of_their_owner(
+    table: NeighbourTable | None, owners: tuple[str | None, ...], others: list[int]
+) -> None:
+    drafter = NeighbourDrafter(table, k=3)
+    one, other = (drafter.open(replace(REQUEST, owner=owner)) for owner in owners)
+    one.propose(at([1, 2]), 4)
+    one.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
+    assert one.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
+    assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == others
+
+
+def test_of_more_owners_than_tables_the_one_unused_for_longest_is_forgotten() -> None:
+    drafter = NeighbourDrafter(k=3)
+    first = drafter.open(replace(REQUEST, owner="0"))
+    first.propose(at([1, 2]), 4)
+    first.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
+    for count, known in ((MOST_TABLES, [7]), (MOST_TABLES + 1, [])):
+        for owner in range(1, count):
+            drafter.open(replace(REQUEST, owner=f"{count}, {owner}"))
+        again = drafter.open(replace(REQUEST, owner="0"))
+        assert again.propose(at([1, 2]), 1).tokens.tolist() == known
 
 
 def test_the_accepted_one_of_equal_tokens_teaches() -> None:
