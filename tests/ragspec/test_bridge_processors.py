@@ -14,6 +14,7 @@ from ragspec.bridge import Speculation, generate
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from tests.support import tiny
+from tests.support.calls import StatefulProcessor
 from tests.support.generation_settings import (
     NEW,
     PAD,
@@ -123,30 +124,18 @@ def test_allowed_tokens_are_requested_by_row(model: Any) -> None:
     assert rows == {0, 1}
 
 
-class Counting:
-    """A processor of the user with a memory: what it favours depends on how often it was called."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        liked = (ids.sum(1) + 5 * self.calls) % 90
-        return scores.scatter_add(1, liked[:, None], torch.full_like(scores, 9.0))
-
-
 def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -> None:
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": False}
-    theirs = model.generate(**arguments, logits_processor=[Counting()])
-    inputs = Counting()
+    theirs = model.generate(**arguments, logits_processor=[StatefulProcessor()])
+    inputs = StatefulProcessor()
     truth = {tuple(p): row[6:].tolist() for p, row in zip(PROMPTS, theirs, strict=True)}
     spec = Speculation(drafter=NoisyTrees(truth), budget=6)
     ours = generate(model, speculation=spec, **arguments, logits_processor=[inputs])
     assert torch.equal(ours, theirs)
     assert sum(report.accepted for report in spec.reports) > 0
-    assert inputs.calls == 0  # each row had a copy
+    assert inputs.calls == []  # each row had a copy
     generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[inputs])
-    assert inputs.calls == NEW  # a single one has the object itself
+    assert len(inputs.calls) == NEW  # a single one has the object itself
     silent = type("Silent", (), {"__call__": lambda *_: None})()
     with pytest.raises(InputError, match=r"<function Silent at .* returned NoneType"):
         generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[silent])

@@ -1,8 +1,10 @@
-"""Functions that do their work, and note their calls or fail at some of them."""
+"""Functions that do their work, and note their calls, fail at some of them or depend on all."""
 
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+
+import torch
 
 
 def noted(
@@ -35,3 +37,16 @@ def failing(
         return function(*arguments, **options)
 
     return tried
+
+
+class StatefulProcessor:
+    """A processor whose favourite depends on how often it was called, and on all that it saw."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[list[int]]] = []
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls.append(ids.tolist())
+        both = zip(self.calls[0], self.calls[-1], strict=True)
+        favourites = [[(sum(first + last) + 7 * len(self.calls)) % 90] for first, last in both]
+        return scores.scatter_add(1, torch.tensor(favourites), torch.full_like(scores, 9.0))

@@ -21,6 +21,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
+from tests.support.calls import StatefulProcessor
 
 TEXTS = [
     "the tree drafts a token and the target walks it",
@@ -181,27 +182,16 @@ def test_a_guess_that_is_preserved_would_be_noticed(
 
 
 def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datastore) -> None:
-    class Counts:
-        """Forbids a token after it was asked so often: what it says depends on being asked."""
-
-        def __init__(self) -> None:
-            self.queries: list[int] = []
-
-        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.queries.append(ids.shape[1])
-            scores = scores.clone()
-            scores[:, len(self.queries) % tiny.VOCAB] = -torch.inf
-            return scores
-
     instance = []
     inputs: tuple[Any, ...] = ("off", "auto", 4)
     for speculate in inputs:
-        counts = Counts()
+        processor = StatefulProcessor()
         result = KnnLM(engine("auto"), store, speculate=speculate).generate(
-            tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
+            tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[processor]
         )
         instance.append(result.tokens)
-        assert counts.queries == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
+        lengths = [len(ids) for (ids,) in processor.calls]
+        assert lengths == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
     assert instance[0] == instance[1] == instance[2]
 
 

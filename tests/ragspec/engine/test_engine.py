@@ -1,6 +1,6 @@
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +17,8 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.probe import probe
 from tests.support import tiny
+from tests.support.calls import StatefulProcessor
+from tests.support.fixed import BrokenDrafter, FixedDrafter, FixedSession
 from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
@@ -85,17 +87,7 @@ def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None
 def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
     model: Any, plain: Engine
 ) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.calls: list[list[int]] = []
-
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.calls.append(input_ids[0].tolist())
-            scores = scores.clone()
-            scores[:, len(self.calls) % scores.shape[1]] += 5.0
-            return scores
-
-    first, second = Recorder(), Recorder()
+    first, second = StatefulProcessor(), StatefulProcessor()
     expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
     engine = Engine(model, drafter=NoisyTrees({tuple(PROMPTS[0]): expected.tokens}), budget=12)
     result = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
@@ -149,36 +141,25 @@ def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
         engine.generate([tiny.VOCAB + 1])
 
 
-class Proposing(NoisyTrees):
-    """A drafter whose proposals are those of a function of the context."""
-
-    def __init__(self, propose: Callable[[Any], Any]) -> None:
-        super().__init__({tuple(PROMPTS[0]): []})
-        self._propose = propose
-
-    def open(self, request: Any) -> Any:
-        session = super().open(request)
-        session.propose = lambda context, budget: self._propose(context)  # type: ignore[method-assign]
-        return session
-
-
 def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
-    broken = Mock(side_effect=RuntimeError("no draft today"))
     expected = plain.generate(PROMPTS[0], max_new_tokens=12)
-    engine = Engine(model, drafter=Proposing(broken), budget=4)
-    with pytest.warns(RuntimeWarning, match="no draft today"):
+    engine = Engine(model, drafter=BrokenDrafter(), budget=4)
+    with pytest.warns(RuntimeWarning, match="as always"):
         result = engine.generate(PROMPTS[0], max_new_tokens=12)
     assert result.tokens == expected.tokens
-    assert result.report.faults == {"noisy": 3}
+    assert result.report.faults == {"broken": 3}
 
 
 @pytest.mark.parametrize("place", [slice(0, 1), slice(9, 9)])
-def test_a_drafter_that_changes_its_context_is_a_fault(place: slice, model: Any) -> None:
-    def propose(context: Any) -> Any:
+def test_a_drafter_that_changes_its_context_is_a_fault(
+    place: slice, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def propose(session: Any, context: Any, budget: int) -> Any:
         context.tokens[place] = [3]
         return DraftTree.empty()
 
-    engine = Engine(model, drafter=Proposing(propose), budget=4)
+    monkeypatch.setattr(FixedSession, "propose", propose)
+    engine = Engine(model, drafter=FixedDrafter([]), budget=4)
     with pytest.raises(RuleError, match=r"the drafter changed .* Copy `context.tokens`"):
         engine.generate(PROMPTS[0], max_new_tokens=6)
 

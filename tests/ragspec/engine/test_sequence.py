@@ -16,6 +16,7 @@ from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
+from tests.support.calls import StatefulProcessor
 from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
@@ -99,32 +100,14 @@ def test_seeds_are_one_for_all_prompts_or_one_for_each() -> None:
         assert len(set(map(tuple, result))) == 3
 
 
-class Counting:
-    """Favours a token that depends on how often it was called, and on what it saw first."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.first: list[int] = []
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.first = self.first or ids[0].tolist()
-        out = scores.clone()
-        out[:, (sum(self.first) + 7 * self.calls) % 90] += 6.0
-        return out
-
-    def act(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return self(ids, scores)
-
-
 class Pair:
     """Two processors that work on one memory."""
 
-    def __init__(self, memory: Counting, other: bool) -> None:
+    def __init__(self, memory: StatefulProcessor, other: bool) -> None:
         self.memory, self.other = memory, other
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores if self.other and self.memory.calls % 3 else self.memory(ids, scores)
+        return scores if self.other and len(self.memory.calls) % 3 else self.memory(ids, scores)
 
 
 def call(count: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -133,11 +116,11 @@ def call(count: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 INPUTS: dict[str, Any] = {
-    "object": lambda: [Counting()],
-    "method": lambda: [Counting().act],
-    "partial": lambda: [functools.partial(call, Counting())],
-    "two": lambda: [Pair(memory := Counting(), False), Pair(memory, True)],
-    "twice": lambda: [Counting()] * 2,
+    "object": lambda: [StatefulProcessor()],
+    "method": lambda: [StatefulProcessor().__call__],
+    "partial": lambda: [functools.partial(call, StatefulProcessor())],
+    "two": lambda: [Pair(memory := StatefulProcessor(), False), Pair(memory, True)],
+    "twice": lambda: [StatefulProcessor()] * 2,
 }
 
 
@@ -167,16 +150,16 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
 
 
 def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(model: Any) -> None:
-    inputs = Counting()
+    inputs = StatefulProcessor()
     engine = Engine(model, drafter=None)
     written(engine, PROMPTS, Sampling(), [inputs])
     written(engine, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
-    assert (inputs.calls, inputs.first) == (0, [])
+    assert inputs.calls == []
     written(engine, PROMPTS[:1], Sampling(), [inputs])
-    assert (inputs.calls, inputs.first) == (NEW, PROMPTS[0])
+    assert len(inputs.calls) == NEW and inputs.calls[0] == PROMPTS[:1]
 
 
-class Holding(Counting):
+class Holding(StatefulProcessor):
     """Holds what is heavy, or cannot be copied at all."""
 
     def __init__(self, **held: Any) -> None:
@@ -201,7 +184,7 @@ def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
     inputs = Looking(model=model, tokenizer=tokenizer, other=other)
     written(Engine(model, tokenizer, drafter=None), PROMPTS, Sampling(), [inputs])
     assert set(known) == {(id(model), id(tokenizer), id(other))}
-    assert inputs.calls == 0
+    assert inputs.calls == []
 
 
 def test_what_cannot_be_copied_is_refused_for_several_texts(model: Any) -> None:
