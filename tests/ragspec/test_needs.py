@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec.adapters.host_text import HostOptions, host_drafter
-from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
+from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
@@ -24,7 +24,7 @@ from ragspec.visual.latents.rules import make_latent_rule
 from tests.ragspec.engine.test_pause import Tilt
 from tests.retrievers import test_fingerprints
 from tests.support import tiny
-from tests.support.fixed import FixedDrafter, FixedSession
+from tests.support.fixed import FixedDrafter
 
 RULES = [name for name, where in names("rule").items() if "visual" not in where]
 ERRORS = (UnsupportedModelError, UnsupportedModelError, RuleError, RuleError)
@@ -55,18 +55,6 @@ def test_a_union_has_the_largest_of_each_field() -> None:
     assert Needs.union([Needs(latents=True)]) == Needs(latents=True)
 
 
-class States(Drafter):
-    """A drafter with one need."""
-
-    name = "states"
-
-    def __init__(self, needs: Needs) -> None:
-        self.needs = needs
-
-    def open(self, request: DraftRequest) -> DraftSession:
-        return FixedSession(FixedDrafter([5]))
-
-
 HOLDERS: dict[str, Callable[[Drafter], Drafter]] = {
     **{name: holder for name, holder in test_fingerprints.HOLDERS.items() if name != "list"},
     "alone": lambda drafter: drafter,
@@ -81,7 +69,7 @@ FIELDS = [field.name for field in fields(Needs)]
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: str) -> None:
     values: dict[str, Any] = {name: (LAST,) if name == "hidden_states" else 1}
-    drafter = States(Needs(**values))
+    drafter = FixedDrafter([5], "states", needs=Needs(**values))
     if holder == "rapid" and name in ("hidden_states", "latents"):
         with pytest.raises((InputError, RuleError)):
             HOLDERS[holder](drafter)
@@ -94,7 +82,8 @@ def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: st
 @pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"rapid"}))
 def test_an_engine_refuses_what_its_model_cannot_offer(holder: str) -> None:
     model = tiny.model("llama")
-    drafter = HOLDERS[holder](States(Needs(hidden_states=(LAST,))))
+    states = FixedDrafter([5], "states", needs=Needs(hidden_states=(LAST,)))
+    drafter = HOLDERS[holder](states)
     Engine(CausalTarget(model), drafter=drafter, budget=4)
     with pytest.raises(UnsupportedModelError, match=r"'(states|other)' needs .*hidden states; got"):
         Engine(PathTarget(model), drafter=drafter, budget=4)

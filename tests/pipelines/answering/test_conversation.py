@@ -14,6 +14,7 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.sampling.settings import Sampling
+from tests.pipelines.answering.test_docqa import Chunks
 from tests.support import tiny
 
 DOCUMENTS = [
@@ -96,14 +97,7 @@ def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA
     def scripted(prompt: Any, sampling: Any = None, **options: Any) -> Any:
         generation = engine().generate(prompt, max_new_tokens=1)
         generation.text, generation.steps = script, []
-
-        class chunks:
-            result = generation
-
-            def __iter__(self) -> Any:
-                return iter([script])
-
-        return chunks()
+        return Chunks([script], generation)
 
     talk.engine.stream = scripted  # type: ignore[method-assign]
     reply = talk.ask("Does the cat sleep on the sofa?", max_new_tokens=2)
@@ -160,11 +154,7 @@ def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: D
 
 
 def test_an_interrupted_answer_is_preserved() -> None:
-    talk = Conversation(engine())
-
-    def interrupt(piece: str) -> None:
-        raise KeyboardInterrupt
-
+    talk, interrupt = Conversation(engine()), Mock(side_effect=KeyboardInterrupt)
     reply = talk.ask("Hello.", max_new_tokens=30, stream=interrupt)
     assert reply.generation.finish_reason == "cancelled" and reply.text
     assert talk.turns[-1].answer == reply.text

@@ -3,6 +3,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,17 @@ from tests.support import tiny
 from tests.support.toy_pdf import pdf_of
 
 SENTENCE = "The draft model proposes a tree of tokens for the target."
+
+
+class Chunks(list[str]):
+    """A stream whose whole text is there already."""
+
+    def __init__(self, chunks: Sequence[str], result: Generation) -> None:
+        super().__init__(chunks)
+        self.result = result
+
+    def close(self) -> None:
+        self.clear()
 
 
 class ScriptedEngine:
@@ -67,23 +79,8 @@ class ScriptedEngine:
             done += count + 1
 
     def stream(self, prompt: list[int], sampling: Any = None, **options: Any) -> Any:
-        engine = self
-
-        class chunks:
-            closed = False
-
-            def __iter__(self) -> Iterator[str]:
-                yield engine.script[:5]
-                yield engine.script[5:]
-
-            def close(self) -> None:
-                self.closed = True
-
-            @property
-            def result(self) -> Generation:
-                return engine.generate(prompt, sampling, **options)
-
-        return chunks()
+        generation = self.generate(prompt, sampling, **options)
+        return Chunks([self.script[:5], self.script[5:]], generation)
 
 
 @pytest.fixture
@@ -139,9 +136,7 @@ def test_streamed_chunks_are_the_text(folder: Path, embedder: Path) -> None:
 
 
 def test_interrupt_keeps_what_was_written(folder: Path, embedder: Path) -> None:
-    def interrupt(piece: str) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     assert ask(folder, embedder, "some text", stream=interrupt).text == "some text"
 
 

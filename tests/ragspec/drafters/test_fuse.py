@@ -163,16 +163,14 @@ def test_drafters_that_hold_others_take_the_time_of_all(clock: list[float]) -> N
 
 
 @pytest.mark.parametrize(
-    ("opened", "message"), [(lambda: None, "open returned NoneType"), (fail, "no draft today")]
+    ("opened", "message"),
+    [(Mock(return_value=None), "open returned NoneType"), (fail, "no draft today")],
 )
 def test_a_source_that_cannot_open_is_off_at_once(opened: Any, message: str) -> None:
-    class Shut(Fixed):
-        def open(self, request: DraftRequest) -> Fixed:
-            instance: Fixed = opened()
-            return instance
-
+    shut = Fixed(fail, "shut")
+    shut.open = opened  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match=f"'shut' is switched off.*{message}"):
-        session = Fuse([Shut(fail, "shut"), FixedDrafter([5])]).open(REQUEST)
+        session = Fuse([shut, FixedDrafter([5])]).open(REQUEST)
     assert session.propose(PLACE, 5).tokens.tolist() == [5]
     assert session.faults == {"shut": 1}
 
@@ -205,14 +203,12 @@ def test_sources_of_one_name_are_reported_separately() -> None:
 class Looking(Fixed):
     """Tells what its best draft is worth before it drafts; a callable may raise."""
 
-    def __init__(
-        self, tree: DraftTree, expected_acceptance: Callable[[], float], name: str
-    ) -> None:
+    def __init__(self, tree: DraftTree, expected: Callable[[], float], name: str) -> None:
         super().__init__(tree, name)
-        self._expected_acceptance = expected_acceptance
+        self.expected = expected
 
     def expected_acceptance(self, context: DraftContext) -> float:
-        return self._expected_acceptance()
+        return self.expected()
 
 
 class Choosy(BudgetSession):

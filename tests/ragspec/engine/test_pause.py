@@ -12,10 +12,11 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.needs import LAST, Needs
 from ragspec.reports.generation import Generation
-from ragspec.retrievers import ContextDrafter
+from ragspec.retrievers.methods.context import ContextSession
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from tests.support import tiny
+from tests.support.calls import noted
 
 SETTINGS = [
     Sampling(),
@@ -233,25 +234,14 @@ def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
         assert result.report.accepted > 20
 
 
-def test_no_drafter_asks_about_places_that_no_rule_visited() -> None:
+def test_no_drafter_asks_about_places_that_no_rule_visited(monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[Any] = []
-
-    class Curious(ContextDrafter):
-        def open(self, request: Any) -> Any:
-            session = super().open(request)
-            observe = session.observe
-
-            def watched(step: Any) -> None:
-                views.append(step.view)
-                observe(step)
-
-            session.observe = watched  # type: ignore[method-assign]
-            return session
-
-    engine(Curious()).generate(tiny.prompt(), transform=Tilt(), **WHOLE)
+    observe = noted(ContextSession.observe, views, lambda session, step: step.view)
+    monkeypatch.setattr(ContextSession, "observe", observe)
+    engine("context").generate(tiny.prompt(), transform=Tilt(), **WHOLE)
     assert views and set(views) == {None}
     views.clear()
-    engine(Curious()).generate(tiny.prompt(), **WHOLE)
+    engine("context").generate(tiny.prompt(), **WHOLE)
     assert None not in views  # without one they are lent
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.retrievers import ContextDrafter, Rapid, Rasd
@@ -17,6 +17,7 @@ from ragspec.retrievers.methods.rapid import Steering
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
+from tests.support.calls import noted
 from tests.support.identities import target
 from tests.support.noisy import NoisyTrees
 
@@ -58,27 +59,22 @@ def test_over_the_same_prompt_it_is_the_draft_model() -> None:
     assert session.distributions()
 
 
-def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
-    read: list[list[int]] = []
+def test_what_it_reads_is_its_prompt_and_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, requests = list[list[int]](), list[Any]()
 
-    class Spy(ModelDrafter):
-        def open(self, request: Any) -> Any:
-            session = super().open(request)
-            propose = session.propose
-            assert request.distribution.prompt_length == len(current)  # penalties count from there
-            assert len(request.prompt) == len(current) + 1 and not request.spans
+    def look(session: Any, context: DraftContext, budget: int) -> list[int]:
+        assert context.generated == len(context.tokens) - len(current)
+        return list(context.tokens)
 
-            def watched(context: Any, budget: int) -> Any:
-                read.append(list(context.tokens))
-                assert context.generated == len(context.tokens) - len(current)
-                return propose(context, budget)
-
-            session.propose = watched  # type: ignore[method-assign]
-            return session
-
+    monkeypatch.setattr(ModelSession, "propose", noted(ModelSession.propose, read, look))
+    opened = noted(ModelDrafter.open, requests, lambda drafter, request: request)
+    monkeypatch.setattr(ModelDrafter, "open", opened)
     prompt, current = tiny.prompt(50), tiny.prompt(7, seed=3)
     sources: dict[str, Any] = {"draft_prompt": current, "spans": [(0, 20, 0, 0)]}
-    result = engine(Rapid(Spy(target()))).generate(prompt, **sources, **INPUTS)
+    result = engine(Rapid(target())).generate(prompt, **sources, **INPUTS)
+    (request,) = requests
+    assert request.distribution.prompt_length == len(current)  # penalties count from there
+    assert len(request.prompt) == len(current) + 1 and not request.spans
     assert read and not result.report.faults and all(tokens[:7] == current for tokens in read)
     for tokens in read:
         assert tokens[7:] == result.tokens[: len(tokens) - 7]

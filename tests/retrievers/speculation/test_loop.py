@@ -32,6 +32,7 @@ class World:
     fetched: list[int] = field(default_factory=list)
     further: float = 0.25
     most: int = 16
+    always: list[int] | None = None  # what every search finds
 
     def _samples(self, *what: object) -> random.Random:
         return random.Random(repr((self.seed, *what)))
@@ -52,6 +53,8 @@ class World:
         return text[-8:]
 
     def truth(self, query: tuple[int, ...]) -> list[int]:
+        if self.always is not None:
+            return self.always
         sample = self._samples("search", query[-3:])
         if query and sample.random() < self.silent:
             return []
@@ -161,12 +164,8 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
 
 def test_the_guess_that_was_right_more_often_is_written_on() -> None:
     """Answers that never change: to stay is right, and the searcher's guess is always wrong."""
-
-    class Steady(World):
-        def truth(self, query: tuple[int, ...]) -> list[int]:
-            return [1, 2, 3]
-
-    loop = run(Steady(3, guess_right=0.0, length=80), StrideSchedule(4, overlap=False))
+    steady = World(3, guess_right=0.0, length=80, always=[1, 2, 3])
+    loop = run(steady, StrideSchedule(4, overlap=False))
     assert loop.schedule.stays
     assert loop.report.rollbacks <= 2
     assert loop.report.hits >= loop.report.strides - 3
@@ -220,28 +219,21 @@ def test_only_what_says_something_is_learned() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("fails", ["write", "search", "guess"])
 def test_what_fails_is_heard_of(fails: str, overlap: bool) -> None:
-    class Failing(World):
-        pass
-
-    def failing(self: World, *inputs: object) -> object:
-        if self.written >= 3:
+    def failing(*inputs: object) -> object:
+        if world.written >= 3:
             raise OSError("the service is away")
-        return getattr(World, fails)(self, *inputs)
+        return getattr(World, fails)(world, *inputs)
 
-    setattr(Failing, fails, failing)
-    threads = threading.active_count()
+    world, threads = World(2), threading.active_count()
+    setattr(world, fails, failing)
     with pytest.raises(OSError, match="the service is away"):
-        run(Failing(2), StrideSchedule(3, overlap=overlap))
+        run(world, StrideSchedule(3, overlap=overlap))
     assert threading.active_count() == threads
 
 
 def test_a_first_search_without_answers_is_refused() -> None:
-    class Empty(World):
-        def truth(self, query: tuple[int, ...]) -> list[int]:
-            return []
-
     with pytest.raises(InputError, match="found nothing"):
-        run(Empty(1), StrideSchedule())
+        run(World(1, always=[]), StrideSchedule())
 
 
 def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
@@ -263,7 +255,11 @@ def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
 def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> None:
     """On a clock of sleeps: ratios of 100; a stall of the machine may spoil one run, not three."""
 
+    @dataclass
     class Slow(World):
+        stride: float = 0.0
+        lookup: float = 0.0
+
         def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
             time.sleep(self.stride)
             return super().write(answer, before)
@@ -272,18 +268,13 @@ def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> No
             time.sleep(self.lookup)
             return super().search(queries, k)
 
-        stride, lookup = 0.0, 0.0
-
-    slow = Slow(3, guess_right=1.0, length=80)
-    slow.stride, slow.lookup = 0.0005, 0.05
+    slow = Slow(3, guess_right=1.0, length=80, stride=0.0005, lookup=0.05)
     loop = run(slow, StrideSchedule())
     assert loop.report.calls <= 11 < loop.report.strides == 20
-    narrow = Slow(3, guess_right=1.0, length=80, most=2)
-    narrow.stride, narrow.lookup = 0.0005, 0.02
+    narrow = Slow(3, guess_right=1.0, length=80, most=2, stride=0.0005, lookup=0.02)
     run(narrow, StrideSchedule())
     assert max(narrow.queries) == 2
-    fast = Slow(3, guess_right=1.0, length=80)
-    fast.stride, fast.lookup = 0.02, 0.0
+    fast = Slow(3, guess_right=1.0, length=80, stride=0.02)
     loop = max((run(fast, StrideSchedule()) for _ in range(3)), key=lambda each: each.report.gated)
     assert loop.report.gated == loop.report.rounds == 19
     assert loop.schedule.next().strides == 1

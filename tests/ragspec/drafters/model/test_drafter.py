@@ -9,7 +9,7 @@ import torch
 from ragspec.budget.base import FixedBudget
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.fuse import Fuse, FuseSession
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.drafter import (
@@ -173,25 +173,14 @@ def test_a_fused_tree_keeps_the_cache_in_step() -> None:
     noisy = NoisyTrees({tuple(prompt): plain})
     pairs: list[list[Drafter]] = [[ModelDrafter(alike()), noisy], [noisy, ModelDrafter(alike())]]
     for drafters in pairs:
-        fuse = Watched(Fuse(drafters))
+        fuse, sessions = Fuse(drafters), list[FuseSession]()
+        fuse.open = noted(fuse.open, sessions)  # type: ignore[method-assign]
         drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
         assert drafted == plain
         assert {name for step in steps for name in step.tree.sources} >= {"model", "noisy"}
-        source = next(s for s in fuse.session._sources if s.name == "model")
+        source = next(s for s in sessions[0]._sources if s.name == "model")
         assert isinstance(source.session, ModelSession)
         in_step(source.session, [*prompt, *plain])
-
-
-class Watched(Drafter):
-    """A drafter whose last session can be looked at."""
-
-    def __init__(self, drafter: Fuse) -> None:
-        self.drafter, self.name, self.kind = drafter, drafter.name, drafter.kind
-        self.needs = drafter.needs
-
-    def open(self, request: DraftRequest) -> Any:
-        self.session = self.drafter.open(request)
-        return self.session
 
 
 def in_step(session: ModelSession, text: list[int]) -> None:
