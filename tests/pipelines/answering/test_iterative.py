@@ -27,6 +27,7 @@ from ragspec.retrievers.speculation.passages import IndexSearcher, RetrieverSear
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition
 from tests.support import tiny
+from tests.support.calls import failing
 from tests.support.toy_embedder import make_embedder
 
 REQUESTS = ("walk", "tree", "token", "draft", "target", "rule")
@@ -273,17 +274,11 @@ def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
     assert tokens == result.generation.tokens and passages[0] != passages[1]
 
 
-@pytest.mark.parametrize("failing", [1, 3])
-def test_a_retriever_that_raises_is_heard(failing: int) -> None:
-    calls = 0
-
-    def broken(query: str) -> list[tuple[str, float, dict[str, Any]]]:
-        nonlocal calls
-        calls += 1
-        if calls >= failing:
-            raise ConnectionError("the service is away")
-        return [(page.text, 1.0, {}) for page in documents()[:2]]
-
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_retriever_that_raises_is_heard(first: int) -> None:
+    results = [(page.text, 1.0, dict[str, Any]()) for page in documents()[:2]]
+    error = ConnectionError("the service is away")
+    broken = failing(error, range(first, 99), lambda query: results)
     with pytest.raises(ConnectionError, match="the service is away"):
         iterative(engine(), broken).ask(QUESTION, max_new_tokens=30, ignore_eos=True)
 
@@ -312,13 +307,7 @@ def test_foreign_hits_are_refused() -> None:
 def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
     rag = iterative(engine(), index, speculate=3, search="sparse", overlap=False)
     whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
-    text: list[str] = []
-
-    def show(piece: str) -> None:
-        text.append(piece)
-        if len(text) == 3:
-            raise KeyboardInterrupt
-
+    show = failing(KeyboardInterrupt, (3,))
     result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, stream=show, refuse=False)
     assert 0 < len(result.generation.tokens) < 40
     assert whole.text.startswith(result.text)

@@ -18,6 +18,7 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import build_variants, run_peer
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
+from tests.support.calls import noted
 
 PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
 ITEM = BenchItem("1", "free", PROMPT, 12, fixed=True)
@@ -98,13 +99,8 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
     variants = [partial(run_peer, peer), partial(run_peer, peer, prompt_lookup_num_tokens=5)]
     assert not peer._forward_pre_hooks
     hooks: list[int] = []
-    forward = peer.forward
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        hooks.append(len(peer._forward_pre_hooks))
-        return forward(*arguments, **options)
-
-    monkeypatch.setattr(peer, "forward", watched)
+    forward = noted(peer.forward, hooks, lambda *_, **__: len(peer._forward_pre_hooks))
+    monkeypatch.setattr(peer, "forward", forward)
     for variant in (*variants, *variants):
         hooks.clear()
         assert hooks == [1] * variant(ITEM, 12).forwards

@@ -1,12 +1,12 @@
 """What a user of the command line has on disk."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from ragspec.engine.loop import Loop
 from tests.support import tiny
+from tests.support.calls import failing
 
 
 @pytest.fixture(scope="session")
@@ -18,14 +18,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that lets a step of decoding be interrupted, by its number from 0."""
-    take, passes = Loop._take, iter(range(100))
 
     def interrupt_at(step: int) -> None:
-        def interrupted(*arguments: Any) -> Any:
-            if next(passes) == step:
-                raise KeyboardInterrupt
-            return take(*arguments)
-
-        monkeypatch.setattr(Loop, "_take", interrupted)
+        monkeypatch.setattr(Loop, "_take", failing(KeyboardInterrupt, (step + 1,), Loop._take))
 
     return interrupt_at

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,10 +65,7 @@ def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
 def test_interrupt_before_any_text_ends_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(EngineOptions, "load_engine", interrupt)
+    monkeypatch.setattr(EngineOptions, "load_engine", Mock(side_effect=KeyboardInterrupt))
     assert main(["generate", "a"]) == INTERRUPTED == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -167,7 +165,7 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
     assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "there is no folder" in err  # said before any work
-    monkeypatch.setattr(trace, "write_trace", refuse_to_write)
+    monkeypatch.setattr(trace, "write_trace", Mock(side_effect=InputError("the disk is full")))
     assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
     assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
 
@@ -181,10 +179,6 @@ def test_what_the_system_refuses_is_one_line(
     assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
     with pytest.raises(OSError, match="No space"):
         main(["--debug", *arguments])
-
-
-def refuse_to_write(*arguments: Any, **options: Any) -> None:
-    raise InputError("the disk is full")
 
 
 @pytest.mark.parametrize("drafter", ["rasd", "fused", "model", "context"])
@@ -219,10 +213,7 @@ def test_the_line_break_that_ends_standard_input_is_not_read(
 def test_interrupts_while_the_commands_are_imported_and_while_one_is_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*arguments: object) -> Any:
-        raise KeyboardInterrupt
-
-    codes: list[int] = []
+    codes, interrupted = list[int](), Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(entry, "import_module", interrupted)
     for _ in range(2):

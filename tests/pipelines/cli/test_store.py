@@ -9,6 +9,7 @@ from ragspec.pipelines.cli import store as store_cli
 from ragspec.pipelines.cli.app import main
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
+from tests.support.calls import failing, noted
 
 Capture = pytest.CaptureFixture[str]
 
@@ -169,14 +170,9 @@ def test_answers_are_on_disk_every_minute(
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
     monkeypatch.setattr(store_cli, "FLUSH_SECONDS", 0.0)
-    answer, request = store_cli._answer, []
-
-    def killed(engine: Any, first: list[Any], *rest: Any) -> Any:
-        request.append(first)
-        if len(request) == 3:
-            raise MemoryError  # as good as a kill: nothing is tidied up on the way
-        return answer(engine, first, *rest)
-
+    # As good as a kill: nothing is tidied up on the way.
+    request, killed = list[Any](), failing(MemoryError, (3,), store_cli._answer)
+    killed = noted(killed, request, lambda engine, first, *rest: first)
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "-s", "batch=1"]
     with monkeypatch.context() as patch:
         patch.setattr(store_cli, "_answer", killed)

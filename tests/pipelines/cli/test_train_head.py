@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -264,11 +265,9 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         result = train(*some, tmp_path / "head", SETTINGS, Terminal())
         assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
 
-    def torn(*_: Any, **__: Any) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
+    error = SafetensorError("I/O error: No space left on device (os error 28)")
     with monkeypatch.context() as patch:
-        patch.setattr("safetensors.torch.save_file", torn)
+        patch.setattr("safetensors.torch.save_file", Mock(side_effect=error))
         with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
             train(*some, tmp_path / "other", SETTINGS)
     assert train(*some, tmp_path / "other", SETTINGS, resume=True)["steps"] == 12

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,9 +55,7 @@ def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPat
     assert plain.cost is None
     serving = Serving(plain, NAME)
 
-    def late(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("a request measures")
-
+    late = Mock(side_effect=AssertionError("a request measures"))
     monkeypatch.setattr(CausalTarget, "time_forward", late)
     try:
         for drafter, budget in (("context", None), ("auto", "auto"), (None, "auto")):

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -128,10 +129,7 @@ def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
     with served(instance) as (client, serving):
         selection = post(client, SHORT).json()["choices"][0]["text"]
 
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("secret")
-
-        add = serving.scheduler.add
+        add, failing = serving.scheduler.add, Mock(side_effect=RuntimeError("secret"))
 
         def adding(handle: RequestHandle) -> None:
             handle.request = replace(handle.request, on_step=failing)

@@ -20,6 +20,7 @@ from ragspec.pipelines.server import app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
+from tests.support.calls import noted
 from tests.support.served import NAME, served
 from tests.support.waiting import until
 
@@ -62,8 +63,8 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
     pair: tuple[httpx.Client, Serving], pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, serving = pair
-    passes, first, on, outs = [0], threading.Event(), threading.Event(), []
-    metrics, draw = app._metrics, app.draw
+    passes, first, on, outs = [0], threading.Event(), threading.Event(), list[Any]()
+    draw = app.draw
 
     def slow(body: Any, serving: Serving, gone: Any) -> Any:
         def after_pass() -> bool:
@@ -74,12 +75,8 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
 
         return draw(body, serving, after_pass)
 
-    def noted(out: Any) -> Any:
-        outs.append(out)
-        return metrics(out)
-
     monkeypatch.setattr(app, "draw", slow)
-    monkeypatch.setattr(app, "_metrics", noted)
+    monkeypatch.setattr(app, "_metrics", noted(app._metrics, outs, lambda out: out))
     raw = json.dumps({"prompt": "red heart", "seed": 5}).encode()
     head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"

@@ -22,6 +22,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
+from tests.support.calls import noted
 from tests.support.distributions import Distributions
 from tests.support.fixed import FixedDrafter
 
@@ -92,11 +93,7 @@ def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() ->
 
 def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
     calls: list[list[int]] = []
-
-    def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        calls.append(ids[0].tolist())
-        return scores
-
+    count = noted(lambda ids, scores: scores, calls, lambda ids, scores: ids[0].tolist())
     processors = [HFProcessor(count)]
     known = view(TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, processors))
     known.token(2)

@@ -12,6 +12,7 @@ from ragspec.sampling.top_tokens import BLOCK, SMALL, TopTokens, best_token, bes
 from tests.ragspec.verification.test_hidden_states import BEST, PROMPTS, Watcher, texts
 from tests.support import tiny
 from tests.support.architectures import build
+from tests.support.calls import noted
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 
 
@@ -53,13 +54,8 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
 def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
     selected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched = []
-
-    def search(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        searched.append(k)
-        values, places = logits.topk(k, -1)
-        return values, places
-
+    searched = list[int]()
+    search = noted(torch.topk, searched, lambda logits, k: k)
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", search)
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]])
     (top_tokens,) = TopTokens.ranked([logits], 2, [2], selected)

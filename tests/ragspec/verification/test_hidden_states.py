@@ -25,6 +25,7 @@ from ragspec.verification.open import open_static, open_target
 from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
 from tests.support.architectures import build
+from tests.support.calls import noted
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 from tests.support.identities import target as model
 from tests.support.sessions import EMPTY, prefill
@@ -158,22 +159,15 @@ def test_samples_of_one_prompt_all_receive_it(needs: Needs) -> None:
 
 
 def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
-    watcher = Watcher()
-    calls: list[int] = []
-
-    def remember(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        calls.append(ids.shape[1])
-        return scores
-
+    watcher, calls = Watcher(), list[int]()
+    remember = noted(lambda ids, scores: scores, calls, lambda ids, scores: ids.shape[1])
     result = watch(watcher, logits_processor=[remember])[0]
     assert all(step.view is None for _, step, _ in watcher.sessions[0].steps)
     assert len(calls) == len(result.tokens)
 
 
 def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise AssertionError("nobody asked")
-
+    refuse = Mock(side_effect=AssertionError("nobody asked"))
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.keep_hidden", refuse)
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.read_prompts", refuse)
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", refuse)

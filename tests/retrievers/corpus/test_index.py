@@ -5,6 +5,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -138,10 +139,7 @@ def test_what_cannot_be_written_is_preserved_bounded_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = build(tmp_path / "c", flush_tokens=50)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
+    refuse = Mock(side_effect=OSError("disk full"))
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as on_progress:
         warnings.simplefilter("always")
         patch.setattr("ragspec.retrievers.corpus.index.revise", refuse)

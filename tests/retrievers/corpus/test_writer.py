@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -165,12 +166,9 @@ def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
 def test_a_flush_that_cannot_be_looked_at_writes_once_and_goes_on(
     store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
     store.append([4, 5, 6], scope="global")
     with monkeypatch.context() as patch:
-        patch.setattr("ragspec.retrievers.corpus.index.open_view", fail)
+        patch.setattr("ragspec.retrievers.corpus.index.open_view", Mock(side_effect=error))
         with pytest.raises(type(error)):
             store.flush()
     store.append([7, 8, 9], scope="global")

@@ -2,6 +2,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,10 +112,7 @@ def test_too_many_open_files_is_no_reason_to_build_again(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, [[0, 1, 2]] * 5)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
+    refuse = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     monkeypatch.setattr(module, "_SMALL", small)
     monkeypatch.setattr(np, "fromfile" if small else "memmap", refuse)
     with pytest.raises(StoreError, match="ulimit -n"):

@@ -3,6 +3,7 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -111,9 +112,7 @@ def test_missing_path_empty_folder_no_path_and_too_large(
 
 
 def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
+    refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
     (tmp_path / "locked.txt").write_text("Text.")
     monkeypatch.setattr(Path, "read_bytes", refuse)  # the tests may run as root, who may read all
     with pytest.raises(DocumentError, match=r"cannot be read \(Permission denied\)"):

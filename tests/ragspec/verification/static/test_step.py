@@ -30,6 +30,7 @@ from ragspec.verification.static.layout import (
 from ragspec.verification.static.session import RequestDistributions
 from tests.ragspec.verification.static.test_session import check_logits
 from tests.support import architectures
+from tests.support.calls import noted
 from tests.support.model_state import state_of
 from tests.support.sessions import EMPTY, prefill, static_session
 
@@ -88,9 +89,8 @@ def a_tree(rng: np.random.Generator, current: int) -> DraftTree:
     if not n:
         return EMPTY
     parents = [int(rng.integers(-1, node)) for node in range(n)]
-    tokens = [token for token in rng.choice(90, n + 1, replace=False).tolist() if token != current][
-        :n
-    ]
+    others = rng.choice(90, n + 1, replace=False).tolist()
+    tokens = [token for token in others if token != current][:n]
     tokens[max(node for node in range(n) if parents[node] < 0)] = current
     return DraftTree.build(tokens, parents, "test")
 
@@ -119,15 +119,10 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
 
 def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
     """Return laws, and a note of every row that is set."""
-    distributions, noted = RequestDistributions(ROWS, VOCAB, "cpu", 100), []
-    current = distributions.set
-
-    def noting(row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()) -> None:
-        noted.append((row, distribution))
-        current(row, distribution, text)
-
+    distributions, calls = RequestDistributions(ROWS, VOCAB, "cpu", 100), list[Any]()
+    noting = noted(distributions.set, calls, lambda row, distribution, *_: (row, distribution))
     distributions.set = noting  # type: ignore[method-assign]
-    return distributions, noted
+    return distributions, calls
 
 
 def chosen(
@@ -142,7 +137,7 @@ def chosen(
 
 
 def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
-    message, noted = text_distributions()
+    message, calls = text_distributions()
     distributions = [distribution(row, **PENALISED) for row in range(ROWS)]
     texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
     first: list[list[int]] = [[], [], []]
@@ -164,7 +159,7 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
         differ += result != logits[:, 0].argmax(-1).tolist()
         held, known = (each._penalties._held for each in (message, again))  # type: ignore[union-attr]
         assert torch.equal(held[..., :VOCAB], known[..., :VOCAB])
-    assert [row for row, _ in noted[:ROWS]] == [0, 1, 2] and len(noted) == ROWS, "set once"
+    assert [row for row, _ in calls[:ROWS]] == [0, 1, 2] and len(calls) == ROWS, "set once"
     assert differ
 
 

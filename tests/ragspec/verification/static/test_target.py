@@ -23,7 +23,7 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_attention import lease
 from tests.support import tiny
-from tests.support.calls import failing
+from tests.support.calls import failing, noted
 from tests.support.model_state import state_of
 from tests.support.sessions import EMPTY, prefill, static_session
 
@@ -242,14 +242,9 @@ def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatc
 def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, take, calls = local_model(), StepRunner.take, 0
-
-    def fails(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise RuntimeError("an accident")  # then each row is tried alone
-        return take(*args)
+    model, calls = local_model(), list[int]()
+    # After the step that fails each row is tried alone.
+    fails = failing(RuntimeError("an accident"), (4,), StepRunner.take)
 
     def texts(target: Any) -> list[list[int]]:
         engine = Engine(target, drafter=None)
@@ -258,8 +253,8 @@ def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
 
     expected = texts(CausalTarget(model))
     target = opened(model)
-    monkeypatch.setattr(StepRunner, "take", fails)
-    assert texts(target) == expected and calls > 4
+    monkeypatch.setattr(StepRunner, "take", noted(fails, calls, lambda *inputs: len(inputs)))
+    assert texts(target) == expected and len(calls) > 4
 
 
 def test_a_model_in_training_is_refused() -> None:
