@@ -108,7 +108,8 @@ class Options(TypedDict, total=False):
         on_read: Called with the tokens read and their total while a long prompt is read: first
             with 0, then after each forward. Of several prompts the longest counts.
         on_step: Called with the number of the text and each of its steps. An error ends the text.
-        tenant: Owner of the text; the prefix cache is never shared between tenants.
+        tenant: Owner of the text; neither the prefix cache nor what drafters learn from texts is
+            shared between tenants.
         priority: Waiting requests of a higher priority start first.
     """
 

@@ -16,8 +16,8 @@ from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 class AutoDrafter(Fuse):
     """Fuses the context, then the stores' drafters, then the target's second choices.
 
-    Second choices are learned only while decoding: for the prompt they would cost the prefill a
-    pass of the output head over every token.
+    Second choices are learned only while decoding, from all texts of an owner: for the prompt they
+    would cost the prefill a pass of the output head over every token.
     """
 
     method = Method(
