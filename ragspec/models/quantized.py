@@ -197,7 +197,11 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     embedding = model.get_input_embeddings()
     floating = all(each.is_floating_point() for each in model.parameters())
     wide = {each for each in model.modules() if floating and _fits(each, WIDE) and _off_grid(each)}
-    factors = input_factors(model, wide) if wide else {}
+    factors = dict[nn.Linear, Tensor]()
+    try:
+        factors = input_factors(model, wide) if wide else factors
+    except Exception:  # its forward asks for other inputs; small blocks bear inputs as they are
+        wide = set()
 
     def store(linear: nn.Linear) -> BlockLinear:
         return BlockLinear.of(linear, WIDE if linear in wide else BLOCK, factors.get(linear))
@@ -226,14 +230,21 @@ def input_factors(model: PreTrainedModel, linears: Container[nn.Linear]) -> dict
     weight may have them. The layers that read a norm share them.
     """
     vocab_size, seed = len(model.get_input_embeddings().weight), torch.Generator().manual_seed(0)
-    ids = torch.randint(vocab_size, (1, 64), generator=seed)
+    length = min(64, getattr(model.config, "max_position_embeddings", None) or 64)
+    ids = torch.randint(vocab_size, (1, length), generator=seed, device="cpu")
+    training = [each for each in model.modules() if each.training]
+    try:
+        heard = _readers_of_norms(model.eval(), ids)
+    finally:
+        for module in training:
+            module.training = True
     factors = dict[nn.Linear, Tensor]()
-    for out, readers in _readers_of_norms(model, ids):
+    for out, readers in heard:
         if readers and all(each in linears for each in readers):
-            weights = torch.cat([each.weight.detach() for each in readers])
-            ratio = weights.square().mean(0).sqrt() / out.abs().flatten(0, -2).mean(0)
-            shared = ratio.clamp(1e-12, 1e12).log2().div(2).round().exp2()
-            factors |= dict.fromkeys(readers, shared)
+            weights = torch.cat([each.weight.detach() for each in readers]).float()
+            ratio = weights.square().mean(0).sqrt() / out.float().abs().flatten(0, -2).mean(0)
+            ratio = ratio.nan_to_num(1.0).clamp(1e-8, 1e8)  # a dead channel has 0 / 0
+            factors |= dict.fromkeys(readers, ratio.log2().div(2).round().exp2().to(out.dtype))
     return factors
 
 
@@ -249,8 +260,9 @@ def _readers_of_norms(
 
     def read(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
         for x in args:
-            if isinstance(linear, nn.Linear) and x.data_ptr() in normed:
-                normed[x.data_ptr()][1].append(linear)
+            out, readers = normed.get(x.data_ptr(), (x[..., :0], []))
+            if isinstance(linear, nn.Linear) and x.shape[-1] == out.shape[-1]:  # not by heads
+                readers.append(linear)
 
     hooks = list[RemovableHandle]()
     for module in model.modules():

@@ -148,14 +148,11 @@ class NeighbourDrafter(Drafter):
         """Return a session over a shared table, or over one of the text alone."""
         if self.table is not None:
             return NeighbourSession(self.table, patience=1)
-        k, tables, owner = (
-            min(self.needs.top_tokens, request.vocab_size),
-            self._tables,
-            request.owner,
-        )
-        if owner is None:
-            return NeighbourSession(NeighbourTable(k, orders=self.orders), patience=_LATE)
-        table = tables[owner] = tables.pop(owner, None) or NeighbourTable(k, orders=self.orders)
+        k = min(self.needs.top_tokens, request.vocab_size)
+        fresh, tables = NeighbourTable(k, orders=self.orders), self._tables
+        if request.owner is None:
+            return NeighbourSession(fresh, patience=_LATE)
+        table = tables[request.owner] = tables.pop(request.owner, fresh)
         if len(tables) > MOST_TABLES:
             del tables[next(iter(tables))]
         return NeighbourSession(table, patience=1)

@@ -135,13 +135,15 @@ class Graph:
             return x
         return self.add("Mul", [x, self.weight("logits.factors", head.factors)], "x.evened")
 
-    def norm(self, name: str, x: str, norm: LlamaRMSNorm, reader: nn.Module | None = None) -> str:
+    def norm(self, name: str, x: str, norm: LlamaRMSNorm, readers: Sequence[nn.Module] = ()) -> str:
         """Normalise the last axis by its root mean square."""
-        weight, epsilon = self.gain(name, norm, reader)
+        weight, epsilon = self.gain(name, norm, readers)
         kind = "SimplifiedLayerNormalization"
         return self.add(kind, [x, weight], name, axis=-1, epsilon=epsilon, stash_type=1)
 
-    def gain(self, name: str, norm: LlamaRMSNorm, reader: nn.Module | None) -> tuple[str, float]:
+    def gain(
+        self, name: str, norm: LlamaRMSNorm, readers: Sequence[nn.Module]
+    ) -> tuple[str, float]:
         """Add the weight of a normalisation, with the factors of what reads it.
 
         Returns:
@@ -149,10 +151,9 @@ class Graph:
         """
         gemma = not hasattr(norm, "variance_epsilon")
         weight = 1.0 + norm.weight if gemma else norm.weight
-        linears = [] if reader is None else reader.children()
-        factors = [f for each in linears if (f := getattr(each, "factors", None)) is not None]
-        if factors:
-            weight = weight * factors[0]
+        shared: list[Any] = [getattr(each, "factors", None) for each in readers]
+        if shared and all(x is not None and torch.equal(x, shared[0]) for x in shared):
+            weight = weight * shared[0]
             self.evened.add(name)
         epsilon = norm.eps if gemma else norm.variance_epsilon
         return self.weight(f"{name}.weight", weight), float(epsilon)
@@ -168,10 +169,10 @@ class Graph:
         )
 
     def skip_norm(
-        self, name: str, x: str, more: str, norm: LlamaRMSNorm, reader: nn.Module | None = None
+        self, name: str, x: str, more: str, norm: LlamaRMSNorm, readers: Sequence[nn.Module] = ()
     ) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
-        weight, epsilon = self.gain(name, norm, reader)
+        weight, epsilon = self.gain(name, norm, readers)
         kind, outputs = "SkipSimplifiedLayerNormalization", [name, "", "", f"{name}.sum"]
         inputs = [x, more, weight]
         node = helper.make_node(kind, inputs, outputs, domain=MICROSOFT, epsilon=epsilon)
@@ -269,13 +270,11 @@ class Graph:
         if hasattr(module, "qkv_proj"):  # Phi 3
             return [self.linear(f"{name}.qkv", h, module.qkv_proj)]
         linears = [getattr(module, f"{part}_proj") for part in "qkv"]
-        alike = {(type(x), x.bias is None) for x in linears}
-        if (
-            not hasattr(module, "q_norm")
-            and len(alike) == 1
-            and isinstance(linears[0], BlockLinear)
-        ):
-            return [self.linear(f"{name}.qkv", h, BlockLinear.joined(linears))]
+        blocks = [x for x in linears if isinstance(x, BlockLinear)]
+        kinds = {(x.codes.shape[2], x.bias is None) for x in blocks}
+        same = len(blocks) == len(linears) and len(kinds) == 1 and not hasattr(module, "q_norm")
+        if same and (h in self.evened or all(x.factors is None for x in blocks)):
+            return [self.linear(f"{name}.qkv", h, BlockLinear.joined(blocks))]
         return [self.linear(f"{name}.{p}", h, x) for p, x in zip("qkv", linears, strict=True)]
 
     def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
@@ -314,16 +313,16 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool, few: bool =
         name = f"layer{i}"
         four = hasattr(layer, "pre_feedforward_layernorm")  # Gemma's
         between = layer.pre_feedforward_layernorm if four else layer.post_attention_layernorm
-        attention = layer.self_attn
+        attention, asking = layer.self_attn, _inputs_of(layer.self_attn)
         if more:
-            h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm, attention)
+            h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm, asking)
         else:
-            h = graph.norm(f"{name}.before", x, layer.input_layernorm, attention)
+            h = graph.norm(f"{name}.before", x, layer.input_layernorm, asking)
         out = graph.attention(name, i, h, attention, config)
         if four:
             out = graph.norm(f"{name}.attended", out, layer.post_attention_layernorm)
         out = graph.scaled(out, form.residual)
-        h, x = graph.skip_norm(f"{name}.between", x, out, between, layer.mlp)
+        h, x = graph.skip_norm(f"{name}.between", x, out, between, _inputs_of(layer.mlp))
         more = graph.feed_forward(name, h, layer.mlp)
         if four:
             more = graph.norm(f"{name}.fed", more, layer.post_feedforward_layernorm)
@@ -339,6 +338,12 @@ def build_graph(model: PreTrainedModel, sequences: int, trees: bool, few: bool =
         logits = graph.scaled(graph.add("Tanh", [logits], "logits.bounded"), form.bound)
     graph.add("Identity", [logits], "logits")
     return graph
+
+
+def _inputs_of(block: nn.Module) -> list[nn.Module]:
+    """Return the projections that read what goes into an attention or a feed-forward layer."""
+    named = [(name, each) for name, each in block.named_children() if name.endswith("_proj")]
+    return [each for name, each in named if name not in ("o_proj", "down_proj")]
 
 
 def in_onnx(

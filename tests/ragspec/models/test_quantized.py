@@ -22,6 +22,7 @@ from ragspec.models.quantized import (
     replace_linears,
 )
 from tests.support import tiny
+from tests.support.architectures import ARCHITECTURES, make
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -95,6 +96,47 @@ def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:
     for name, block in blocks.items():
         same = torch.equal(again.get_submodule(name).weight, block.weight)
         assert same == ("k_proj" not in name)
+
+
+def test_a_channel_that_is_dead_stays_dead() -> None:
+    model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt()])
+    attention = model.model.layers[0].self_attn
+    model.model.layers[0].input_layernorm.weight.data[3] = 0.0
+    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+        linear.weight.data[:, 3] = 0.0
+    assert quantized(model)(ids).logits.isfinite().all()
+
+
+def test_quantizing_leaves_mode_and_random_numbers_as_they_were() -> None:
+    model = tiny.model("gpt2", n_positions=32, attn_pdrop=0.5, resid_pdrop=0.5).train()
+    model.transformer.h[0].eval()
+    state, again = torch.get_rng_state(), copy.deepcopy(model)
+    with torch.device("meta"):
+        first = quantized(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.training and not first.transformer.h[0].training
+    for name, weight in quantized(again).named_parameters():
+        assert torch.equal(weight, first.get_parameter(name))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_next", "olmo_hybrid"])
+def test_norms_of_heads_are_no_inputs_of_layers(architecture: str) -> None:
+    settings = dict(ARCHITECTURES[architecture].settings)
+    settings |= {"hidden_size": 128, "intermediate_size": 192, "linear_value_head_dim": 32}
+    settings |= {"linear_key_head_dim": 32, "moe_intermediate_size": 64}
+    settings |= {"shared_expert_intermediate_size": 64, "head_dim": 32}
+    model = make(architecture, torch.float32, 0, **settings)
+    stored, ids = quantized(copy.deepcopy(model)), torch.tensor([tiny.prompt()])
+    expected = model(ids).logits
+    assert (stored(ids).logits - expected).abs().mean() < 0.1 * expected.std()
+
+
+def test_a_forward_that_asks_for_more_does_not_hinder() -> None:
+    model = copy.deepcopy(tiny.model("llama"))
+    forward = model.forward
+    model.forward = lambda *, wanted, **inputs: forward(**inputs)
+    blocks = [each for each in quantized(model).modules() if isinstance(each, BlockLinear)]
+    assert blocks and all(block.codes.shape[2] == BLOCK for block in blocks)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])

@@ -332,6 +332,17 @@ def test_quantized_states_are_those_of_the_modules(model: Any) -> None:
     assert float((ours - theirs).abs().mean()) < 0.01 * float(theirs.std())
 
 
+def test_projections_in_other_blocks_or_of_another_layer_stay_apart() -> None:
+    models = [copy.deepcopy(tiny.model()) for _ in range(2)]
+    key = models[0].model.layers[0].self_attn.k_proj
+    key.weight.data = quantized.BlockLinear.of(key).weight.detach()  # as Q8_0 has it
+    first, second, *_ = models[1].model.layers
+    second.self_attn.q_proj = first.self_attn.q_proj
+    for model in models:
+        target = open_target(small(model))
+        assert target.runtime == "onnx", target.detour
+
+
 def test_quantized_labels_and_changes() -> None:
     model = small(tiny.model())
     target, text = open_target(model), tiny.prompt(50)
