@@ -125,13 +125,15 @@ def clients(engines: dict[str, Engine], rounds: int) -> dict[str, dict[str, floa
     prompts = [CHAT.format(subject) for subject in SUBJECTS]
     for count in CLIENTS:
         times: dict[str, list[float]] = {name: [] for name in engines}
-        for _ in range(1 + rounds):  # the first opens sessions and caches the prompts
+        for number in range(1 + rounds):  # the first opens sessions
             for name, engine in engines.items():
 
-                def write(engine: Engine = engine, count: int = count) -> None:
-                    some = prompts[:count]
+                def write(
+                    engine: Engine = engine, count: int = count, tenant: str = f"{number}"
+                ) -> None:
                     handles = [
-                        engine.submit(each, max_new_tokens=64, ignore_eos=True) for each in some
+                        engine.submit(each, max_new_tokens=64, ignore_eos=True, tenant=tenant)
+                        for each in prompts[:count]  # no drafter knows the texts of another round
                     ]
                     for handle in handles:
                         handle.result()
