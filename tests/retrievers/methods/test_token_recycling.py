@@ -92,6 +92,7 @@ def test_of_more_owners_than_tables_the_one_unused_for_longest_is_forgotten() ->
     first = drafter.open(replace(REQUEST, owner="0"))
     first.propose(at([1, 2]), 4)
     first.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
+    first.propose(at([1, 2, 4]), 0)  # steps are learned at the next draft at the latest
     for count, known in ((MOST_TABLES, [7]), (MOST_TABLES + 1, [])):
         for owner in range(1, count):
             drafter.open(replace(REQUEST, owner=f"{count}, {owner}"))
@@ -119,6 +120,7 @@ def test_the_text_is_followed_where_nothing_was_proposed() -> None:
     session.propose(at([1, 2]), 4)
     session.observe(step(DraftTree.empty(), (), 7, [[7, 8, 9]]))
     session.observe(step(DraftTree.empty(), (), 3, [[3, 8, 9]]))
+    session.propose(at([1, 2, 7, 3]), 0)
     row = known.find((-1, -1, 7))
     assert row is not None
     assert row.tokens == [3, 8, 9]
