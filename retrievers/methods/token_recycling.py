@@ -29,7 +29,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LONGEST = 3
 MOST_ROWS = 1 << 16
-MOST_TABLES = 64
+MOST_TABLES = 16  # of full ones each takes some 20 MB
 NOTHING = -1
 SUREST = 4
 
@@ -141,7 +141,8 @@ class NeighbourDrafter(Drafter):
     ) -> None:
         self.table = table
         self.orders = orders
-        self._tables: dict[str, NeighbourTable] = {}  # by owner, the last used one last
+        # By owner and vocabulary, the last used one last.
+        self._tables: dict[tuple[str, int], NeighbourTable] = {}
         self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
 
     def open(self, request: DraftRequest) -> "NeighbourSession":
@@ -152,7 +153,8 @@ class NeighbourDrafter(Drafter):
         fresh, tables = NeighbourTable(k, orders=self.orders), self._tables
         if request.owner is None:
             return NeighbourSession(fresh)
-        table = tables[request.owner] = tables.pop(request.owner, fresh)
+        key = request.owner, request.vocab_size
+        table = tables[key] = tables.pop(key, fresh)
         if len(tables) > MOST_TABLES:
             del tables[next(iter(tables))]
         return NeighbourSession(table)

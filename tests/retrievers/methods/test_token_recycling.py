@@ -85,6 +85,8 @@ def test_texts_learn_for_themselves_or_for_those_of_their_owner(
     one.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
     assert one.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
     assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == others
+    smaller = drafter.open(replace(REQUEST, owner=owners[0], vocab_size=7))  # another model's
+    assert table is not None or not len(smaller.propose(at([1, 2, 4, 1, 2]), 1))
 
 
 def test_of_more_owners_than_tables_the_one_unused_for_longest_is_forgotten() -> None:
