@@ -341,6 +341,7 @@ class Session:
         proto: The graph, in ONNX's format, or the file of one with its weights in files beside it.
         weights: Its external weights by name, contiguous and on the CPU.
         save: Where the graph is written, and its weights as the runtime packs them beside it.
+        spins: Whether its threads wait busily for the next run, which slows torch between runs.
     """
 
     def __init__(
@@ -348,11 +349,13 @@ class Session:
         proto: bytes | str,
         weights: Mapping[str, Tensor] = MappingProxyType({}),
         save: Path | None = None,
+        spins: bool = True,
     ) -> None:
         runtime = onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
         self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy
         self._held = [self.value(weight.numpy()) for weight in weights.values()]  # read in place
         if weights:
@@ -397,7 +400,7 @@ def _session(layer: BlockLinear) -> Session:
         [info("out", TensorProto.FLOAT, None)],
         [declared(name, weight) for name, weight in weights.items()],
     )
-    session = Session(serialized(graph), weights)
+    session = Session(serialized(graph), weights, spins=False)
     SESSIONS[layer] = layer.codes._version, session
     return session
 
