@@ -197,11 +197,10 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     embedding = model.get_input_embeddings()
     floating = all(each.is_floating_point() for each in model.parameters())
     wide = {each for each in model.modules() if floating and _fits(each, WIDE) and _off_grid(each)}
-    factors = dict[nn.Linear, Tensor]()
     try:
-        factors = input_factors(model, wide) if wide else factors
+        factors = input_factors(model, wide) if wide else {}
     except Exception:  # its forward asks for other inputs; small blocks bear inputs as they are
-        wide = set()
+        wide, factors = set(), {}
 
     def store(linear: nn.Linear) -> BlockLinear:
         return BlockLinear.of(linear, WIDE if linear in wide else BLOCK, factors.get(linear))

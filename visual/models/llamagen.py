@@ -30,7 +30,10 @@ class GridRotary:
     """
 
     def __init__(self, condition_length: int, side: int, width: int, theta: float = 1e4) -> None:
-        self._sizes = condition_length, side, width // 4, theta
+        self.condition_length = condition_length
+        self.side = side
+        self.width = width
+        self.theta = theta
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,18 +44,20 @@ class GridRotary:
         """
         number = torch.complex128 if dtype == torch.float64 else torch.complex64
         key = (positions.device, number)
-        if key not in self._tables:
-            self._tables[key] = self._table().to(*key)
-        return self._tables[key][positions]
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._table().to(positions.device, number)
+        return table[positions]
 
     def _table(self) -> Tensor:
         """Return complex128 [L + side * side + SPARE, 1, width / 2]."""
-        condition_length, side, quarter, theta = self._sizes
-        speeds = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-        places = torch.arange(side**2 + SPARE)
-        grid = torch.cat([(each[:, None] * speeds) for each in (places // side, places % side)], -1)
+        quarter = self.width // 4
+        speeds = self.theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+        places = torch.arange(self.side**2 + SPARE)
+        rows = (places // self.side)[:, None] * speeds
+        grid = torch.cat([rows, (places % self.side)[:, None] * speeds], dim=-1)
         turned = torch.polar(torch.ones_like(grid), grid)
-        still = torch.zeros(condition_length, 2 * quarter, dtype=turned.dtype)
+        still = torch.zeros(self.condition_length, 2 * quarter, dtype=turned.dtype)
         return torch.cat([still, turned])[:, None]
 
 

@@ -144,11 +144,7 @@ class Graph:
     def gain(
         self, name: str, norm: LlamaRMSNorm, readers: Sequence[nn.Module]
     ) -> tuple[str, float]:
-        """Add the weight of a normalisation, with the factors of what reads it.
-
-        Returns:
-            (its name, the epsilon).
-        """
+        """Add a norm's weight, with the factors of what reads it; return it and the epsilon."""
         gemma = not hasattr(norm, "variance_epsilon")
         weight = 1.0 + norm.weight if gemma else norm.weight
         shared: list[Any] = [getattr(each, "factors", None) for each in readers]
