@@ -6,10 +6,9 @@ the hub. Weights are safetensors, or one GGUF file that the name points to.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -117,12 +116,8 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         return ResolvedModel(text, path.absolute().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
     is_path = is_path or text.startswith((".", "~", "/")) or "\\" in text
-    places: list[Callable[[str], _Place]] = [_local]
-    if not is_path:
-        places = [_bundled, _local, _published, _cached, partial(_from_hub, offline=offline)]
     tried: list[str] = []
-    for place in places:
-        origin, folder, note = place(text)
+    for origin, folder, note in _places(text, is_path, offline):
         if folder is not None and is_model(folder):
             return ResolvedModel(text, folder, origin)
         tried.append(f"{origin}: {note}")
@@ -174,51 +169,47 @@ def fingerprint(folder: Path) -> Fingerprint:
 _Place = tuple[ModelOrigin, Path | None, str]  # with a note on the missing part
 
 
-def _local(name: str) -> _Place:
+def _places(name: str, is_path: bool, offline: bool) -> Iterator[_Place]:
+    """Yield what each place has of a name, in order."""
+    if not is_path:
+        bundled = BUNDLED.get(name)
+        note = f"{bundled} is missing" if bundled else f"not one of {', '.join(sorted(BUNDLED))}"
+        yield ModelOrigin.BUNDLED, bundled, note
     folder = Path(name).expanduser()
     state = "holds no config.json or modules.json" if folder.is_dir() else "does not exist"
     if folder.is_file():
         state = f"is a file whose name does not end in {GGUF}"
-    return ModelOrigin.PATH, folder.resolve(), f"{folder} {state}"
-
-
-def _bundled(name: str) -> _Place:
-    folder = BUNDLED.get(name)
-    note = f"{folder} is missing" if folder else f"not one of {', '.join(sorted(BUNDLED))}"
-    return ModelOrigin.BUNDLED, folder, note
-
-
-def _published(name: str) -> _Place:
-    if name not in PUBLISHED:
-        return ModelOrigin.FETCHED, None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
-    return ModelOrigin.FETCHED, fetched_folder(name), f"not here yet (ragspec models get {name})"
-
-
-def _cached(name: str) -> _Place:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        path = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
-    except (HFValidationError, OSError):
-        return ModelOrigin.CACHE, None, "not in the Hugging Face cache"
-    missing = missing_files(folder := Path(path))
-    note = f"incomplete in {folder}, without {', '.join(missing)}"
-    return ModelOrigin.CACHE, None if missing else folder, note
+    yield ModelOrigin.PATH, folder.resolve(), f"{folder} {state}"
+    if is_path:
+        return
+    fetched, note = None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
+    if name in PUBLISHED:
+        fetched, note = fetched_folder(name), f"not here yet (ragspec models get {name})"
+    yield ModelOrigin.FETCHED, fetched, note
+    yield ModelOrigin.CACHE, *_snapshot(name, local=True)
+    yield _from_hub(name, offline)
 
 
 def _from_hub(name: str, offline: bool) -> _Place:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import constants
 
     if offline or constants.HF_HUB_OFFLINE:
         return ModelOrigin.HUB, None, "not asked (offline)"
+    return ModelOrigin.HUB, *_snapshot(name, local=False)
+
+
+def _snapshot(name: str, local: bool) -> tuple[Path | None, str]:
+    """Return the folder of a whole snapshot, if there is one, else a note."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
+        path = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=local)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        return ModelOrigin.HUB, None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    missing = missing_files(folder)
-    return ModelOrigin.HUB, None if missing else folder, f"no {', '.join(missing)} there"
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return None, "not in the Hugging Face cache" if local else reason
+    missing = missing_files(folder := Path(path))
+    return None if missing else folder, f"incomplete in {folder}, without {', '.join(missing)}"
 
 
 def missing_files(folder: Path) -> list[str]:
