@@ -7,11 +7,11 @@ pruned by a draft model's distribution. A failing source never breaks the text: 
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ragspec.drafters.base import (
     DraftContext,
@@ -30,6 +30,7 @@ from ragspec.trees.operations import check, keep_best, merge
 if TYPE_CHECKING:
     from ragspec.sampling.transform import Transform
 
+T = TypeVar("T")
 FAULTS_ALLOWED = 3
 PATIENCE = 0.5  # time limit of a look-up for one draft, in seconds
 WARM_UP = 20.0  # factor on the limit of the first draft, which may open files or compile
@@ -201,28 +202,25 @@ class Source:
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the drafter's estimate of its next draft; None if it has none or fails."""
-        try:
-            return None if self.session is None else self.session.expected_acceptance(context)
-        except Exception as error:
-            self.fault(error)
-            return None
+        return self._safely(lambda session: session.expected_acceptance(context))
 
     def observe(self, step: Step) -> None:
         """Pass the step to the drafter."""
-        try:
-            if self.session is not None:
-                self.session.observe(step)
-        except Exception as error:
-            self.fault(error)
+        self._safely(lambda session: session.observe(step))
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Pass the part of the prefill that the drafter needs."""
         part = prefill.restricted(self.drafter.needs)
+        if part is not None:
+            self._safely(lambda session: session.observe_prefill(part))
+
+    def _safely(self, act: Callable[[DraftSession], T]) -> T | None:
+        """Return what a call of the session does; None if there is none, or it failed."""
         try:
-            if self.session is not None and part is not None:
-                self.session.observe_prefill(part)
+            return None if self.session is None else act(self.session)
         except Exception as error:
             self.fault(error)
+            return None
 
     def fault(self, error: Exception) -> None:
         """Count a fault; switch the drafter off if there were too many."""
