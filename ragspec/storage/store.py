@@ -110,7 +110,8 @@ def publish(
             raise
         sync(root)  # a crash leaves the old store up to here
         switch(root, target.name, manifest)  # and the new one from here on
-        remove_old(root)
+        for name in generations(root)[:-2]:  # readers may be opening the older of these two
+            shutil.rmtree(root / name, ignore_errors=True)
     return OpenStore(target, manifest)
 
 
@@ -255,12 +256,6 @@ def remove_empty(root: Path) -> None:
         if [path.name for path in root.iterdir()] == [LOCK]:
             (root / LOCK).unlink()
             root.rmdir()
-
-
-def remove_old(root: Path) -> None:
-    """Remove all generations but the newest two. Readers may be opening the older of these."""
-    for name in generations(root)[:-2]:
-        shutil.rmtree(root / name, ignore_errors=True)
 
 
 def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:

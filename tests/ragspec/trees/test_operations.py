@@ -64,25 +64,17 @@ def spelled(tree: DraftTree) -> dict[tuple[int, ...], int]:
     }
 
 
-@given(trees(most=20))
-def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(tree: DraftTree) -> None:
-    expected = np.zeros((len(tree), len(tree)), dtype=bool)
-    for node in range(len(tree)):
-        expected[node, climb(tree, node)] = True
-    assert np.array_equal(ancestors(tree.parents), expected)
-    assert depths(tree.parents).tolist() == expected.sum(axis=1).tolist()
-
-
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
-def test_ancestors_of_few_and_of_many_nodes_are_detected_alike(n: int) -> None:
-    parents = np.array([-1, *(random.Random(n).randrange(-1, i) for i in range(1, n))])
-    above = ancestors(parents)
-    assert above.dtype == np.bool_ and above.shape == (n, n)
-    for node in range(n):
-        path = {node}
-        while (node_above := int(parents[min(path)])) >= 0:
-            path.add(node_above)
-        assert set(np.flatnonzero(above[node]).tolist()) == path
+@pytest.mark.parametrize("n", [*range(21), 63, 64, 65, 150])
+def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(n: int) -> None:
+    for seed in range(5):
+        dice = random.Random(seed)
+        parents = [dice.randrange(-1, node) for node in range(n)]
+        tree, expected = DraftTree.build(range(n), parents, "a"), np.zeros((n, n), dtype=bool)
+        for node in range(n):
+            expected[node, climb(tree, node)] = True
+        assert ancestors(tree.parents).dtype == np.bool_
+        assert np.array_equal(ancestors(tree.parents), expected)
+        assert depths(tree.parents).tolist() == expected.sum(axis=1).tolist()
 
 
 @given(trees())
@@ -155,6 +147,7 @@ def test_keep_best_keeps_the_largest_sum_of_accept_prob_that_is_a_tree(
     accepted = keep_best(tree, budget)
     check(accepted, VOCAB)
     assert len(accepted) == min(budget, len(tree))
+    assert accepted.origin[:, 1].tolist() == sorted(keep_order(tree)[:budget])
     whole = spelled(tree)
     assert all(
         tree.accept_prob[whole[path]] == accepted.accept_prob[i]
@@ -168,17 +161,6 @@ def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.2, 0.9, 0.5])
     assert keep_best(tree, 1).tokens.tolist() == [3]
     assert keep_best(tree, 2).tokens.tolist() == [1, 3]
-
-
-@given(trees(most=12), st.integers(0, 12))
-def test_keep_best_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
-    order = keep_order(tree)
-    small = keep_best(tree, size, order)
-    accepted = sorted(order[:size])
-    assert small.tokens.tolist() == [tree.tokens[i] for i in accepted]
-    for node, parent in zip(accepted, small.parents.tolist(), strict=True):
-        above = -1 if parent == -1 else accepted[parent]
-        assert above == tree.parents[node]
 
 
 sampled_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
