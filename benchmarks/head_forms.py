@@ -70,7 +70,8 @@ def main() -> None:
     texts = [[*p, *r.tokens] for p, r in zip(prompts, results, strict=True)]
     for form in args.forms:
         depth = {"eagle1": 2, "eagle3": 3}.get(form, 1)
-        settings = HeadTraining(args.steps, form=form, depth=depth, slots=DEPTH, length=128)
+        slots = None if form.startswith("eagle") else DEPTH
+        settings = HeadTraining(args.steps, form=form, depth=depth, slots=slots, length=128)
         trainer, began = HeadTrainer(engine.target, texts[args.held_out :], settings), time.time()
         last = list(trainer.run())[-1]
         drafter = HeadDrafter(

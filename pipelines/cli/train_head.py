@@ -48,8 +48,8 @@ class HeadOptions:
     start: Path | None = option(None, "Begin with this trained head, to learn from other texts.")
     resume: bool = option(False, "Go on with the training that was left in --out.", "--resume")
     json: o.JsonOption = False
-    form: Form = setting("eagle1", f"Form of the head: {', '.join(get_args(Form))}.")
-    slots: int = setting(4, "Tokens that a form of several slots drafts in one pass.", least=1)
+    form: Form | None = setting(None, f"Form: {', '.join(get_args(Form))}. Default: eagle1.")
+    slots: int | None = setting(None, "Tokens of a pass, in forms with slots. Default: 4.", least=1)
     batch: int = setting(8, "Texts of a step.", least=1)
     length: int = setting(256, "Tokens that texts are cut to; pictures stay whole.", least=4)
     rate: float | None = setting(None, "Learning rate at its height. Default: by the width.")
@@ -63,8 +63,9 @@ class HeadOptions:
         check_out(self.out, resume=self.resume)
         if self.pictures:
             find_folder(self.model)
-            if self.vocabulary is not None:
-                raise InputError("got vocabulary for pictures; expected texts. Leave it out.")
+            for name in ("vocabulary", "max_tokens"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"got {name} for pictures; expected texts. Leave it out.")
         else:
             checks.check_model(self.model)
             size = read_vocab_size(resolve_model(self.model))

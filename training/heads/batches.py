@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ragspec.drafters.heads.head import DraftHead
+from ragspec.drafters.heads.head import DraftHead, states_size
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget, read_states
@@ -132,6 +132,9 @@ class StateReader:
         taps: The target's states that the head reads, see `HeadConfig`.
         head: The head, which may have embeddings of its own; they do not learn.
         cache_bytes: Maximum bytes of states in CPU memory.
+
+    Raises:
+        InputError: The target does not read a token.
     """
 
     def __init__(
@@ -143,6 +146,12 @@ class StateReader:
         *,
         head: DraftHead | None = None,
     ) -> None:
+        ids = {token for chunk in chunks for token in chunk}
+        if ids and not 0 <= min(ids) <= max(ids) < target.input_size:
+            raise InputError(
+                f"got texts with ids from {min(ids)} to {max(ids)}; expected 0 to "
+                f"{target.input_size - 1}. Tokenize them with the tokenizer of the model."
+            )
         self.target, self.chunks, self._head = target, chunks, head
         self._taps = (LAST, *taps) if set(taps) != {LAST} else (LAST,)
         self._cache: dict[int, torch.Tensor] = {}
@@ -181,6 +190,6 @@ class StateReader:
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence
         every = pad(states, batch_first=True)
-        width = every.shape[2] // len(self._taps)
+        width = states_size(self.target)
         last, taps = every[..., :width], every[..., width if len(self._taps) > 1 else 0 :]
         return StateRead(pad(embedded, batch_first=True), last, taps, real)

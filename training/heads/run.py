@@ -64,11 +64,9 @@ def train_head(
     began = time.perf_counter()
     head = None if start is None else open_head(start, target).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    states = list[StateRead]()
+    states = _read_states(trainer, held_out)
 
     def judge() -> float:
-        if not states:
-            states.extend(_read_states(trainer, held_out))
         return agreement(trainer.head, target, states)
 
     run = HeadRun(trainer, out, judge, notify)

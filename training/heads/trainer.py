@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
@@ -43,10 +44,10 @@ class HeadTraining:
         batch_size, length: Texts per step, and maximum tokens per text. Longer texts are split,
             which texts behind a condition do not allow.
         learning_rate: Peak rate; None gives 0.6 / H, near the published 1e-4 for H = 4096.
-        form: The form of a fresh head, see `fresh_head`.
+        form: The form of the head, see `fresh_head`; None for "eagle1", or that of a trained one.
         noise: Width of the uniform noise on the states.
         depth: Rounds in which the head reads its own predictions, see `loss`.
-        slots: Tokens that a fresh head of several slots drafts in one pass.
+        slots: Tokens that a head drafts in one pass; None for 4 of a fresh one of several slots.
         draft_vocab_size: The head only drafts this many of the texts' most frequent tokens, see
             `frequent_tokens`; None for all.
 
@@ -60,17 +61,17 @@ class HeadTraining:
     length: int = 256
     learning_rate: float | None = None
     weight_decay: float = 0.01
-    form: str = "eagle1"
+    form: str | None = None
     noise: float = 0.2
     depth: int = 1
-    slots: int = 4
+    slots: int | None = None
     draft_vocab_size: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1, "slots": 1}
-        if self.draft_vocab_size is not None:
-            counts["draft_vocab_size"] = 1
+        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1}
+        sizes = ("slots", "draft_vocab_size")
+        counts |= {name: 1 for name in sizes if getattr(self, name) is not None}
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
         least = dict.fromkeys(("noise", "weight_decay"), 0.0)
         least |= dict.fromkeys(limits, math.ulp(0.0))  # above 0
@@ -83,6 +84,11 @@ class HeadTraining:
                 f"of {SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, "
                 "and nothing infinite or below 0."
             )
+
+
+def _fixed(config: HeadConfig) -> dict[str, object]:
+    """Return the settings of a training that the head itself has."""
+    return {name: getattr(config, name) for name in ("form", "slots", "draft_vocab_size")}
 
 
 def _reaches(inputs: Any, least: float, kind: Any) -> bool:
@@ -137,19 +143,19 @@ class HeadTrainer:
         size, tokens = settings.draft_vocab_size, None
         if head is None and size is not None:
             tokens = frequent_tokens(texts, size, target.vocab_size)
-        if head is not None and size not in (None, head.config.draft_vocab_size):
-            raise InputError(
-                f"got draft_vocab_size={size} and a head of {head.config.draft_vocab_size}; "
-                "expected the same, for a trained head keeps its tokens. Leave --vocabulary out."
-            )
-        first = seeded(settings.seed, 0, 0)
+        first, form = seeded(settings.seed, 0, 0), settings.form or "eagle1"
         self.head = head or fresh_head(
-            target, first, form=settings.form, tokens=tokens, slots=settings.slots
+            target, first, form=form, tokens=tokens, slots=settings.slots or 4
         )
         config = self.head.config
-        windows = config.join == "inject" and "sliding_attention" in (
-            config.layers.get("layer_types") or ()
-        )
+        for name, fixed in _fixed(config).items():
+            if (got := getattr(settings, name)) not in (None, fixed):
+                raise InputError(
+                    f"got {name}={got!r} for a head of {config.form} with {name}={fixed!r}, which "
+                    "a training does not change; expected the same. Leave it out."
+                )
+        kinds = config.layers.get("layer_types") or ()
+        windows = config.join == "inject" and "sliding_attention" in kinds
         if config.markov_rank or windows:
             what = "a Markov part" if config.markov_rank else "layers with windows"
             raise InputError(
@@ -241,7 +247,8 @@ class HeadTrainer:
         """Return all that must be the same to resume a run; steps and seconds may differ."""
         settings = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         texts = {"texts": self.batches.digest(), "conditions": self._begins()}
-        return {**settings, **texts, "model": asdict(self.head.config)}
+        config = self.head.config
+        return {**settings, **_fixed(config), **texts, "model": asdict(config)}
 
     def _begins(self) -> str:
         """Return a hash of the first tokens' embeddings: condition ids alone identify nothing."""

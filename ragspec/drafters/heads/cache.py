@@ -40,10 +40,8 @@ class HeadModel(CausalTarget):
         first: Position of the token in slot 0.
     """
 
-    def __init__(
-        self, head: DraftHead | HeadGraph, target: CausalTarget, rows: nn.Module | None = None
-    ) -> None:
-        self.head, self.rows = head, rows
+    def __init__(self, head: DraftHead | HeadGraph, target: CausalTarget) -> None:
+        self.head, self.rows = head, head.rows(target)
         self.target = target
         self.model = head.layers
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
@@ -123,7 +121,7 @@ class HeadCache(DraftCache):
         super().__init__(model, vocab_size, capacity)
         self.tokens = model.head.tokens
         self._first = self._count = 0  # place of the first token with a state, and their number
-        self._states = torch.empty(0)
+        self._states = torch.empty(0)  # those that may still be read
         self._guessed = torch.empty(0)
 
     def notify(self, states: Tensor, first: int = 0) -> None:
@@ -133,18 +131,12 @@ class HeadCache(DraftCache):
             states: The head's taps side by side [copies, n, H times taps].
             first: Place of the first of all in the text.
         """
-        count = self._count
         states = self.model.project(states)
-        if not count:
+        if not self._count:
             self._first, self.model.first = first, first + 1
-            self._states = states.new_empty(states.shape[0], 0, states.shape[2])
-        end = count + states.shape[1]
-        if end > self._states.shape[1]:
-            grown = states.new_empty(states.shape[0], 2 * end, states.shape[2])
-            grown[:, :count] = self._states[:, :count]
-            self._states = grown
-        self._states[:, count:end] = states
-        self._count = end
+            self._states = states[:, :0]
+        self._states = torch.cat([self._states, states], 1)
+        self._count += states.shape[1]
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the state before the root is there and the text fits the model."""
@@ -193,8 +185,9 @@ class HeadCache(DraftCache):
         """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""
         end = self._pairs(len(tokens))
         self._keep(end - 1)
-        start = len(self)
-        self.model.states = self._states[:, start:end]
+        start, dropped = len(self), self._count - self._states.shape[1]
+        self.model.states = self._states[:, start - dropped : end - dropped]
+        self._states = self._states[:, max(0, end - 1 - dropped) :]  # the last is read again
         fresh = tokens[self._first + start + 1 : self._first + end + 1]
         return self._read([*fresh, *more], len(more))
 
@@ -252,17 +245,20 @@ class Weights(nn.ModuleList):
         self.dtype = head.dtype
 
 
-def open_steps(model: HeadModel, mode: str) -> StepRunner | None:
-    """Return what runs a head's forwards as steps of fixed shape, if the head has them.
+def open_steps(model: HeadModel, mode: str) -> HeadModel:
+    """Return the model, with forwards as steps of fixed shape or the reason why it has none.
 
     Args:
-        mode: "eager" or "graph", see `static.runner`.
+        mode: See `static.runner`; "compile" captures too.
     """
     head, target = model.head, model.target
     if not (isinstance(head, RecurrentHead) and head.config.recurrent):
-        return None
-    if type(target) is not CausalTarget:  # guidance, or other positions
-        return None
+        on_onnx = isinstance(head, HeadGraph)
+        model.refusal = "ONNX Runtime runs it" if on_onnx else f"a head of {head.config.form}"
+        return model
+    if type(target) is not CausalTarget:
+        model.refusal = f"its target, a {type(target).__name__}, has guidance or other positions"
+        return model
 
     def read() -> tuple[Tensor, HeadCache]:
         cache = HeadCache(model, target.vocab_size, 8)
@@ -281,11 +277,11 @@ def open_steps(model: HeadModel, mode: str) -> StepRunner | None:
     model.fixed_steps = runner
     try:
         result, _ = read()
-    except Exception:  # a layer of another library may raise anything
-        return None
-    finally:
-        model.fixed_steps = None
-    if not (result - expected).abs().max() <= TOLERANCE * expected.abs().max():
-        return None
-    runner.mode = mode
-    return runner
+        off = float((result - expected).abs().max() / expected.abs().max())
+        fault = "" if off <= TOLERANCE else f"logits are off by {off:.2g} of the largest"
+    except Exception as error:  # a layer of another library may raise anything
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        model.fixed_steps, model.refusal = None, f"a step of fixed shape goes wrong here ({fault})"
+    runner.mode = "graph" if mode == "compile" else mode
+    return model

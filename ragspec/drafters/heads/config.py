@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -9,49 +10,50 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 
-Join = Literal["project", "attend", "inject", "state", "path"]
 TapNorm = Literal["none", "all", "each"]
+JOINS = MappingProxyType(
+    {
+        **dict.fromkeys(("eagle1", "mtp"), "project"),
+        **dict.fromkeys(("eagle3", "peagle"), "attend"),
+        **dict.fromkeys(("dflash", "dspark"), "inject"),
+        **dict.fromkeys(("hydra", "hydra++"), "path"),
+        "medusa": "state",
+    }
+)
+"""How heads of each form join what they read, see `HeadConfig.join`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """The sizes of a head and the choices that make its form.
+    """The sizes of a head, its form, and the choices that its form leaves open.
 
-    EAGLE-1, EAGLE-2 and HASS are the defaults: the embedding of a token and the target's last state
-    before it are projected to one vector, which a layer without a first norm turns into the state
-    after the token. EAGLE-3 is `join="attend"` over three taps, with a norm, rows and tokens of its
-    own; EAGLE-3.1 adds `feeds_norm`. The MTP layers of DeepSeek-V3, Qwen3-Next and MiMo project
-    too, with norms before and after. The others draft several tokens in one pass, one in each of
-    their `slots`: P-EAGLE is an EAGLE-3 that also reads mask tokens, DFlash is `join="inject"`,
-    Medusa "state" and Hydra "path".
+    "eagle1" is also EAGLE-2 and HASS: the embedding of a token and the target's last state before
+    it are projected to one vector, which a layer without a first norm turns into the state after
+    the token. "mtp" are the layers of DeepSeek-V3, Qwen3-Next and MiMo, with norms before and
+    after. "eagle3" reads three taps, with a norm, rows and tokens of its own; EAGLE-3.1 adds
+    `feeds_norm`. The others draft several tokens in one pass, one in each of their `slots`:
+    "peagle" is an EAGLE-3 that also reads mask tokens.
 
     Attributes:
         layers: transformers' configuration of the head's layers, with its `model_type`.
         embedding_size, target_size, vocab_size: E, H and V of the target.
+        form: One of `JOINS`.
         taps: The target's states that it reads, see `Needs.hidden_states`.
-        join: "project" reads a projection of token and state; "attend" adds what the first layer
-            attends to, by token and state side by side, to the state; "inject" reads mask tokens,
-            whose layers attend to keys and values of the states; "state" reads the last state in
-            every slot, and "path" also the embeddings of the drafted tokens before it.
         tap_norm: Norms of the taps before they are projected to one state ("attend"): none, one
             over all, or one for each.
         bias: Whether the projection has a bias.
         state_first: Whether the projection reads the state before the token.
-        joined_norms: Whether token and state are normed before the projection.
-        first_norm: Whether the first layer norms its input ("project").
         residual_norm: Whether the state is normed before it is added to ("attend").
-        output_norm: Whether the output is normed before it is turned into logits.
         feeds_norm: Whether the head reads its normed output as the next state.
         draft_vocab_size: Number of tokens that it may draft; None for all.
         has_output, has_embedding: Whether it has rows of logits, and embeddings, of its own.
         slots: Number of tokens that one pass drafts; 1 if it is `recurrent`.
-        mask_token: What slots without a token read ("attend" with several slots, "inject").
+        mask_token: What slots without a token read ("peagle", "inject").
         from_anchor: Whether the slot of the last token drafts too ("inject").
         causal_windows: Whether layers with a window see only earlier slots ("inject").
         markov_rank: Width of a table by which the token before a slot changes its logits
             ("inject"); 0 for none.
         blocks: Number of residual blocks of a slot ("state", "path").
-        prefix: Whether a layer reads the states first ("path").
         target: Fingerprint of the target, see `target_print`; "" if the file names none.
 
     Raises:
@@ -62,15 +64,12 @@ class HeadConfig:
     embedding_size: int
     target_size: int
     vocab_size: int
+    form: str = "eagle1"
     taps: tuple[int, ...] = (LAST,)
-    join: Join = "project"
     tap_norm: TapNorm = "none"
     bias: bool = True
     state_first: bool = False
-    joined_norms: bool = False
-    first_norm: bool = False
     residual_norm: bool = False
-    output_norm: bool = False
     feeds_norm: bool = False
     draft_vocab_size: int | None = None
     has_output: bool = False
@@ -81,7 +80,6 @@ class HeadConfig:
     causal_windows: bool = False
     markov_rank: int = 0
     blocks: int = 1
-    prefix: bool = False
     target: str = ""
 
     def __post_init__(self) -> None:
@@ -89,8 +87,11 @@ class HeadConfig:
             raise InputError(f"got {fault}.")
 
     def _faults(self) -> Iterator[str]:
+        if self.form not in JOINS:
+            yield f"form={self.form!r}; expected one of {', '.join(JOINS)}"
         names = ["hidden_size"]
-        if self.attends:
+        attends = self.prefix or self.join not in ("state", "path")
+        if attends:
             names += ["intermediate_size", "num_attention_heads", "num_hidden_layers"]
         sizes = {name: self.layers.get(name) for name in names}
         sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
@@ -100,7 +101,7 @@ class HeadConfig:
             if not isinstance(size, int) or size < 1:
                 yield f"{name}={size!r} for a head; expected a whole number of at least 1"
         width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))
-        if self.attends and not self.layers.get("head_dim") and width % (2 * heads):  # for rotary
+        if attends and not self.layers.get("head_dim") and width % (2 * heads):  # for rotary
             yield f"{heads} heads for a width of {width}; expected one whose double divides it"
         if not isinstance(self.target, str):
             yield f"the target {self.target!r}; expected its fingerprint as text"
@@ -119,14 +120,25 @@ class HeadConfig:
             )
 
     @property
-    def attends(self) -> bool:
-        """Whether it has layers with attention."""
-        return self.prefix or self.join not in ("state", "path")
+    def join(self) -> str:
+        """How it joins what it reads.
+
+        "project" reads a projection of token and state; "attend" adds what the first layer attends
+        to, by token and state side by side, to the state; "inject" reads mask tokens, whose layers
+        attend to keys and values of the states; "state" reads the last state in every slot, and
+        "path" also the embeddings of the drafted tokens before it.
+        """
+        return JOINS[self.form]
+
+    @property
+    def prefix(self) -> bool:
+        """Whether a layer reads the states first."""
+        return self.form == "hydra++"
 
     @property
     def recurrent(self) -> bool:
         """Whether it reads its own output as the next state; else a pass fills `slots`."""
-        return self.join == "project" or (self.join == "attend" and self.mask_token is None)
+        return self.form in ("eagle1", "mtp", "eagle3")
 
     @property
     def masks(self) -> int:

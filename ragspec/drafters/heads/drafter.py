@@ -29,7 +29,6 @@ from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.types import Tokenizer
 from ragspec.verification.causal import CausalTarget, Model
-from ragspec.verification.static.runner import StepRunner
 
 LONGEST = 256  # tokens of a prompt that a head reads; more cost time and add little
 
@@ -80,10 +79,9 @@ class HeadDrafter(Drafter):
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         check_static(static, self.target.device)
         self.static = static
-        self._runners: dict[str, StepRunner | None] = {"off": None}
         self.kind = self.settings.kind
         self.head = _ready(head, self.target)
-        self._rows = None if isinstance(self.head, HeadGraph) else self.head.rows(self.target)
+        self._opened = {"off": HeadModel(self.head, self.target)}
         self.taps = taps_of(self.head.config, self.target)
         self.needs = Needs(hidden_states=tuple(set(self.taps)))
 
@@ -99,13 +97,11 @@ class HeadDrafter(Drafter):
 
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
-        model = HeadModel(self.head, self.target, self._rows)
         mode = pick_static(self.static, request.static, self.target.device)
-        if mode not in self._runners:
-            captured = "graph" if mode == "compile" else mode
-            self._runners[mode] = open_steps(model, captured)
-        model.fixed_steps = self._runners[mode]
+        if mode not in self._opened:
+            self._opened[mode] = open_steps(copy.copy(self._opened["off"]), mode)
         kind = HeadCache if self.head.config.recurrent else SlotCache
+        model = copy.copy(self._opened[mode])  # the states in it are of one session
         cache = kind(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, self, request)
 

@@ -39,8 +39,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         target_size=inputs // len(taps) if third else width,
         vocab_size=size_of(config | checkpoint.ragspec_settings, "vocab_size"),
         taps=taps,
-        join="attend" if third else "project",
-        output_norm=third,
+        form="eagle3" if third else "eagle1",
     )
 
 

@@ -100,8 +100,8 @@ def save_head(
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    alone = medusa if isinstance(head, MedusaHead) else eagle
-    layout = speculators if head.config.output_norm else alone
+    alone = medusa if isinstance(head, MedusaHead) else speculators
+    layout = eagle if head.config.form == "eagle1" else alone
     config, weights = layout.to_layout(head)
     small = isinstance(dtype, str)
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype

@@ -7,24 +7,23 @@ import torch
 from torch import nn
 
 from ragspec.drafters.heads.checkpoint import copied_layer
-from ragspec.drafters.heads.config import HeadConfig
-from ragspec.drafters.heads.head import STD, DraftHead, default_taps, states_size, target_print
+from ragspec.drafters.heads.config import JOINS, HeadConfig
+from ragspec.drafters.heads.head import (
+    STD,
+    DraftHead,
+    default_taps,
+    embedding_size,
+    states_size,
+    target_print,
+)
 from ragspec.drafters.heads.medusa import prefix_layer
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError
+from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import decoder_layers
 
-_WIDE: dict[str, Any] = {"join": "attend", "bias": False, "output_norm": True}
-FORMS: dict[str, dict[str, Any]] = {
-    "eagle1": {},
-    "eagle3": _WIDE,
-    "peagle": _WIDE,
-    "dflash": {"join": "inject", "bias": False, "output_norm": True},
-    "medusa": {"join": "state", "bias": False},
-    "hydra": {"join": "path"},
-    "hydra++": {"join": "path", "prefix": True},
-}
+FORMS = ("eagle1", "eagle3", "peagle", "dflash", "medusa", "hydra", "hydra++")
 _COPIED = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -55,14 +54,13 @@ def fresh_head(
     """
     if form not in FORMS:
         raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
-    settings, join = dict(FORMS[form]), FORMS[form].get("join", "project")
+    settings, join = dict[str, Any](), JOINS[form]
     if tokens is not None and join in ("state", "path"):
         raise InputError(
             f"got a vocabulary of {len(tokens)} tokens for a head of {form}, which drafts all; "
             "expected none. Leave it out."
         )
     copied = join == "attend" and _is_copied(target)
-    first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     if join in ("attend", "inject"):
         settings["taps"] = default_taps(target)
         settings["has_output"] = join == "attend" and learns_rows
@@ -71,9 +69,11 @@ def fresh_head(
         settings |= {"slots": slots, "mask_token": mask}
     config = HeadConfig(
         layers=_layers(form, target, copied),
-        embedding_size=target.embed(first).shape[-1],
-        target_size=states_size(target),
+        embedding_size=embedding_size(target),
+        target_size=states_size(target, settings.get("taps", (LAST,))[0]),
         vocab_size=target.vocab_size,
+        form=form,
+        bias=join in ("project", "path"),
         target=target_print(target),
         draft_vocab_size=None if tokens is None else len(tokens),
         **settings,

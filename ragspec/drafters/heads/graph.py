@@ -27,7 +27,7 @@ def open_graph(weights: HeadWeights, target: CausalTarget) -> "HeadGraph | None"
     config, layer = weights.config, weights.config.layers
     if not config.recurrent:
         return None
-    other = config.joined_norms or config.first_norm or config.has_embedding
+    other = config.form == "mtp" or config.has_embedding
     other = other or config.tap_norm != "none" or (config.join == "attend" and config.bias)
     known = layer["model_type"] == "llama" and layer.get("hidden_act", "silu") == "silu"
     known = known and layer["num_hidden_layers"] == 1 and not layer.get("rope_scaling")
@@ -81,6 +81,9 @@ class HeadGraph:
         with torch.no_grad():
             states: Tensor = self._fc(taps)
         return states
+
+    def rows(self, target: CausalTarget) -> None:
+        """Return None: the graph has its rows of logits."""
 
     def run(self, embedded: Tensor, states: Tensor, batch: "Batch", keep: int) -> list[Tensor]:
         """Return logits of `tokens` [1, k, v] after the last k of n tokens, and states to feed."""
@@ -144,7 +147,7 @@ def _build(graph: "Graph", modules: _Modules) -> tuple[str, str]:
     out = graph.attention("layer0", 0, h, attention, counts)
     h, x = graph.skip_norm("between", x, out, modules.norm(f"{_LAYER}post_attention_layernorm"))
     more = graph.feed_forward("layer0", h, modules.part("mlp", "gate up down"))
-    if not config.output_norm:
+    if config.form == "eagle1":
         return (graph.add("Add", [x, more], "states"),) * 2
     read, fed = graph.skip_norm("states", x, more, modules.norm("norm"))
     return read, read if config.feeds_norm else fed
@@ -164,7 +167,7 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     whole = {f"{_LAYER}{name}": size for name, size in sizes.items()}
     taps = len(config.taps) * config.target_size
     whole["fc"] = (h, taps) if attends else (h, config.embedding_size + h)
-    whole |= {"norm": (h,)} if config.output_norm else {}
+    whole |= {"norm": (h,)} if attends else {}
     if config.has_output:
         whole["output"] = config.draft_vocab_size or config.vocab_size, h
     named = {f"{name}.weight": size for name, size in whole.items()}

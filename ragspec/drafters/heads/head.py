@@ -20,7 +20,7 @@ from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import LAST
-from ragspec.types import Cache, PreTrainedModel
+from ragspec.types import Cache, PreTrainedConfig, PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import usual_taps
@@ -166,7 +166,7 @@ class RecurrentHead(DraftHead):
         width, taps = config.hidden_size, len(config.taps)
         size, layers = taps * config.target_size, decoder_of(config)
         first, norm = layers.layers[0], layers.norm
-        self.norm = norm if config.output_norm else nn.Identity()
+        self.norm = nn.Identity() if config.form == "eagle1" else norm
         self.tap_norms = nn.ModuleList()
         self.embedding_norm: nn.Module = nn.Identity()
         self.state_norm: nn.Module = nn.Identity()
@@ -177,11 +177,11 @@ class RecurrentHead(DraftHead):
             self.tap_norms.extend(norm_like(norm, size // count) for _ in range(count))
         else:
             self.fc = nn.Linear(config.embedding_size + width, width, bias=config.bias)
-            if not config.first_norm:
-                first.input_layernorm = nn.Identity()
-            if config.joined_norms:
+            if config.form == "mtp":
                 self.embedding_norm = norm_like(norm, config.embedding_size)
                 self.state_norm = norm_like(norm, width)
+            else:
+                first.input_layernorm = nn.Identity()
         self.mask_taps = None if config.recurrent else nn.Parameter(torch.zeros(1, 1, size))
         layers.norm = nn.Identity()
         self.layers = layers
@@ -264,21 +264,24 @@ def norm_like(norm: nn.Module, size: int) -> nn.Module:
 
 def taps_of(config: HeadConfig, target: CausalTarget) -> tuple[int, ...]:
     """Return the target's states that a head reads, as `Needs.hidden_states` numbers them."""
-    count = int(target.config.get_text_config().num_hidden_layers)
+    count = int(text_of(target).num_hidden_layers)
     return tuple(LAST if tap == count else tap for tap in config.taps)
 
 
 def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
-    """Return EAGLE-3's taps of a target, see `usual_taps`.
+    """Return EAGLE-3's taps of a target, see `usual_taps` and `text_of`."""
+    return usual_taps(int(text_of(target).num_hidden_layers))
+
+
+def text_of(target: CausalTarget | None) -> PreTrainedConfig:
+    """Return the configuration of a target's layers.
 
     Raises:
         InputError: There is no target.
     """
     if target is None:
-        raise InputError(
-            "its file names no taps; expected the target beside it, whose layers count."
-        )
-    return usual_taps(int(target.config.get_text_config().num_hidden_layers))
+        raise InputError("its file names no taps or no layers; expected the target beside it.")
+    return target.config.get_text_config()
 
 
 def target_print(target: CausalTarget) -> str:
@@ -308,13 +311,13 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
 
 
 def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
-    size = states_size(target)
-    if (config.target_size, config.vocab_size) != (size, target.vocab_size):
+    sizes = {states_size(target, tap) for tap in taps_of(config, target)}
+    if (sizes, target.vocab_size) != ({config.target_size}, config.vocab_size):
         yield (
             f"is for a target of hidden size {config.target_size} and {config.vocab_size} tokens, "
-            f"this one has {size} and {target.vocab_size}"
+            f"this one has {' and '.join(map(str, sorted(sizes)))} and {target.vocab_size}"
         )
-    layers, tap = int(target.config.get_text_config().num_hidden_layers), max(config.taps)
+    layers, tap = int(text_of(target).num_hidden_layers), max(config.taps)
     if tap > layers:
         name = type(target.loaded).__name__
         yield f"reads the input of layer {tap}; got {name} with {layers} layers"
@@ -323,9 +326,18 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
             f"drafts {config.slots} token(s) in one pass, and the target has {target.copies} rows "
             "a text (guidance); expected one row a text"
         )
-    size = config.vocab_size if config.has_embedding else target.input_size
+    size = target.input_size
+    if (config.has_embedding or config.markov_rank) and config.vocab_size < size:
+        yield f"has tables of {config.vocab_size} tokens, and the target reads {size} (conditions)"
     if config.mask_token is not None and not 0 <= config.mask_token < size:
         yield f"reads the mask token {config.mask_token}; expected one of {size} with embeddings"
+    inputs = config.embedding_size if config.has_embedding else embedding_size(target)
+    outputs = config.hidden_size if config.has_output else states_size(target)
+    if (config.embedding_size, config.hidden_size) != (inputs, outputs):
+        yield (
+            f"reads embeddings of {config.embedding_size} and gives states of "
+            f"{config.hidden_size}; those of the target have {inputs} and {outputs}"
+        )
     floating = all(weight.is_floating_point() for weight in target.output_head.parameters())
     if floating and config.target and config.target != (other := target_print(target)):
         yield (
@@ -333,8 +345,13 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
         )
 
 
-def states_size(target: CausalTarget) -> int:
-    """Return H, the input size of the output head."""
-    head: Any = target.output_head
-    width = getattr(head, "in_features", None) or target.config.get_text_config().hidden_size
+def embedding_size(target: CausalTarget) -> int:
+    """Return E, the width of a target's embeddings."""
+    return target.embed(torch.zeros(1, 1, dtype=torch.int64, device=target.device)).shape[-1]
+
+
+def states_size(target: CausalTarget, tap: int = LAST) -> int:
+    """Return the width of a state, see `Needs.hidden_states`: H for that of the output head."""
+    head: Any = target.output_head if tap == LAST else None
+    width = getattr(head, "in_features", None) or text_of(target).hidden_size
     return int(width)

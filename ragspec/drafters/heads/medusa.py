@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import Checkpoint, copied_layer
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
-from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.drafters.heads.head import DraftHead, text_of
+from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST
 from ragspec.types import PreTrainedConfig
 from ragspec.verification.causal import CausalTarget
@@ -44,16 +44,15 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     grounded = first.shape[1] > width
     return checkpoint.head(
         state,
-        layers=prefix_layer(_text(target)) if prefix else {"hidden_size": width},
+        layers=prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
         embedding_size=first.shape[1] - width if grounded else width,
         target_size=width,
         vocab_size=vocab_size,
         taps=(_tap(checkpoint, target),),
-        join="path" if grounded else "state",
+        form="hydra++" if prefix else "hydra" if grounded else "medusa",
         bias="outputs.0.bias" in state,
         slots=_count(state, r"outputs\.\d+\.weight"),
         blocks=_count(state, r"blocks\.0\.\d+\.linear\.weight"),
-        prefix=prefix,
     )
 
 
@@ -110,7 +109,8 @@ def prefix_layer(text: PreTrainedConfig) -> dict[str, object]:
         UnsupportedModelError: The target's layers are not like Llama's.
     """
     layer: dict[str, Any] = copied_layer(text) | {"model_type": "llama"}
-    if "intermediate_size" not in layer or "full_attention" in layer.get("rope_parameters", {}):
+    sized = {"hidden_size", "intermediate_size"} <= layer.keys()
+    if not sized or "full_attention" in layer.get("rope_parameters", {}):
         raise UnsupportedModelError(
             f"the layer of a Hydra++ is like those of its target; got one of {text.model_type}, "
             "expected Llama's kind. Use a Hydra without it."
@@ -121,17 +121,4 @@ def prefix_layer(text: PreTrainedConfig) -> dict[str, object]:
 def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:
     """Return the state that the head reads."""
     offset = int(checkpoint.config.get("hidden_state_offset") or 0)
-    return int(_text(target).num_hidden_layers) - offset if offset else LAST
-
-
-def _text(target: CausalTarget | None) -> PreTrainedConfig:
-    """Return the configuration of a target's layers.
-
-    Raises:
-        InputError: There is no target.
-    """
-    if target is None:
-        raise InputError(
-            "its file does not tell the target's layers; expected the target beside it."
-        )
-    return target.config.get_text_config()
+    return int(text_of(target).num_hidden_layers) - offset if offset else LAST

@@ -42,7 +42,6 @@ MIMO_NAMES = {
     "hidden_layernorm.": "state_norm.",
     "final_layernorm.": "norm.",
 }
-_COMMON = {"joined_norms": True, "first_norm": True, "output_norm": True}
 LAYOUTS = (
     _Layout(
         "mtp.",
@@ -54,13 +53,13 @@ LAYOUTS = (
             "norm.": "norm.",
         },
         r"mtp\.layers\.[1-9]",
-        {**_COMMON, "feeds_norm": True},
+        {"feeds_norm": True},
     ),
     _Layout(
         "model.mtp_layers.0.",
         MIMO_NAMES,
         r"model\.mtp_layers\.[1-9]",
-        {**_COMMON, "feeds_norm": True, "state_first": True},
+        {"feeds_norm": True, "state_first": True},
     ),
     _Layout(
         "model.layers.{n}.",
@@ -74,7 +73,7 @@ LAYOUTS = (
             "embed_tokens.": "embedding.",
         },
         r"model\.layers\.{more}\.",
-        _COMMON,
+        {},
     ),
 )
 
@@ -106,6 +105,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         embedding_size=width,
         target_size=width,
         vocab_size=size_of(config, "vocab_size"),
+        form="mtp",
         **layout.settings,
     )
 

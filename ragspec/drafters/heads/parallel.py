@@ -44,7 +44,7 @@ class SlotRows(nn.ModuleList):
 
 
 class MedusaHead(DraftHead):
-    """Residual blocks and rows of logits for each slot: Medusa, or Hydra (`join="path"`)."""
+    """Residual blocks and rows of logits for each slot: Medusa or Hydra."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights, TapNorm
+from ragspec.drafters.heads.config import HeadWeights, TapNorm
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.mtp import MIMO_NAMES
 from ragspec.errors import UnsupportedModelError
@@ -59,13 +59,12 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         "layers": layers,
         "embedding_size": width,
         "vocab_size": size_of(inner, "vocab_size"),
-        "output_norm": True,
+        "form": kind,
     }
     if kind == "mtp":
         layers["num_hidden_layers"] = 1
         feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
-        common |= {"joined_norms": True, "first_norm": True, "feeds_norm": feeds_norm}
-        return checkpoint.head(state, target_size=width, **common)
+        return checkpoint.head(state, target_size=width, feeds_norm=feeds_norm, **common)
     common["target_size"] = int(config.get("target_hidden_size") or width)
     if "markov_in.weight" in state:
         common["markov_rank"] = state["markov_in.weight"].shape[1]
@@ -77,7 +76,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
 def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head in this layout."""
     config = head.config
-    kind = _kind(config)
+    kind = config.form
     model, table = KINDS[kind]
     unused = "fc_norm." if config.tap_norm == "all" else "input_norm."
     tensors = to_file(head, {name: ours for name, ours in table.items() if name != unused})
@@ -130,22 +129,13 @@ def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
         anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
         slots = size_of(config, "block_size") - (not anchor)
         both = bool(config.get("sliding_window_non_causal"))
-        form = {"join": "inject", "slots": slots, "mask_token": mask}
-        return {**form, "from_anchor": anchor, "causal_windows": not both}
+        form = {"slots": slots, "mask_token": mask, "from_anchor": anchor}
+        return {**form, "causal_windows": not both}
     norm: TapNorm = "each" if config.get("fc_norm") else "none"
-    form = {"join": "attend", "tap_norm": "all" if config.get("norm_before_fc") else norm}
+    form = {"tap_norm": "all" if config.get("norm_before_fc") else norm}
     form["residual_norm"] = bool(config.get("norm_before_residual"))
     form["feeds_norm"] = bool(config.get("norm_output"))
     if kind == "peagle":
         methods = config["speculators_config"]["proposal_methods"]
         form |= {"slots": size_of(methods[0], "speculative_tokens"), "mask_token": mask}
     return form
-
-
-def _kind(config: HeadConfig) -> str:
-    """Return what this layout calls a form."""
-    if config.join == "inject":
-        return "dspark" if config.markov_rank else "dflash"
-    if config.join == "attend":
-        return "eagle3" if config.recurrent else "peagle"
-    return "mtp"

@@ -118,6 +118,8 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
+    code, _, err = run(capsys, *small(folder, data, out, "--max-tokens", "9"))
+    assert code == 2 and "got max_tokens for pictures; expected texts" in err
 
 
 def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
@@ -283,7 +285,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         train(*some, tmp_path / "head", SETTINGS, resume=True)
 
 
-def test_a_head_can_begin_with_another(some: Files, tmp_path: Path) -> None:
+def test_a_head_can_begin_with_another(some: Files, tmp_path: Path, capsys: Capture) -> None:
     still = replace(SETTINGS, steps=1, learning_rate=1e-9)
     first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9))
     more = train(*some, tmp_path / "more", still, start=tmp_path / "first")
@@ -291,3 +293,6 @@ def test_a_head_can_begin_with_another(some: Files, tmp_path: Path) -> None:
     instance, before = (open_head(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)
     assert instance.config.draft_vocab_size == 9
+    options = ["--start", str(tmp_path / "first"), "-s", "form=eagle3"]
+    code, _, err = run(capsys, *small(*some, tmp_path / "other", *options))
+    assert code == 2 and "got form='eagle3' for a head of eagle1" in " ".join(err.split())

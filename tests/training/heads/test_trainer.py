@@ -155,8 +155,27 @@ def test_a_head_can_go_on_but_not_for_another_target() -> None:
     assert not torch.equal(head.fc.weight, weights)
     with pytest.raises(UnsupportedModelError, match="another target"):
         heads.train_head(target(1), texts(), FEW, head=head)
-    with pytest.raises(InputError, match="draft_vocab_size=3 and a head of None"):
-        heads.train_head(target(), texts(), replace(FEW, draft_vocab_size=3), head=head)
+    changes: list[dict[str, Any]] = [{"draft_vocab_size": 3}, {"form": "eagle3"}, {"slots": 2}]
+    for change, start in zip([*changes, {"slots": 2}], [head, head, head, None], strict=True):
+        (name,) = change
+        with pytest.raises(InputError, match=rf"{name}=.* for a head of eagle1 with {name}="):
+            heads.train_head(target(), texts(), replace(FEW, **change), head=start)
+    trainer = HeadTrainer(target(), texts(), FEW, head=head)
+    trainer.resume(HeadTrainer(target(), texts(), replace(FEW, form="eagle1"), head=head).state())
+
+
+@pytest.mark.parametrize("token", [-1, heads.VOCAB])
+def test_an_id_that_the_target_does_not_read_is_named_before_training(token: int) -> None:
+    with pytest.raises(InputError, match=f"ids from .*{token}.*; expected 0 to {heads.VOCAB - 1}"):
+        heads.train_head(target(), [*texts(2), [1, 2, 3, token]], FEW)
+
+
+@pytest.mark.parametrize("form", ["eagle1", "eagle3", "peagle", "dflash", "medusa"])
+def test_layers_may_be_wider_than_what_the_output_head_reads(form: str) -> None:
+    """As in OPT-350m."""
+    model = tiny.model("opt", word_embed_proj_dim=32, ffn_dim=48, do_layer_norm_before=False)
+    head = heads.train_head(CausalTarget(model), texts(vocab=90), HeadTraining(2, form=form))
+    assert all(each.report.drafted for each in heads.check_texts(model, head)[1])
 
 
 @pytest.mark.parametrize("inputs", [[], [[1, 2]]])

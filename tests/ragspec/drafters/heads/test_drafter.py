@@ -73,10 +73,31 @@ def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
         instance = HeadDrafter(fresh, target, static=static, min_expected_gain=0.0, **FORMS[form])
         engine = Engine(target, drafter=instance, budget=9)
         results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=20, ignore_eos=True)
-        assert (instance._runners.get("eager") is None) == (static == "off")
+        assert instance._opened[static].static == static
         return [[step.tree.tokens.tolist() for step in result.steps] for result in results]
 
     assert drafted("eager") == drafted("off")
+
+
+@pytest.mark.parametrize(
+    ("form", "guided", "broken", "reason"),
+    [
+        ("medusa", False, {}, "a head of medusa"),
+        ("eagle1", True, {}, "its target, a ImageTarget, has guidance or other positions"),
+        ("eagle1", False, {"TOLERANCE": -1.0}, "a step of fixed shape goes wrong here (logits"),
+        ("eagle1", False, {"HeadStep._forward": None}, "goes wrong here (TypeError: "),
+    ],
+)
+def test_a_head_without_steps_of_fixed_shape_says_why(
+    form: str, guided: bool, broken: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in broken.items():
+        monkeypatch.setattr(f"ragspec.drafters.heads.cache.{name}", value)
+    target = heads.picture_target() if guided else CausalTarget(heads.model())
+    head = fresh_head(target, torch.Generator().manual_seed(1), form=form)
+    session = HeadDrafter(head, target, static="eager").open(DraftRequest((1, 2), heads.VOCAB))
+    static = session.cache.model.static
+    assert static.startswith("off: ") and reason in static
 
 
 def test_a_step_of_fixed_shape_waits_once_and_launches_little_else() -> None:

@@ -19,6 +19,7 @@ from ragspec.models.checks import WEIGHTS
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import rounds
+from ragspec.trees.operations import depths
 from ragspec.verification.causal import CausalTarget
 from tests.ragspec.drafters.heads import test_slots
 from tests.support import heads, published_heads, tiny
@@ -105,13 +106,20 @@ def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("temperature", "weights"), [(0.0, None), (1.0, None), (1.0, "int8")])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", SAVED)
 def test_texts_stay_as_they_are(
     name: str, temperature: float, weights: str | None, tmp_path: Path
 ) -> None:
-    model = target().model if weights is None else quantized(copy.deepcopy(target().model))
-    published_heads.write(tmp_path, *LAYOUTS[name]())
+    model = copy.deepcopy(target().model)
+    model.get_input_embeddings().weight.data = INPUTS["embeddings"]
+    model = model if weights is None else quantized(model)
+    published_heads.write(tmp_path, *SAVED[name]())
     drafter, results = heads.check_texts(model, tmp_path, temperature)
+    if name not in LAYOUTS:
+        trees = [step.tree for each in results for step in each.steps[1:4]]
+        deepest = max(int(depths(tree.parents).max()) for tree in trees)
+        assert all(len(tree) for tree in trees) and deepest <= drafter.head.config.slots
+        assert weights is None or deepest == drafter.head.config.slots  # chains
     for result in results:
         drafted = {token for step in result.steps for token in step.tree.tokens.tolist()}
         assert drafted
@@ -159,46 +167,53 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"strange.weight": torch.zeros(3)}, "strange.weight"),
-        ({"norm.weight": None}, "norm.weight"),
-        ({"fc.weight": torch.zeros(H, 2 * H)}, "fc.weight|divides|taps"),
-        ({"midlayer.self_attn.q_proj.weight": torch.zeros(H, H)}, "q_proj"),
-        ({"t2d": torch.ones(V, dtype=torch.bool)}, "t2d marks other tokens"),
-        ({"d2t": torch.zeros(DRAFTED, dtype=torch.int64) - 1}, "no increasing ids"),
-        ({"fc.weight": torch.zeros(H, 3 * H).to(torch.float8_e4m3fn)}, "quantised weights"),
-        ({"fc.weight": torch.zeros(H, 3 * H, dtype=torch.int8)}, "quantised weights"),
+        ("eagle3", {"strange.weight": torch.zeros(3)}, "strange.weight"),
+        ("eagle3", {"norm.weight": None}, "norm.weight"),
+        ("eagle3", {"fc.weight": torch.zeros(H, 2 * H)}, "fc.weight|divides|taps"),
+        ("eagle3", {"midlayer.self_attn.q_proj.weight": torch.zeros(H, H)}, "q_proj"),
+        ("eagle3", {"t2d": torch.ones(V, dtype=torch.bool)}, "t2d marks other tokens"),
+        ("eagle3", {"d2t": torch.zeros(DRAFTED, dtype=torch.int64) - 1}, "no increasing ids"),
+        (
+            "eagle3",
+            {"fc.weight": torch.zeros(H, 3 * H).to(torch.float8_e4m3fn)},
+            "quantised weights",
+        ),
+        ("eagle3", {"fc.weight": torch.zeros(H, 3 * H, dtype=torch.int8)}, "quantised weights"),
+        ("eagle3", {"hidden_size": 32}, "size mismatch|hidden size"),
+        ("eagle3", {"hidden_size": "wide"}, "hidden_size"),
+        ("eagle3", {"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
+        ("eagle3", {"num_attention_heads": 7}, "divides"),
+        ("eagle3", {"num_attention_heads": 0}, "num_attention_heads=0"),
+        ("eagle3", {"num_attention_heads": 2.0}, r"num_attention_heads=2\.0"),
+        ("eagle3", {"hidden_size": -1}, "hidden_size=-1"),
+        ("eagle3", {"ragspec": {"target": 7}}, "its fingerprint as text"),
+        ("peagle", {"mask_token_id": None}, "mask token None for 3 slots"),
+        ("dflash", {"block_size": "4"}, "block_size is '4'"),
+        ("dflash", {"block_size": 1}, "slots=0"),
+        ("dflash", {"mask_token_id": 4000}, "mask token 4000"),
+        ("dspark", {"markov_head_type": "gated"}, "Markov head of type 'gated'"),
+        ("dflash of z-lab", {"vocab_size": 96}, "and 96 tokens, this one has"),
+        (
+            "dflash",
+            {"aux_hidden_state_layer_ids": [1, 9]},
+            "input of layer 9; got .* with 2 layers",
+        ),
+        ("hydra++", {"more": torch.zeros(2)}, "more"),
+        ("medusa", {"3.0.linear.weight": torch.zeros(H, H)}, "linear"),
+        ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    change: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+def test_what_does_not_fit_is_named(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config, weights = published_heads.eagle3()
-    changed = {name: each for name, each in (weights | change).items() if each is not None}
+    config, weights = SAVED[name]()
+    for key, value in change.items():
+        (weights if key in weights or torch.is_tensor(value) else config)[key] = value
+    weights = {key: each for key, each in weights.items() if each is not None}
     with pytest.raises((ModelError, UnsupportedModelError), match=message):
-        open_head(published_heads.write(tmp_path, config, changed), target())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_size": 32}, "size mismatch|hidden size"),
-        ({"hidden_size": "wide"}, "hidden_size"),
-        ({"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
-        ({"num_attention_heads": 7}, "divides"),
-        ({"num_attention_heads": 0}, "num_attention_heads=0"),
-        ({"num_attention_heads": 2.0}, r"num_attention_heads=2\.0"),
-        ({"hidden_size": -1}, "hidden_size=-1"),
-        ({"ragspec": {"target": 7}}, "its fingerprint as text"),
-    ],
-)
-def test_settings_that_do_not_fit_are_named(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    config, weights = published_heads.eagle3()
-    with pytest.raises((ModelError, UnsupportedModelError), match=message):
-        open_head(published_heads.write(tmp_path, config | change, weights), target())
+        open_head(published_heads.write(tmp_path, config, weights), target())
 
 
 def test_other_folders_are_told_apart(tmp_path: Path) -> None:
