@@ -54,29 +54,27 @@ def fresh_head(
     """
     if form not in FORMS:
         raise InputError(f"got form={form!r}; expected one of {', '.join(FORMS)}.")
-    settings, join = dict[str, Any](), JOINS[form]
+    join = JOINS[form]
     if tokens is not None and join in ("state", "path"):
         raise InputError(
             f"got a vocabulary of {len(tokens)} tokens for a head of {form}, which drafts all; "
             "expected none. Leave it out."
         )
     copied = join == "attend" and _is_copied(target)
-    if join in ("attend", "inject"):
-        settings["taps"] = default_taps(target)
-        settings["has_output"] = join == "attend" and learns_rows
-    if form not in ("eagle1", "eagle3"):
-        mask = target.vocab_size - 1 if form in ("peagle", "dflash") else None
-        settings |= {"slots": slots, "mask_token": mask}
+    taps = default_taps(target) if join in ("attend", "inject") else (LAST,)
     config = HeadConfig(
         layers=_layers(form, target, copied),
         embedding_size=embedding_size(target),
-        target_size=states_size(target, settings.get("taps", (LAST,))[0]),
+        target_size=states_size(target, taps[0]),
         vocab_size=target.vocab_size,
         form=form,
+        taps=taps,
         bias=join in ("project", "path"),
-        target=target_print(target),
         draft_vocab_size=None if tokens is None else len(tokens),
-        **settings,
+        has_output=join == "attend" and learns_rows,
+        slots=1 if form in ("eagle1", "eagle3") else slots,
+        mask_token=target.vocab_size - 1 if form in ("peagle", "dflash") else None,
+        target=target_print(target),
     )
     head = unset_head(config)
     head.reset(generator)
