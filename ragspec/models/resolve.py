@@ -90,14 +90,6 @@ PUBLISHED = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """SHA-256 of a model's weights with their config, and of its tokenizer; "" without files."""
-
-    weights: str
-    tokenizer: str
-
-
 def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     """Return the folder of a model, from the first place that has it.
 
@@ -147,10 +139,11 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
 
 
-def fingerprint(folder: Path) -> Fingerprint:
-    """Return the fingerprint of a model folder. Reads every weight file once.
+def fingerprint(folder: Path) -> tuple[str, str]:
+    """Return the SHA-256 of a folder's weights with their config, and of its tokenizer.
 
-    It depends on file names and contents, not on times or the folder's name.
+    They depend on file names and contents, not on times or the folder's name. Every file is read
+    once; without one of a tokenizer its hash is "".
 
     Raises:
         ModelNotFoundError: The folder has no safetensors weights.
@@ -163,7 +156,7 @@ def fingerprint(folder: Path) -> Fingerprint:
         )
     # tokenizer.json alone counts if present: files of older formats beside it are not loaded.
     tokenizer = _files(folder, ("tokenizer.json",)) or _files(folder, _TOKENIZER)
-    return Fingerprint(_digest(folder, weights), _digest(folder, tokenizer))
+    return _digest(folder, weights), _digest(folder, tokenizer)
 
 
 _Place = tuple[ModelOrigin, Path | None, str]  # with a note on the missing part

@@ -129,10 +129,10 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     if not isinstance(name, str | Path):
         return name
     model = check_embedder(name)
-    prints = fingerprint(model.folder)
+    prints = "".join(fingerprint(model.folder))
     embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
     try:
-        return embedder(str(name), model.folder, prints.weights + prints.tokenizer)
+        return embedder(str(name), model.folder, prints)
     except RagspecError:
         raise
     except Exception as error:  # tokenizers and safetensors share no class of errors

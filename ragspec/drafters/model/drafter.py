@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
         self.model = draft_target(model)
-        width = 1 if width is None and self.model.chains else width
+        width = 1 if width is None and tree is None and self.model.chains else width
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
         self.static = static

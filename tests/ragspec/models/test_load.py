@@ -200,11 +200,8 @@ CPU = torch.device("cpu")
 
 
 def test_auto_is_the_accelerator_or_the_cpu() -> None:
-    result = pick_device("auto")
-    if torch.accelerator.is_available():
-        assert result == torch.accelerator.current_accelerator()
-    else:
-        assert result == CPU
+    there = torch.accelerator.is_available()
+    assert pick_device("auto") == (torch.accelerator.current_accelerator() if there else CPU)
 
 
 def test_devices_by_name() -> None:
