@@ -37,6 +37,9 @@ POINTER = "CURRENT"
 BUILD_PREFIX = ".build-"
 REQUEST = "request"  # the scope of text that is never stored
 GENERATION = re.compile(r"gen-(\d{6,})")
+OURS = re.compile(
+    rf"{GENERATION.pattern}|{POINTER}(\..*)?|{LOCK}|{re.escape(BUILD_PREFIX)}.*", re.DOTALL
+)
 POINTED = re.compile(r"(gen-\d{6,}) ([0-9a-f]{64})")
 
 
@@ -128,7 +131,7 @@ def check_writable(root: Path, kind: str) -> None:
         names = [path.name for path in root.iterdir()]
     except OSError as error:
         raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
-    foreign = [name for name in names if not is_ours(name)]
+    foreign = [name for name in names if not OURS.fullmatch(name)]
     if foreign and not (POINTER in names and any(map(GENERATION.fullmatch, names))):
         raise StoreError(
             f"{root} holds other files ({', '.join(sorted(foreign)[:3])}) and no store; "
@@ -150,13 +153,6 @@ def expect_none(root: Path, kind: str) -> None:
             f"{root} is {'an index' if index else 'a store'} already; expected a new place. "
             f"--replace puts the new one in its place{more}."
         )
-
-
-def is_ours(name: str) -> bool:
-    """Return whether this module creates entries of this name in the folder of a store."""
-    if name in {POINTER, LOCK} or name.startswith((BUILD_PREFIX, POINTER + ".")):
-        return True
-    return GENERATION.fullmatch(name) is not None
 
 
 def is_store(folder: Path) -> bool:

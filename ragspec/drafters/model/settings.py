@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from types import MappingProxyType
 from typing import Self
 
 from ragspec.drafters.base import DraftRequest
@@ -19,7 +18,6 @@ from ragspec.sampling.settings import Sampling, checked_count
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
 
 WIDTH = 4
-MODES = MappingProxyType({kind.value: kind for kind in DraftKind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,13 @@ class GrowthSettings:
         Raises:
             InputError: A setting is out of range or does not fit the mode.
         """
-        if mode not in MODES:
-            raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
+        if mode not in (modes := [kind.value for kind in DraftKind]):
+            raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, modes))}.")
         depth = None if depth is None else checked_count(depth, "depth")
         gain = 0.0 if min_expected_gain is None else min_expected_gain
         if not isinstance(gain, Real) or not gain >= 0.0:
             raise InputError(f"got min_expected_gain {gain!r}; expected a number of at least 0.")
-        kind = MODES[mode]
+        kind = DraftKind(mode)
         sampled = kind in SAMPLED_KINDS
         one = (1 if sampled else WIDTH) if width is None else width
         several = one if isinstance(one, (list, tuple)) else (one,)
