@@ -121,7 +121,7 @@ class HeadCache(DraftCache):
         super().__init__(model, vocab_size, capacity)
         self.tokens = model.head.tokens
         self._first = self._count = 0  # place of the first token with a state, and their number
-        self._states = torch.empty(0)  # those that may still be read
+        self._states: list[Tensor] = []  # those that may still be read
         self._guessed = torch.empty(0)
 
     def notify(self, states: Tensor, first: int = 0) -> None:
@@ -134,8 +134,7 @@ class HeadCache(DraftCache):
         states = self.model.project(states)
         if not self._count:
             self._first, self.model.first = first, first + 1
-            self._states = states[:, :0]
-        self._states = torch.cat([self._states, states], 1)
+        self._states.append(states.clone())  # the target may write over its own
         self._count += states.shape[1]
 
     def readable(self, tokens: Sequence[int]) -> bool:
@@ -185,9 +184,10 @@ class HeadCache(DraftCache):
         """Read the missing pairs of the text, and `more` tokens behind it; see `_read`."""
         end = self._pairs(len(tokens))
         self._keep(end - 1)
-        start, dropped = len(self), self._count - self._states.shape[1]
-        self.model.states = self._states[:, start - dropped : end - dropped]
-        self._states = self._states[:, max(0, end - 1 - dropped) :]  # the last is read again
+        states = torch.cat(self._states, 1)
+        start, dropped = len(self), self._count - states.shape[1]
+        self.model.states = states[:, start - dropped : end - dropped]
+        self._states = [states[:, max(0, end - 1 - dropped) :]]  # the last may be read again
         fresh = tokens[self._first + start + 1 : self._first + end + 1]
         return self._read([*fresh, *more], len(more))
 
