@@ -127,11 +127,15 @@ class Checkpoint:
         The offsets `d2t` of drafted tokens become their ids, `tokens`, which imply the mask `t2d`.
 
         Args:
-            settings: Those of its `HeadConfig`, as far as the tensors do not tell them.
+            settings: Those of its `HeadConfig`, as far as the tensors do not tell them. The sizes
+                of embeddings and states are the head's own by default.
         """
+        width = size_of(settings["layers"], "hidden_size")
         offsets, mask = state.pop("d2t", None), state.pop("t2d", None)
         tokens = None if offsets is None else offsets.long() + torch.arange(len(offsets))
         facts: dict[str, Any] = {
+            "embedding_size": width,
+            "target_size": width,
             "bias": "fc.bias" in state,
             "draft_vocab_size": None if tokens is None else len(tokens),
             "has_output": "output.weight" in state,

@@ -25,7 +25,6 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     return checkpoint.head(
         state,
         layers=layers,
-        embedding_size=size_of(layers, "hidden_size"),
         target_size=state["fc.weight"].shape[1] // len(outputs),
         vocab_size=size_of(config, "vocab_size"),
         taps=tuple(int(layer) + 1 for layer in outputs),

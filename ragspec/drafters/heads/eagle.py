@@ -12,7 +12,6 @@ from torch import Tensor
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
-from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 
 
@@ -29,18 +28,13 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     state = checkpoint.state(NAMES | {"midlayer.": "layers.layers.0."}, names)
     third = any(name.startswith("midlayer.") for name in names)
     layers = layer_settings(config, names)
-    width = size_of(layers, "hidden_size")
     inputs = state["fc.weight"].shape[1]
-    taps = _taps(config, target) if third else (LAST,)
-    return checkpoint.head(
-        state,
-        layers=layers,
-        embedding_size=width if third else inputs - width,
-        target_size=inputs // len(taps) if third else width,
-        vocab_size=size_of(config | checkpoint.ragspec_settings, "vocab_size"),
-        taps=taps,
-        form="eagle3" if third else "eagle1",
-    )
+    settings: dict[str, Any] = {"embedding_size": inputs - size_of(layers, "hidden_size")}
+    if third:
+        taps = _taps(config, target)
+        settings = {"form": "eagle3", "taps": taps, "target_size": inputs // len(taps)}
+    vocab_size = size_of(config | checkpoint.ragspec_settings, "vocab_size")
+    return checkpoint.head(state, layers=layers, vocab_size=vocab_size, **settings)
 
 
 def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, object]:

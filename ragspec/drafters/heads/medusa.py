@@ -46,7 +46,6 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         state,
         layers=prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
         embedding_size=first.shape[1] - width if grounded else width,
-        target_size=width,
         vocab_size=vocab_size,
         taps=(_tap(checkpoint, target),),
         form="hydra++" if prefix else "hydra" if grounded else "medusa",

@@ -98,12 +98,9 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     table = {layout.prefix + name: our for name, our in layout.table.items()}
     state = _experts_joined(checkpoint.state(table, names.difference(further)))
     config = _text(checkpoint.config)
-    width = size_of(config, "hidden_size")
     return checkpoint.head(
         state,
         layers=_one_layer(config),
-        embedding_size=width,
-        target_size=width,
         vocab_size=size_of(config, "vocab_size"),
         form="mtp",
         **layout.settings,

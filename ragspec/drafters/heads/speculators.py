@@ -57,14 +57,13 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     width = size_of(layers, "hidden_size")
     common: dict[str, Any] = {
         "layers": layers,
-        "embedding_size": width,
         "vocab_size": size_of(inner, "vocab_size"),
         "form": kind,
     }
     if kind == "mtp":
         layers["num_hidden_layers"] = 1
         feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
-        return checkpoint.head(state, target_size=width, feeds_norm=feeds_norm, **common)
+        return checkpoint.head(state, feeds_norm=feeds_norm, **common)
     common["target_size"] = int(config.get("target_hidden_size") or width)
     if "markov_in.weight" in state:
         common["markov_rank"] = state["markov_in.weight"].shape[1]
