@@ -1,6 +1,7 @@
 """Checks of models: supported architectures and attention windows."""
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -75,31 +76,28 @@ def check_config(config: PreTrainedConfig) -> None:
         UnsupportedModelError: It is an encoder, an encoder-decoder or recurrent throughout, or its
             cache forgets visible keys. The message has the reason and the remedy.
     """
+    for reason in _faults(config):
+        raise _refused(getattr(config, "model_type", type(config).__name__), reason)
+
+
+def _faults(config: PreTrainedConfig) -> Iterator[str]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kind = getattr(config, "model_type", type(config).__name__)
-    kinds = {kind, getattr(text, "model_type", kind)}
+    kinds = {getattr(each, "model_type", "") for each in (config, text)}
     if getattr(text, "is_encoder_decoder", False) or getattr(config, "is_encoder_decoder", False):
-        raise _refused(
-            kind,
-            "it is an encoder-decoder model; expected one stack that reads prompt and answer alike",
-        )
+        yield "it is an encoder-decoder model; expected one stack that reads prompt and answer"
     if getattr(text, "is_decoder", None) is False and not kinds & _CAUSAL_WITH_FLAG:
-        raise _refused(
-            kind, "it is an encoder, which sees the text to the right as well (is_decoder=False)"
-        )
+        yield "it is an encoder, which sees the text to the right as well (is_decoder=False)"
     if kinds & _FORGETFUL:
-        raise _refused(
-            kind,
+        yield (
             "its cache forgets what its attention mask still shows, so that its logits depend on "
-            "how the text was cut into forwards",
+            "how the text was cut into forwards"
         )
     layers = set(getattr(text, "layer_types", None) or ())
     recurrent = state_layers(config) - {"hybrid"}  # hybrid layers attend as well
     if kinds & _PURE_RECURRENT or (recurrent and layers <= recurrent | _NO_CACHE_LAYERS):
-        raise _refused(
-            kind,
+        yield (
             "all its layers are recurrent: without any attention layer there is no key-value "
-            "cache in which a draft could be verified and rolled back",
+            "cache in which a draft could be verified and rolled back"
         )
 
 

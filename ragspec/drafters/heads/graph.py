@@ -78,8 +78,7 @@ class HeadGraph:
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states that the head reads; see `DraftHead.project`."""
-        with torch.no_grad():
-            states: Tensor = self._fc(taps)
+        states: Tensor = self._fc(taps)
         return states
 
     def rows(self, target: CausalTarget) -> None:
