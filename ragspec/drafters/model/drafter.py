@@ -12,6 +12,7 @@ The session has its own KV cache of the text (see `cache`), so accepted tokens a
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -104,7 +105,7 @@ class ModelDrafter(Drafter):
         self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
         self.kind = self.settings.kind
         self.static = static
-        self._opened: dict[str, CausalTarget] = {}
+        self._stepping = functools.cache(functools.partial(open_static, self.model))
         if static != "auto":
             self._stepping(static)
         self.name = name
@@ -118,12 +119,6 @@ class ModelDrafter(Drafter):
             with cache.lease():
                 cache.read(request.prompt)
         return ModelSession(cache, growth, self.settings)
-
-    def _stepping(self, mode: str) -> CausalTarget:
-        """Return the model in a static mode, opened once; see `open_static`."""
-        if mode not in self._opened:
-            self._opened[mode] = open_static(self.model, mode)
-        return self._opened[mode]
 
 
 def required_gain(fixed: float | None, milliseconds: Sequence[float], rate: float) -> float:
