@@ -253,11 +253,11 @@ def open_steps(model: HeadModel, mode: str) -> HeadModel:
     """
     head, target = model.head, model.target
     if not (isinstance(head, RecurrentHead) and head.config.recurrent):
-        on_onnx = isinstance(head, HeadGraph)
-        model.refusal = "ONNX Runtime runs it" if on_onnx else f"a head of {head.config.form}"
+        kind = "on ONNX Runtime" if isinstance(head, HeadGraph) else f"of {head.config.form}"
+        model.refusal = f"a head {kind} has no such steps"
         return model
     if type(target) is not CausalTarget:
-        model.refusal = f"its target, a {type(target).__name__}, has guidance or other positions"
+        model.refusal = f"its target ({type(target).__name__}) has guidance or other positions"
         return model
 
     def read() -> tuple[Tensor, HeadCache]:

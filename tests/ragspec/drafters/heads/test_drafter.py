@@ -82,8 +82,8 @@ def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
 @pytest.mark.parametrize(
     ("form", "guided", "broken", "reason"),
     [
-        ("medusa", False, {}, "a head of medusa"),
-        ("eagle1", True, {}, "its target, a ImageTarget, has guidance or other positions"),
+        ("medusa", False, {}, "a head of medusa has no such steps"),
+        ("eagle1", True, {}, "its target (ImageTarget) has guidance or other positions"),
         ("eagle1", False, {"TOLERANCE": -1.0}, "a step of fixed shape goes wrong here (logits"),
         ("eagle1", False, {"HeadStep._forward": None}, "goes wrong here (TypeError: "),
     ],
