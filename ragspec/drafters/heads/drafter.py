@@ -150,15 +150,16 @@ def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead | He
     """Return the checked head, stored as the target is; the caller's head does not change."""
     if isinstance(head, (str, Path)):
         weights = read_head(head, target)
+        check_head(weights.config, target)
         if (graph := open_graph(weights, target)) is not None:
-            check_head(graph.config, target)
             return graph
         head = head_of(weights, head)
-    if not isinstance(head, DraftHead):
+    elif isinstance(head, DraftHead):
+        check_head(head.config, target)
+    else:
         raise InputError(
             f"got {type(head).__name__} as a head; expected a DraftHead or the folder of one."
         )
-    check_head(head.config, target)
     small = isinstance(target.output_head, BlockLinear)
     place = next(head.parameters()).device
     if (place, head.dtype) != (target.device, target.dtype) or head.training or small:
