@@ -331,7 +331,8 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
         yield f"has tables of {config.vocab_size} tokens, and the target reads {size} (conditions)"
     if config.mask_token is not None and not 0 <= config.mask_token < size:
         yield f"reads the mask token {config.mask_token}; expected one of {size} with embeddings"
-    inputs = config.embedding_size if config.has_embedding else embedding_size(target)
+    alone = config.has_embedding or config.join == "state"  # which reads none
+    inputs = config.embedding_size if alone else embedding_size(target)
     outputs = config.hidden_size if config.has_output else states_size(target)
     if (config.embedding_size, config.hidden_size) != (inputs, outputs):
         yield (
