@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Protocol, Self
 
-from ragspec.engine.sequence import Sequence, is_interrupt
+from ragspec.engine.sequence import Sequence, attempt, is_interrupt
 from ragspec.errors import CallbackError, InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Step
@@ -41,8 +41,7 @@ class RequestHandle:
 
     Attributes:
         future: The future of the generation, for callbacks.
-        cancelled: Whether `cancel` was called, or a callback failed.
-        callback_error: The error of a callback, which ends the text.
+        cancelled: Whether `cancel` was called.
         submitted, joined, first, finished: Times of these events, and of the first token, in
             seconds of the performance counter; 0 until they happen.
     """
@@ -56,7 +55,6 @@ class RequestHandle:
         self.future: Future[Generation] = Future()
         self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
         self.cancelled = False
-        self.callback_error: BaseException | None = None
         self._scheduler = scheduler
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._events: deque[Step | Generation | None] = deque()
@@ -145,14 +143,14 @@ class RequestHandle:
         self.first = self.first or time.perf_counter()
         self._put(event)
         if self.request.on_step is not None:
-            self._call(self.request.on_step, self.request.number, event)
+            attempt(self.sequence, self.request.on_step, self.request.number, event)
 
     def _put(self, step: Step | None) -> None:
         """Hand a step, or None at the end, to the reader and the watcher."""
         with self._putting:
             self._steps.put(step)
             if self._watcher is not None:
-                self._call(self._watcher)
+                attempt(self.sequence, self._watcher)
             if step is None:
                 self._complete = True
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
@@ -160,25 +158,13 @@ class RequestHandle:
     def _end(self, generation: Generation | None) -> None:
         """Set the generation or an error, and call the callbacks of the future."""
         self.finished = time.perf_counter()
-        error = self.callback_error or self.sequence.error
-        if error is None:
+        if (error := self.sequence.error) is None:
             call_or_warn(self.future.set_result, generation)
             return
         if not isinstance(error, Exception):  # it would end the thread that asks for the result
             cause, error = error, CallbackError(f"{type(error).__name__} ended the text: {error}")
             error.__cause__ = cause
         call_or_warn(self.future.set_exception, error)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a callback of the request; its error ends the text."""
-        try:
-            function(*arguments)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            self.callback_error = self.callback_error or error
-            if not self.done:
-                self.cancel()
 
 
 def call_or_warn(function: Callable[..., None], *arguments: object) -> None:

@@ -256,7 +256,7 @@ class Scheduler:
             self._end(handle)
 
     def _sweep(self) -> None:
-        """End the requests that were cancelled."""
+        """End the requests that were cancelled, or whose callbacks failed."""
         with self._changed:
             cancelled = [each for each in chain(*self._waiting.values()) if each.cancelled]
             for key, queue in [*self._waiting.items()] if cancelled else ():
@@ -265,7 +265,8 @@ class Scheduler:
                     del self._waiting[key]
         for handle in cancelled:
             self._end(handle)
-        for handle in [each for each in self._live.values() if each.cancelled]:
+        ended = [each for each in self._live.values() if each.cancelled or each.sequence.done]
+        for handle in ended:
             if self._loop is not None:
                 self._loop.leave(handle.sequence)
             self._end(handle)
