@@ -6,16 +6,20 @@ tokens are those of `TokenDistribution.select`. One number of candidates serves 
 survivors of a filter may lie beyond them, a node gets no token here, and the host computes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.sampling.distribution import Filters, TokenDistribution, candidate_counts
 from ragspec.sampling.noise import NoiseStream, exponential_of_keys
 from ragspec.sampling.penalties import BatchPenalties, Penalties, PenaltyShape
 from ragspec.sampling.settings import Sampling
+
+FRESH = 64  # new tokens of a row's text that a step can take
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class DistributionShape:
 
 
 class BatchDistribution:
-    """The distributions of B rows as tensors on one device, written in place.
+    """The distributions of B rows as tensors on one device, written in place by `notify`.
 
     Args:
         longest: A number above every generated index of a row, such as the slots of its cache.
@@ -70,6 +74,8 @@ class BatchDistribution:
     Attributes:
         size: Size of the vocabulary.
         shape: The work of the distributions that are set at present.
+        fresh: New tokens of each text for `grow`, i64 [B, FRESH]. The vocabulary size, which is no
+            token, pads the rows.
     """
 
     def __init__(
@@ -78,6 +84,8 @@ class BatchDistribution:
         self.size, self.shape = vocab_size, DistributionShape()
         self._padding = TokenDistribution(Sampling(), NoiseStream(0))
         self._distributions = [self._padding] * rows
+        self._known: list[int | None] = [0] * rows  # tokens of each text that are passed on
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), vocab_size)
         self._penalties: BatchPenalties | None = None  # made for the first row that has penalties
         self._tokens = torch.arange(vocab_size, device=device)
         self._indices = torch.arange(longest, device=device)
@@ -96,6 +104,28 @@ class BatchDistribution:
         parts = _penalties(distribution)
         others = [part for part in parts if not part.forbids]
         return len(parts) == len(distribution.processors) and len(others) <= 1
+
+    def notify(
+        self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
+    ) -> DistributionShape:
+        """Set the distributions and texts of the next step; all other rows are padding.
+
+        If a row keeps its distribution, only the new tokens of its text are passed on.
+        """
+        self.fresh[:] = self.size
+        for row, known in enumerate(self._known):
+            distribution, text = rows.get(row, (None, ()))
+            same = self._distributions[row] is (distribution or self._padding)
+            if same and known is not None and len(new := text[known:]) <= FRESH:
+                self.fresh[row, : len(new)] = new
+            else:
+                self.set(row, distribution, text)
+            self._known[row] = len(text)
+        return self.shape
+
+    def forget(self) -> None:
+        """Pass all tokens again before the next step, because the last one may not have run."""
+        self._known = [None] * len(self._known)
 
     def set(
         self, row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()

@@ -26,7 +26,7 @@ class Arena:
     Attributes:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
-        distributions: The `RequestDistributions` of the first rows, by their number.
+        distributions: The `BatchDistribution` of the first rows, by their number.
         states: Hidden states [1, n, H] that steps of draft heads read; None if there are none.
         addresses: A hash of the addresses of the weights that the steps read.
     """

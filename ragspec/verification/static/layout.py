@@ -20,7 +20,6 @@ from ragspec.models.supported import AttentionWindow
 
 QUERIES = (1, 4, 8, 16, 32, 64)  # per row, including the root
 MOST_QUERIES = QUERIES[-1]
-FRESH = MOST_QUERIES  # new tokens that a step can pass to the distributions of a row
 LEAST_SLOTS = 128
 
 

@@ -5,18 +5,17 @@ in between are padded, so nothing is copied when a sequence ends. Rows are only 
 the step would otherwise need twice as many.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
 from ragspec.needs import HiddenStates
-from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetModel
@@ -25,7 +24,6 @@ from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.buffers import StackedRow
 from ragspec.verification.static.layout import (
-    FRESH,
     MOST_QUERIES,
     ancestor_bits,
     queries_of,
@@ -40,46 +38,6 @@ from ragspec.verification.tree_session import TreeSession
 RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
 # Logits [n, V] of each selected row; see `StaticStep.read`, None if the host chooses tokens.
 Launched = tuple[list[Tensor], Callable[[], list[tuple[list[int], list[int]]]] | None]
-
-
-class RequestDistributions(BatchDistribution):
-    """The distributions of a batch, updated with new tokens; call `notify` before every step.
-
-    Attributes:
-        fresh: New tokens of each text, an input of the step, i64 [B, FRESH]. The vocabulary size,
-            which is no token, pads the rows.
-    """
-
-    def __init__(
-        self, rows: int, vocab_size: int, device: torch.device | str, longest: int
-    ) -> None:
-        super().__init__(rows, vocab_size, device, longest)
-        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), vocab_size)
-        self._held: list[object] = [None] * rows
-        self._known = [0] * rows  # tokens of each text that its distribution has
-
-    def notify(
-        self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
-    ) -> DistributionShape:
-        """Set the distributions and texts of the next step. All other rows are padding.
-
-        If a row keeps its distribution, only the new tokens of its text are passed on.
-        """
-        self.fresh[:] = self.size
-        for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
-            distribution, text = rows.get(row, (None, ()))
-            new = text[known:]
-            if distribution is not held or len(new) > FRESH:
-                self.set(row, distribution, text)
-                self._held[row] = distribution
-            else:
-                self.fresh[row, : len(new)] = new
-            self._known[row] = len(text)
-        return self.shape
-
-    def forget(self) -> None:
-        """Pass all tokens again before the next step, because the last one may not have run."""
-        self._held = [self] * len(self._held)  # which is no distribution
 
 
 class StaticSession(TreeSession):
@@ -224,7 +182,7 @@ class StaticSession(TreeSession):
         if distributions is not None:
             if rows not in self._arena.distributions:
                 place = self._arena.device, self._arena.slots + MOST_QUERIES
-                new = RequestDistributions(rows, self.target.vocab_size, *place)
+                new = BatchDistribution(rows, self.target.vocab_size, *place)
                 self._arena.distributions[rows] = new
             message = self._arena.distributions[rows]
             distribution = message.notify(dict(zip(self._at, distributions, strict=True)))

@@ -2,7 +2,7 @@
 
     inputs i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
         generated index of the root; FRESH more columns if the distributions depend on the text,
-        see `RequestDistributions`
+        see `BatchDistribution`
     packet i64 [B, 3 n]: whether each query was accepted, the target's own token after it, below 0
         if it is uncertain (see `again`), and the bits of the largest score there
 
@@ -25,12 +25,11 @@ from torch import Tensor
 
 from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
-from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
+from ragspec.sampling.batch_distribution import FRESH, BatchDistribution, DistributionShape
 from ragspec.types import PreTrainedModel
 from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.layout import (
-    FRESH,
     Counters,
     accepted_first,
     lay_out,

@@ -27,7 +27,6 @@ from ragspec.verification.static.layout import (
     walk,
     windowed,
 )
-from ragspec.verification.static.session import RequestDistributions
 from tests.ragspec.verification.static.test_session import check_logits
 from tests.support import architectures
 from tests.support.calls import noted
@@ -117,9 +116,9 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
     return TokenDistribution(Sampling(**settings), NoiseStream(seed), 2)
 
 
-def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
+def text_distributions() -> tuple[BatchDistribution, list[tuple[int, TokenDistribution | None]]]:
     """Return laws, and a note of every row that is set."""
-    distributions, calls = RequestDistributions(ROWS, VOCAB, "cpu", 100), list[Any]()
+    distributions, calls = BatchDistribution(ROWS, VOCAB, "cpu", 100), list[Any]()
     noting = noted(distributions.set, calls, lambda row, distribution, *_: (row, distribution))
     distributions.set = noting  # type: ignore[method-assign]
     return distributions, calls
