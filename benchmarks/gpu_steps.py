@@ -137,7 +137,8 @@ class CellSession:
         with self.loop() as loop:
             began = time.perf_counter()
             for _ in range(steps):
-                _, step = loop.step(None)[0]
+                loop.step(None)
+                step = loop.sequences[0].steps[-1]
                 stages.append(step.milliseconds)
                 nodes.append(len(step.tree))
                 tokens.append(len(step.tokens))

@@ -41,6 +41,7 @@ class RequestHandle:
 
     Attributes:
         future: The future of the generation, for callbacks.
+        count: Events that were taken: the steps so far, and the end.
         cancelled: Whether `cancel` was called.
         submitted, joined, first, finished: Times of these events, and of the first token, in
             seconds of the performance counter; 0 until they happen.
@@ -54,6 +55,7 @@ class RequestHandle:
         self.joined = self.first = self.finished = 0.0
         self.future: Future[Generation] = Future()
         self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
+        self.count = 0
         self.cancelled = False
         self._scheduler = scheduler
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
@@ -122,6 +124,7 @@ class RequestHandle:
     def put(self, event: Step | Generation | None) -> None:
         """Take a step, the generation, or None for the sequence's error; see `deliver`."""
         self._events.append(event)
+        self.count += 1
 
     def deliver(self) -> None:
         """Hand the events to reader and callbacks, in order; called without locks held.

@@ -20,13 +20,11 @@ from ragspec.engine.sequence import Sequence, attempt
 from ragspec.engine.step import InFlightStep, emit, finish, judge, propose, top_tokens_of
 from ragspec.models.device import out_of_memory
 from ragspec.needs import HiddenStates
-from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.verification.base import TargetSession
 from ragspec.verification.tree_session import TreeSession
 
-Emissions = list[tuple[Sequence, Step]]
 MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is read again
 
 
@@ -77,11 +75,11 @@ class Loop:
             self.session.leave(sequence.slot, keep)
             sequence.slot = None
 
-    def step(self, chunk: int | None = None, *, read_first: bool = False) -> Emissions:
+    def step(self, chunk: int | None = None, *, read_first: bool = False) -> None:
         """Take one step in every sequence whose prompt is read, then read on in other prompts.
 
         Sequences that have ended leave. If the session supports it, the next forward is running on
-        return. The steps of sequences with new tokens are returned.
+        return.
 
         Args:
             chunk: Most tokens of prompts to read, None for all.
@@ -89,19 +87,17 @@ class Loop:
         """
         while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))
-        emissions: Emissions = []
         if self._live and not (read_first and self._jobs):
             step, self._ahead = self._ahead or self._launch(InFlightStep(self._live.copy())), None
-            emissions = self._take(step)
+            self._take(step)
         self._jobs = [job for job in self._jobs if not self._resumes(job)]
         if self._jobs:
-            emissions += self._read(self._jobs, chunk)
+            self._read(self._jobs, chunk)
         for sequence in [each for each in self.sequences if each.done]:
             self.leave(sequence)
         if self.session.ahead and self._live and not (read_first and self._jobs):
             # The device computes while the tokens of this step are handed on.
             self._ahead = self._launch(InFlightStep(self._live.copy()))
-        return emissions
 
     def _launch(self, step: InFlightStep) -> InFlightStep:
         """Launch a forward, of new drafts if there are none; an error waits until it is taken."""
@@ -120,16 +116,17 @@ class Loop:
             step.error = error
         return step
 
-    def _take(self, step: InFlightStep) -> Emissions:
-        """Return the emissions of a launched step, or of what is done after an error."""
+    def _take(self, step: InFlightStep) -> None:
+        """Finish a launched step, or take it again after an error."""
         try:
             if step.error is not None:
                 raise step.error
-            return self._finish(step) if step.rows else []
+            if step.rows:
+                self._finish(step)
         except Exception as error:
-            return self._recover(error, step)
+            self._recover(error, step)
 
-    def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> Emissions:
+    def _read(self, jobs: abc.Sequence[PrefillJob], chunk: int | None) -> None:
         """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token.
 
         After an error they are read one by one, or a sequence is put back.
@@ -140,15 +137,18 @@ class Loop:
             ordered, logits = read(self.session, parts)
         except Exception as error:
             self.session.discard_uncommitted()
-            if out_of_memory(error) and len(self.sequences) > 1:
-                return self._make_room()
             jobs = [job for job, _ in parts] or jobs
-            if len(jobs) > 1:
-                return [e for job in jobs if job in self._jobs for e in self._read([job], chunk)]
-            for sequence in jobs[0].sequences:
-                sequence.error = error
-            return []
-        return self._after_prefill(ordered, logits)
+            if out_of_memory(error) and len(self.sequences) > 1:
+                self._make_room()
+            elif len(jobs) == 1:
+                for sequence in jobs[0].sequences:
+                    sequence.error = error
+            else:
+                for job in jobs:
+                    if job in self._jobs:
+                        self._read([job], chunk)
+        else:
+            self._after_prefill(ordered, logits)
 
     def _resumes(self, job: PrefillJob) -> bool:
         """Let a resumed text that is cached take steps at once; return whether it does.
@@ -168,7 +168,7 @@ class Loop:
 
     def _after_prefill(
         self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
-    ) -> Emissions:
+    ) -> None:
         """Report the progress of prompts, and emit the first tokens of those that have ended."""
         rows, scores, ends = list[Sequence](), list[Tensor](), list[HiddenStates | None]()
         for job, row_logits in zip(jobs, logits, strict=False):
@@ -180,17 +180,13 @@ class Loop:
                 ends += [job.hidden[-1].at(slice(-1, None)) if job.hidden else None] * len(seated)
         self._jobs = [job for job in self._jobs if job.left]
         judged = judge(rows, [DraftTree.empty()] * len(rows), scores, ends)
-        emissions = []
         for row, match in zip(rows, judged, strict=True):
             # From the row's start: opening drafters (an index of the prompt, a draft model's own
             # prefill) is work on the prompt too.
             spent = 1000 * (time.perf_counter() - row.started)
             row.prefill_ms += spent
-            spending = {"prefill": spent}
-            step = match and attempt(row, emit, row, DraftTree.empty(), match[0], spending)
-            if step is not None:
-                emissions.append((row, step))
-        return emissions
+            if match is not None:
+                attempt(row, emit, row, DraftTree.empty(), match[0], {"prefill": spent})
 
     def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
@@ -206,7 +202,7 @@ class Loop:
                 attempt(row, job.notify, row)
         return [] if job.again else [row for row in rows if not row.done]
 
-    def _finish(self, step: InFlightStep) -> Emissions:
+    def _finish(self, step: InFlightStep) -> None:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
         landing = time.perf_counter()
         session = self.session
@@ -219,51 +215,46 @@ class Loop:
         try:
             session.commit([() if match is None else match[0].path for match in judged])
         except Exception as error:
-            return self._reread(step.rows, error)
+            self._reread(step.rows, error)
+            return
         committed = time.perf_counter()
         spent = {
             "draft": 1000 * step.drafting,
             "verify": 1000 * waited,
             "commit": 1000 * (committed - verified),
         }
-        emissions = []
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
-            emitted = match and attempt(row, finish, row, tree, *match, spent, best[i], hidden[i])
-            if emitted is not None:
-                emissions.append((row, emitted))
-        host = 1000 * (time.perf_counter() - committed)
-        for _, emitted in emissions:
-            emitted.milliseconds["host"] = host
-        return emissions
+            if match is not None:
+                attempt(row, finish, row, tree, *match, spent, best[i], hidden[i])
+        spent["host"] = 1000 * (time.perf_counter() - committed)
 
-    def _recover(self, error: Exception, step: InFlightStep) -> Emissions:
+    def _recover(self, error: Exception, step: InFlightStep) -> None:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
         self.session.discard_uncommitted()
         rows = [row for row in step.rows if row in self._live]
         if not rows:
-            return []
+            return
         pairs = dict(zip(step.rows, step.trees, strict=False))
         if out_of_memory(error) and any(map(len, step.trees)):
-            smaller = {row: keep_best(tree, len(tree) // 2) for row, tree in pairs.items()}
-            return self._again(smaller)
-        if out_of_memory(error) and len(self.sequences) > 1:
-            return self._make_room()
-        if len(rows) == 1:
+            self._again({row: keep_best(tree, len(tree) // 2) for row, tree in pairs.items()})
+        elif out_of_memory(error) and len(self.sequences) > 1:
+            self._make_room()
+        elif len(rows) == 1:
             rows[0].error = error
-            return []
-        if not pairs:  # a drafter or its budget failed outside of any row
+        elif not pairs:  # a drafter or its budget failed outside of any row
             raise error
-        return [each for row, tree in pairs.items() for each in self._again({row: tree})]
+        else:
+            for row, tree in pairs.items():
+                self._again({row: tree})
 
-    def _again(self, drafts: abc.Mapping[Sequence, DraftTree]) -> Emissions:
+    def _again(self, drafts: abc.Mapping[Sequence, DraftTree]) -> None:
         """Verify these drafts in a forward of their own, but for rows that have left."""
         drafts = {row: tree for row, tree in drafts.items() if row in self._live}
-        if not drafts:
-            return []
-        rows, trees = zip(*select(self.session, drafts), strict=True)
-        return self._take(self._launch(InFlightStep([*rows], [*trees])))
+        if drafts:
+            rows, trees = zip(*select(self.session, drafts), strict=True)
+            self._take(self._launch(InFlightStep([*rows], [*trees])))
 
-    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> Emissions:
+    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> None:
         """Read rows again whose cache a failed commit left in an unknown state."""
         self.session.discard_uncommitted()
         for row in rows:
@@ -273,9 +264,8 @@ class Loop:
                 continue
             self.leave(row, keep=False)
             self._jobs.append(PrefillJob([row], again=True))
-        return []
 
-    def _make_room(self) -> Emissions:
+    def _make_room(self) -> None:
         """Put the sequence with most left to do back, and free its memory."""
         row = max(self.sequences, key=lambda row: len(row.pending) + row.context.remaining)
         new = any(row in job.sequences and not job.again for job in self._jobs)
@@ -283,7 +273,6 @@ class Loop:
         self.session.shrink()
         self._put_back.append(PrefillJob([row], again=not new))
         self._most = len(self.sequences)
-        return []
 
     def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""

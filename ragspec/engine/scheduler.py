@@ -248,10 +248,11 @@ class Scheduler:
         if self._live and self._loop is not None:
             alone, divisible = not self._shared, self.target.divisible
             chunk = (self.target.piece if alone else self.chunk) if divisible else None
-            for sequence, step in self._loop.step(chunk, read_first=alone):
-                handle = self._live[sequence]
-                handle.put(step)
-                self._touched[handle] = None
+            self._loop.step(chunk, read_first=alone)
+            for sequence, handle in self._live.items():
+                for step in () if sequence.error else sequence.steps[handle.count :]:
+                    handle.put(step)
+                    self._touched[handle] = None
         for handle in [each for each in self._live.values() if each.sequence.done]:
             self._end(handle)
 

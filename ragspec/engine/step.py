@@ -143,11 +143,11 @@ def finish(
     spent: dict[str, float],
     best: TopTokens | None,
     hidden: HiddenStates | None,
-) -> Step:
+) -> None:
     """Emit the verdict's tokens, and let drafter and budget learn from the step."""
-    step = emit(row, tree, verdict, dict(spent))
+    step = emit(row, tree, verdict, spent)
     if row.done:
-        return step
+        return
     if row.drafter is not None:
         # View, tokens and states are lent for this call; the steps that a row keeps hold none.
         # Stateful processors and transforms may see visited nodes alone, so they lend no view.
@@ -162,7 +162,6 @@ def finish(
         step.view = step.best = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step)
-    return step
 
 
 @dataclass(slots=True)
