@@ -75,11 +75,6 @@ class GoodputSession(BudgetSession):
             return None
         return "no draft was expected to save time on this text and device"
 
-    @property
-    def drafting(self) -> float:
-        """The expected milliseconds of this sequence's draft."""
-        return self.gain.cost if self._bucket else 0.0
-
     def milliseconds(self, counts: Sequence[int]) -> float:
         """Return those of a forward, given the positions of each sequence."""
         return 1000.0 * self.cost.seconds(self.cost.positions(counts), self.length)
@@ -248,7 +243,7 @@ def fit_together(
     for row, (budget, tree) in enumerate(zip(budgets, trees, strict=True)):
         if isinstance(budget, GoodputSession):
             budget.counts = counts
-            drafting += budget.drafting
+            drafting += budget.gain.cost if budget._bucket else 0.0
             if (offer := budget.offer(tree)) is not None:
                 offers[row] = offer
         elif budget is not None:

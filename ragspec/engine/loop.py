@@ -166,9 +166,7 @@ class Loop:
         self._live += job.sequences
         return True
 
-    def _after_prefill(
-        self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
-    ) -> None:
+    def _after_prefill(self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]) -> None:
         """Report the progress of prompts, and emit the first tokens of those that have ended."""
         rows, scores, ends = list[Sequence](), list[Tensor](), list[HiddenStates | None]()
         for job, row_logits in zip(jobs, logits, strict=False):

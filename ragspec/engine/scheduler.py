@@ -274,12 +274,16 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests join while there is room; one that cannot has an error then."""
+        memory, cache = self.memory, self.prefix_cache
         while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
             texts = Counter(handle.request.tenant for handle in self._live.values())
             with self._changed:
                 # The first of these minima, as the tenants take turns.
                 key = min(self._waiting, key=lambda each: (each[0], texts[each[1]]), default=None)
-                if key is None or not self._fits(self._waiting[key][0].sequence):
+                if key is None:
+                    break
+                first = self._waiting[key][0].sequence
+                if memory and not memory.admits(first, self._live, self.session, cache):
                     break
                 handle, *others = self._waiting.pop(key)
                 if others:
@@ -287,11 +291,6 @@ class Scheduler:
             handle.joined = time.perf_counter()
             self._live[handle.sequence] = handle
             attempt(handle.sequence, self._join, handle.sequence)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        """Return whether there is memory for the keys and values of a sequence."""
-        memory, cache = self.memory, self.prefix_cache
-        return memory is None or memory.admits(sequence, self._live, self.session, cache)
 
     def _join(self, sequence: Sequence) -> None:
         """Let a sequence begin and join the loop over the open session; open one if needed."""

@@ -70,12 +70,12 @@ class Sequence:
 
     def __init__(self, request: Request, parts: Parts) -> None:
         tokens = [*request.prompt, *request.resume_from]
-        room = request.stop.room(len(request.resume_from))
         self.request = request
         self.parts = parts
         self.seed = fresh_seed() if request.seed is None else request.seed
-        self.context = DraftContext(tokens, len(request.prompt), room)
         self.stop = StopState(request.stop, parts.tokenizer, request.prompt, request.resume_from)
+        room = self.stop.last - self.stop.count
+        self.context = DraftContext(tokens, len(request.prompt), room)
         self.rule = parts.rule
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None

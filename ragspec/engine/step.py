@@ -126,7 +126,8 @@ def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, floa
             break
     row.context.tokens.extend(tokens)
     row.context.remaining -= len(tokens)
-    del row.scored[row.stop.fresh :]  # those of accepted tokens after the end of the text
+    # Accepted tokens after the end of the text were scored, too.
+    del row.scored[row.stop.count - len(row.request.resume_from) :]
     row.pending = tokens[-1:]
     count = len(tokens)
     excess, nll_gap = verdict.excess[:count], verdict.nll_gap[:count]

@@ -34,11 +34,6 @@ class StopRule:
     criteria: tuple[Criterion, ...] = ()
     stop_after: int | None = None
 
-    def room(self, resume_from: int = 0) -> int:
-        """Return how many tokens may follow the first `resume_from`, until an end or a pause."""
-        left = self.max_new_tokens - resume_from
-        return left if self.stop_after is None else min(left, self.stop_after)
-
 
 class StopState:
     """Follows the tokens of one row and finds its end.
@@ -50,6 +45,7 @@ class StopState:
 
     Attributes:
         count: Tokens of the text, those of earlier calls included.
+        last: The most of them, until an end or a pause.
         reason: "stop", "length" or "paused" once the text has ended, else None.
 
     Raises:
@@ -64,8 +60,9 @@ class StopState:
         resume_from: Sequence[int] = (),
     ) -> None:
         self.rule = rule
-        self.count = self._before = len(resume_from)
-        self.last = self.count + rule.room(self.count)
+        self.count, self.last = len(resume_from), rule.max_new_tokens
+        if rule.stop_after is not None:
+            self.last = min(self.last, self.count + rule.stop_after)
         self._tokens = [*prompt, *resume_from[:-1]] if rule.criteria else []
         self.reason: str | None = None
         self._output = None if tokenizer is None else TextOutput(tokenizer, prompt, rule.strings)
@@ -83,11 +80,6 @@ class StopState:
     def text(self) -> str:
         """The text so far, cut at the first stop string; "" without a tokenizer."""
         return "" if self._output is None else self._output.text
-
-    @property
-    def fresh(self) -> int:
-        """Tokens of this call."""
-        return self.count - self._before
 
     def push(self, token: int) -> bool:
         """Take one emitted token, and return whether the text ends with it."""

@@ -17,7 +17,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, keep_paths, limit_depth
 from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch
-from ragspec.verification.reading import piece_of, rereads, table_border
+from ragspec.verification.reading import READ_AGAIN, piece_of, table_border
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import model_configs, tree_view
 
@@ -66,7 +66,7 @@ class TargetModel:
         self.takes_positions = "position_ids" in accepted
         self.border = table_border(model)
         self.divisible = self.border is None
-        self.rereads = not self.divisible and rereads(model)
+        self.rereads = not self.divisible and model.config.model_type in READ_AGAIN
         custom_attention = any(custom for _, custom in model_configs(model))
         self.packs = self.divisible and not custom_attention
         self._embedding = model.get_input_embeddings()

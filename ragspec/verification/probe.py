@@ -46,6 +46,8 @@ CHAINS = (
 )
 
 Stages = Sequence[Sequence[tuple[Sequence[int], tuple[int, ...]]]]
+# One row of the probe: a prompt, then (root token, tree, accepted nodes) per stage.
+Case = tuple[list[int], list[tuple[int, DraftTree, tuple[int, ...]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,6 @@ class ProbeAttempt:
         if self.raised:
             return self.raised
         return f"logits are off by {self.error:.2g}, tolerance {self.tolerance:.2g}"
-
-
-@dataclass(slots=True)
-class Case:
-    """One row of the probe: a prompt, then (root token, tree, accepted nodes) per stage."""
-
-    prompt: list[int]
-    stages: list[tuple[int, DraftTree, tuple[int, ...]]]
 
 
 class Trial:
@@ -161,7 +155,7 @@ class Trial:
         for parents, accepted in shapes:
             root, *tokens = self._tokens(len(parents) + 1) if parents else self.vocabulary[:1]
             stages.append((root, DraftTree.build(tokens, parents, "probe"), accepted))
-        return Case(self._tokens(length), stages)
+        return self._tokens(length), stages
 
     def _alone(self, sequences: list[list[int]], keep: int) -> Tensor:
         """Return the last `keep` logits of equally long sequences, by the unmodified model."""
@@ -175,8 +169,9 @@ class Trial:
 
         Later tokens do not change the logits of a position, so shorter paths are padded.
         """
-        texts, context = list[list[int]](), case.prompt  # up to each root and node
-        for root, tree, accepted in case.stages:
+        prompt, stages = case
+        texts, context = list[list[int]](), prompt  # up to each root and node
+        for root, tree, accepted in stages:
             context = [*context, root]
             paths = [tree.tokens[path].tolist() for path in ancestors(tree.parents)]
             texts += [context, *([*context, *path] for path in paths)]
@@ -185,7 +180,7 @@ class Trial:
         for text in sorted(texts, key=len, reverse=True):
             if not any(other[: len(text)] == text for other in whole):
                 whole.append(text)
-        longest, start = len(whole[0]), len(case.prompt)
+        longest, start = len(whole[0]), len(prompt)
         filled = [[*text, *text[-1:] * (longest - len(text))] for text in whole]
         rows = [[other[: len(text)] for other in whole].index(text) for text in texts]
         logits = self._alone(filled, longest - start)
@@ -196,11 +191,11 @@ class Trial:
     ) -> Iterator[Tensor]:
         """Yield for each case the logits of the same positions, verified in a session."""
         verified: list[list[Tensor]] = [[] for _ in cases]
-        empty = [DraftTree.empty() for _ in cases]
+        prompts, stages = zip(*cases, strict=True)
         with opened(len(cases), self.prefix + 32) as session:
-            session.verify([case.prompt for case in cases], empty)
-            session.commit([() for _ in cases])
-            for stage in zip(*(case.stages for case in cases), strict=True):
+            session.verify(prompts, [DraftTree.empty()] * len(cases))
+            session.commit([()] * len(cases))
+            for stage in zip(*stages, strict=True):
                 logits = session.verify([[root] for root, _, _ in stage], [t for _, t, _ in stage])
                 for row, (_, tree, _) in enumerate(stage):
                     verified[row].append(logits[row][: len(tree) + 1])

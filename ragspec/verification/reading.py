@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST
-from ragspec.types import PreTrainedModel
 
 PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
@@ -26,7 +25,7 @@ LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs
 
 # Their `generate` reads the whole text again, by the long table, at the first token beyond the
 # border. (That of Phi 4, and of Phi 3 in early releases, continues from the last token: a bug.)
-_READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
+READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
 
 
 def piece_of(device: torch.device) -> int:
@@ -44,11 +43,6 @@ def table_border(model: nn.Module) -> int | None:
             borders = [each.get("original_max_position_embeddings") for each in every]
             return next((int(border) for border in borders if border), None)
     return None
-
-
-def rereads(model: PreTrainedModel) -> bool:
-    """Return whether the model's own `generate` reads the text again beyond the border."""
-    return model.config.model_type in _READ_AGAIN
 
 
 def asks_for_length(model: nn.Module, words: Sequence[str] = ("longrope", "dynamic")) -> bool:

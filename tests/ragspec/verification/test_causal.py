@@ -22,7 +22,7 @@ from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathSession, PathTarget
-from ragspec.verification.reading import rereads, table_border
+from ragspec.verification.reading import table_border
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.architectures import VOCAB, build, make
@@ -328,7 +328,8 @@ def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
 def test_models_with_one_table_are_let_be() -> None:
     assert table_border(build("llama")) is table_border(build("phi3")) is None
     assert table_border(build_longrope("llama")) == table_border(build_longrope("phi3")) == BORDER
-    assert rereads(build_longrope("phi3")) and not rereads(build_longrope("llama"))
+    phi, llama = (CausalTarget(build_longrope(name)) for name in ("phi3", "llama"))
+    assert phi.rereads and not llama.rereads
 
 
 def test_dynamic_scaling_is_used_within_its_first_table() -> None:
