@@ -38,7 +38,7 @@ from ragspec.engine.scheduler import CHUNK
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.prompts import DOCQA, BenchItem, bundled_items
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.sequence_cache import slot_bytes, total_bytes
+from ragspec.verification.sequence_cache import slot_bytes
 
 DRAFTERS = ("plain", "context", "auto", "recycling", "suffix", "draft model")
 LONG, CLIENTS, NEW = 1500, 8, 96
@@ -214,7 +214,7 @@ def memory(engine: Engine, prompt: list[int]) -> tuple[int, int]:
 
     def note(number: int, step: Any) -> None:
         if pool.scheduler.session is not None:
-            sizes.append(total_bytes(pool.scheduler.session.caches.values()))
+            sizes.append(sum(each.bytes for each in pool.scheduler.session.caches.values()))
 
     pool.generate(prompt, max_new_tokens=8, ignore_eos=True, on_step=note)
     config, dtype = engine.model.config, engine.target.dtype

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.verification.reading import Taps
-from ragspec.verification.sequence_cache import Layers, SequenceCache, total_bytes
+from ragspec.verification.sequence_cache import Layers, SequenceCache
 
 MAX_BYTES = 256 << 20
 OF_ALL = frozenset(vars(nn.Module()))  # attributes of every module
@@ -45,7 +45,7 @@ class Row:
         self.cache.truncate(0)
 
 
-Pin = tuple[str, list[int]]  # a tenant, and the first tokens of texts, one of which stays
+Pin = tuple[str, list[int]]  # a tenant, and the first tokens of texts that stay
 
 
 class PrefixCache:
@@ -71,7 +71,7 @@ class PrefixCache:
     def bytes(self) -> int:
         """Bytes of all keys and values."""
         with self._lock:
-            return total_bytes(row.cache for row in self._rows)
+            return sum(row.cache.bytes for row in self._rows)
 
     def check(self, model: nn.Module) -> None:
         """Drop all texts if the model is not as it was when they were read; see `model_state`."""
@@ -123,8 +123,6 @@ class PrefixCache:
         cache.compact()
         row = Row(cache, tokens, tenant)
         with self._lock:
-            if self.max_bytes <= 0 and not self._pinned(row):
-                return
             if (known := self._holder(row.tokens, tenant)) is not None:
                 self._rows.remove(known)
                 self._rows.append(known)
@@ -161,15 +159,19 @@ class PrefixCache:
         """Keep keys and values from elsewhere, such as a file; they are not copied."""
         self.keep(tokens, tenant, SequenceCache.of(layers))
 
-    def shrink(self, limit: int, running: Collection[SequenceCache]) -> bool:
-        """Evict texts until they and running ones have `limit` bytes; return whether they do."""
+    def shrink(self, limit: int, running: Collection[SequenceCache] = ()) -> bool:
+        """Evict texts until they and running ones have `limit` bytes; return whether they do.
+
+        The least recently used go first, pinned ones never.
+        """
         with self._lock:
-            free = [row for row in self._rows if not self._pinned(row)]
-            while total_bytes([*(row.cache for row in self._rows), *running]) > limit:
-                if not free:
-                    return False
-                self._rows.remove(free.pop(0))
-        return True
+            used = self.bytes + sum(cache.bytes for cache in running)
+            for row in [row for row in self._rows if not self._pinned(row)]:
+                if used <= limit:
+                    break
+                self._rows.remove(row)
+                used -= row.cache.bytes
+            return used <= limit
 
     def clear(self) -> None:
         """Drop all texts, pinned ones too, and free their memory."""
@@ -192,14 +194,9 @@ class PrefixCache:
         return row if common == len(tokens) else None
 
     def _evict(self) -> None:
-        """Drop the least recently used texts beyond the limit; of pinned texts one stays."""
-        holders = [self._holder(tokens, tenant) for tenant, tokens in self._pins]
-        held = [row for row in holders if row is not None]
-        limit = self.max_bytes + total_bytes(row.cache for row in held)
-        for row in [row for row in self._rows if row not in held]:
-            if self.bytes <= limit:
-                return
-            self._rows.remove(row)
+        """Evict texts beyond the limit, pinned ones aside."""
+        pinned = sum(row.cache.bytes for row in self._rows if self._pinned(row))
+        self.shrink(self.max_bytes + pinned)
 
 
 def model_state(model: nn.Module) -> list[object]:

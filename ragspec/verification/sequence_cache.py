@@ -6,7 +6,7 @@ others are dropped. Sliding and chunked layers keep every slot too: the mask enf
 so that rejected drafts cannot evict keys.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -147,11 +147,6 @@ class SequenceCache:
         for buffer in (*self.buffers.keys.values(), *self.buffers.values.values()):
             source = source.to(buffer.device)
             buffer[:, :, target] = buffer.index_select(2, source)
-
-
-def total_bytes(caches: Iterable[SequenceCache]) -> int:
-    """Return the bytes of these caches."""
-    return sum(cache.bytes for cache in caches)
 
 
 def commit_slots(rows: Sequence[SequenceCache], accepted: Sequence[Sequence[int]]) -> None:

@@ -28,7 +28,7 @@ from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.verification.sequence_cache import slot_bytes, total_bytes
+from ragspec.verification.sequence_cache import slot_bytes
 from tests.support.served import NAME, events, hang_up, listening, post, served, text_of
 from tests.support.waiting import until
 
@@ -222,7 +222,7 @@ def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) 
         def noted() -> bool:
             session = scheduler.session
             running = [] if session is None else list(session.caches.values())
-            held.add(total_bytes([*running, *(row.cache for row in scheduler.prefix_cache._rows)]))
+            held.add(scheduler.prefix_cache.bytes + sum(cache.bytes for cache in running))
             live.add(scheduler.live)
             return step()
 

@@ -13,7 +13,7 @@ from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import prefix_cache
 from ragspec.verification.prefix_cache import PrefixCache
-from ragspec.verification.sequence_cache import SequenceCache, slot_bytes, total_bytes
+from ragspec.verification.sequence_cache import SequenceCache, slot_bytes
 from ragspec.verification.tree_session import TreeSession
 from tests.ragspec.verification.test_causal import build_longrope
 from tests.support import tiny
@@ -222,7 +222,7 @@ def test_memory_goes_by_the_tokens_of_running_texts() -> None:
     def on_step(number: int, step: Any) -> None:
         session = request.scheduler.session
         if session is not None:  # not after the last step
-            sizes.append(total_bytes(session.caches.values()))
+            sizes.append(sum(cache.bytes for cache in session.caches.values()))
 
     request.generate(prompt, max_new_tokens=8, ignore_eos=True, on_step=on_step)
     needed = (4760 + 8) * slot_bytes(model.config, FLOAT64)
