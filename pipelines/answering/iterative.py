@@ -174,7 +174,7 @@ class IterativeRag(Answerer):
             on_accept=show,
         )
         try:
-            with self.engine.hold():
+            with self.engine.scheduler.hold():
                 loop.run()
         except KeyboardInterrupt:
             if question.stream is None or not loop.cut():

@@ -134,7 +134,7 @@ class KnnLM:
         final = FinalText(stream, self.engine.tokenizer, stops)
         text = KnnText(self, every[0], sampling, options, final)
         try:
-            with self.engine.hold():
+            with self.engine.scheduler.hold():
                 generation = text.run()
         except KeyboardInterrupt:
             if stream is None or not text.known:

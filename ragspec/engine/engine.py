@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -231,10 +231,6 @@ class Engine:
         request = self._one("prefill()", prompt, None, options)
         with closing(self.without_callbacks().add(request, object())) as handle:
             handle.result()
-
-    def hold(self) -> AbstractContextManager[None]:
-        """Keep caches and packed weights ready inside the block, see `Scheduler.hold`."""
-        return self.scheduler.hold()
 
     def _one(
         self, name: str, prompt: Prompts, sampling: Sampling | None, options: Options

@@ -159,7 +159,7 @@ def test_a_session_is_entered_once_for_many_calls() -> None:
         for name, word in ("__enter__", "enter"), ("__exit__", "leave"):
             noting = noted(getattr(TreeSession, name), entered, lambda *_, word=word: word)
             patched.setattr(TreeSession, name, noting)
-        with request.hold():
+        with request.scheduler.hold():
             result = request.generate(prompt, **options)
             while result.finish_reason == "paused":
                 result = request.generate(prompt, resume_from=result.tokens, **options)

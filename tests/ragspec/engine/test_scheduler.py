@@ -653,7 +653,7 @@ def test_a_call_within_a_step_is_refused_and_one_between_steps_is_served(plain: 
 
 def test_a_session_stays_open_while_it_is_held(plain: Engine) -> None:
     engine = serving(plain)
-    with engine.hold():
+    with engine.scheduler.hold():
         engine.generate([1, 2], max_new_tokens=2)
         assert engine.scheduler.session is not None
     assert engine.scheduler.session is None
