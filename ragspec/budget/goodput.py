@@ -64,9 +64,6 @@ class GoodputSession(BudgetSession):
         self._skipped: dict[str, int] = {}
         self._proposed = self._verified = False
         self._samples: int | None = None  # nodes to keep of the next sampled draft; None: all
-        # Times come a step late: the step, the milliseconds of its forward and of paying sources,
-        # the gain of its draft, and the sequences in it.
-        self._last: tuple[Step, float, float, Gain | None, int] | None = None
 
     @property
     def reason(self) -> str | None:
@@ -163,16 +160,13 @@ class GoodputSession(BudgetSession):
         return last if settled is None else min(settled, last)
 
     def observe(self, step: Step) -> None:
-        """Learn from the outcome of the draft, and from the times of the step before."""
+        """Learn from the outcome of the draft, and from the times of the step."""
         nodes = len(step.tree)
         if self._bucket:
             self._verified = self._verified or nodes > 0
             self._learn_gains(step)
-        if self._last is not None:
-            self._learn_times(*self._last)
         counts = self.counts or [nodes + 1]
-        gain = self.gain if self._bucket else None
-        self._last = step, self.milliseconds(counts), self.extra, gain, self.rows
+        self._learn_times(step, self.milliseconds(counts))
         if self.cost.learned is not counts:  # another sequence may have reported this forward
             self.cost.learned = counts
             seconds = 0.001 * step.milliseconds.get("verify", 0.0)
@@ -196,20 +190,18 @@ class GoodputSession(BudgetSession):
             gain.learn(more - self.rate * added)
             gain.learn_outcome(more - self.rate * added, self.rate)
 
-    def _learn_times(
-        self, step: Step, forward: float, extra: float, gain: Gain | None, rows: int
-    ) -> None:
+    def _learn_times(self, step: Step, forward: float) -> None:
         """Learn from a step's milliseconds; the sequences that shared it are taken to be alike."""
-        experience, spent = self.experience, step.milliseconds
+        experience, spent, rows = self.experience, step.milliseconds, self.rows
         host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / rows
-        usual = experience.host
-        if gain is None or host < usual or not usual:
+        usual, extra = experience.host, self.extra
+        if not self._bucket or host < usual or not usual:
             experience.host = faded(usual, host)
-        if gain is not None:
+        if self._bucket:
             if "draft" in spent:  # a draft also pays for what it adds to the host's time
                 late = max(0.0, min(host, OUTLIER * usual) - usual)
-                gain.learn_cost(max(0.0, spent["draft"] / rows - extra) + late)
-            extra += gain.cost
+                self.gain.learn_cost(max(0.0, spent["draft"] / rows - extra) + late)
+            extra += self.gain.cost
         experience.learn_step(len(step.tokens), forward + rows * (experience.host + extra))
 
 

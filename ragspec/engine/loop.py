@@ -111,7 +111,8 @@ class Loop:
                     texts = [row.context.tokens for row in step.rows]
                     self.session.follow([row.distribution for row in step.rows], texts)
                 self.session.launch([row.pending for row in step.rows], step.trees)
-            step.drafting, step.launching = drafted - began, time.perf_counter() - drafted
+            launching = time.perf_counter() - drafted
+            step.spent = {"draft": 1000 * (drafted - began), "verify": 1000 * launching}
         except Exception as error:
             step.error = error
         return step
@@ -202,29 +203,28 @@ class Loop:
 
     def _finish(self, step: InFlightStep) -> None:
         """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
-        landing = time.perf_counter()
-        session = self.session
+        landing, session, spent = time.perf_counter(), self.session, step.spent
         logits = session.settle()
         best = top_tokens_of(step.rows, step.trees, logits)
         hidden: abc.Sequence[HiddenStates | None] = session.hidden or [None] * len(step.rows)
         judged = judge(step.rows, step.trees, logits, hidden, session.chosen)
         verified = time.perf_counter()
-        waited = max(step.launching + verified - landing, session.seconds)
+        waited = spent["verify"] + 1000 * (verified - landing)
+        spent["verify"] = max(waited, 1000 * session.seconds)
         try:
             session.commit([() if match is None else match[0].path for match in judged])
         except Exception as error:
             self._reread(step.rows, error)
             return
         committed = time.perf_counter()
-        spent = {
-            "draft": 1000 * step.drafting,
-            "verify": 1000 * waited,
-            "commit": 1000 * (committed - verified),
-        }
+        spent["commit"] = 1000 * (committed - verified)
         for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
             if match is not None:
                 attempt(row, finish, row, tree, *match, spent, best[i], hidden[i])
         spent["host"] = 1000 * (time.perf_counter() - committed)
+        for row, match in zip(step.rows, judged, strict=True):
+            if match is not None and row.budget is not None and not row.done:
+                attempt(row, row.budget.observe, row.steps[-1])
 
     def _recover(self, error: Exception, step: InFlightStep) -> None:
         """Take the failed step again: with smaller drafts, alone, or after a row was put back."""

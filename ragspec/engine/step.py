@@ -145,24 +145,21 @@ def finish(
     best: TopTokens | None,
     hidden: HiddenStates | None,
 ) -> None:
-    """Emit the verdict's tokens, and let drafter and budget learn from the step."""
+    """Emit the verdict's tokens, and let the drafter learn from the step."""
     step = emit(row, tree, verdict, spent)
-    if row.done:
+    if row.done or row.drafter is None:
         return
-    if row.drafter is not None:
-        # View, tokens and states are lent for this call; the steps that a row keeps hold none.
-        # Stateful processors and transforms may see visited nodes alone, so they lend no view.
-        step.view = None if row.distribution.lazy or row.transform is not None else view
-        step.best = best
-        if hidden is not None and row.needs.hidden_states:
-            step.hidden = hidden.at(slice(len(tree) + 1))
-        try:
-            row.drafter.observe(step)
-        except Exception as error:
-            row.drop_drafter(error)
-        step.view = step.best = step.hidden = None
-    if row.budget is not None:
-        row.budget.observe(step)
+    # View, tokens and states are lent for this call; the steps that a row keeps hold none.
+    # Stateful processors and transforms may see visited nodes alone, so they lend no view.
+    step.view = None if row.distribution.lazy or row.transform is not None else view
+    step.best = best
+    if hidden is not None and row.needs.hidden_states:
+        step.hidden = hidden.at(slice(len(tree) + 1))
+    try:
+        row.drafter.observe(step)
+    except Exception as error:
+        row.drop_drafter(error)
+    step.view = step.best = step.hidden = None
 
 
 @dataclass(slots=True)
@@ -171,11 +168,10 @@ class InFlightStep:
 
     Attributes:
         trees: Empty before drafting, or if it failed.
-        drafting, launching: Seconds of the host.
+        spent: Milliseconds of its stages so far.
     """
 
     rows: list[Sequence]
     trees: list[DraftTree] = field(default_factory=list)
-    drafting: float = 0.0
-    launching: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None  # of its drafts or its launch
