@@ -107,10 +107,10 @@ class Loop:
                 step.rows, step.trees = self._drafts(step.rows)
             drafted = time.perf_counter()
             if step.rows:
-                if all(row.follows for row in step.rows):
-                    texts = [row.context.tokens for row in step.rows]
-                    self.session.follow([row.distribution for row in step.rows], texts)
-                self.session.launch([row.pending for row in step.rows], step.trees)
+                follows = all(row.follows for row in step.rows)
+                texts = [(row.distribution, row.context.tokens) for row in step.rows]
+                pending = [row.pending for row in step.rows]
+                self.session.launch(pending, step.trees, texts if follows else None)
             launching = time.perf_counter() - drafted
             step.spent = {"draft": 1000 * (drafted - began), "verify": 1000 * launching}
         except Exception as error:

@@ -349,7 +349,7 @@ def _check_seeds(sampling: Sampling, prompts: int) -> None:
         raise InputError(
             f"sampling is {sampling!r}; expected a Sampling, such as Sampling(temperature=0.7)"
         )
-    seeds = getattr(sampling.seed, "__len__", lambda: prompts)()
+    seeds = len(sampling.seed) if isinstance(sampling.seed, tuple) else prompts
     if seeds != prompts:
         raise SamplingError(
             f"got {pluralize(seeds, 'seed')} for {pluralize(prompts, 'prompt')}; expected one, "

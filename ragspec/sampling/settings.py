@@ -116,14 +116,15 @@ class Sampling:
             )
 
     def _check_seed(self) -> None:
-        object.__setattr__(self, "seed", _plain_number(self.seed))
-        listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
-        seeds: Any = self.seed if listed else [self.seed]
-        for seed in map(_plain_number, seeds):
-            if seed is not None and whole(seed) is None:
-                raise SamplingError(
-                    f"seed is {self.seed!r}, expected a whole number, one for each prompt, or None"
-                )
+        seed: Any = _plain_number(self.seed)
+        listed = not isinstance(seed, (str, bytes)) and hasattr(seed, "__len__")
+        seeds = tuple(seed) if listed else (seed,)
+        if any(each is not None and whole(each) is None for each in seeds):
+            raise SamplingError(
+                f"seed is {seed!r}, expected a whole number, one for each prompt, or None"
+            )
+        numbers = tuple(map(whole, seeds))
+        object.__setattr__(self, "seed", numbers if listed else numbers[0])
 
     @property
     def greedy(self) -> bool:
@@ -137,10 +138,9 @@ class Sampling:
 
     def seed_of(self, row: int) -> int | None:
         """Return the seed of prompt number `row`, None if it has none."""
-        seed: Any = self.seed
-        if seed is not None and whole(seed) is None:
-            seed = seed[row]
-        return None if seed is None else int(seed)
+        seeds: Any = self.seed
+        seed: int | None = seeds[row] if isinstance(seeds, tuple) else seeds
+        return seed
 
     @classmethod
     def from_generation_config(cls, config: GenerationConfig, **overrides: Any) -> Sampling:

@@ -21,6 +21,9 @@ from ragspec.verification.reading import READ_AGAIN, piece_of, table_border
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import model_configs, tree_view
 
+# The distribution of each row, and all its committed tokens, the root last. Not modified.
+Followed = Sequence[tuple[TokenDistribution, Sequence[int]]]
+
 
 class TargetModel:
     """A transformers causal model that attends through the functions of `tree_attention`.
@@ -322,22 +325,19 @@ class TargetSession:
         """Keep the pending tokens and these nodes of the last forward; drop all other nodes."""
         raise NotImplementedError
 
-    def follow(
-        self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
+    def launch(
+        self,
+        pending: Sequence[Sequence[int]],
+        trees: Sequence[DraftTree],
+        followed: Followed | None = None,
     ) -> None:
-        """Let the next forward choose tokens by these distributions and keep the accepted paths.
-
-        `commit` must then receive these paths or prefixes of them. If the session or a distribution
-        does not support it, the host chooses.
-
-        Args:
-            texts: All committed tokens of each row, the root last. Not modified.
-        """
-
-    def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Start a forward, which may be abandoned; `verify` equals this and then `settle`.
 
         Rows and their texts must not change until `settle`.
+
+        Args:
+            followed: Distributions by which the forward may choose tokens; it keeps the accepted
+                paths then, and `commit` must receive these or prefixes of them.
         """
         self._waiting = pending, trees
 

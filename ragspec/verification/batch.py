@@ -64,7 +64,6 @@ class Batch:
     Args:
         rows: The cache of each sequence.
         views: The view of each sequence alone.
-
         taps: Where a target that runs alone records hidden states; None to record none.
 
     Attributes:

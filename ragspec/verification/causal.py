@@ -122,16 +122,16 @@ class CausalTarget(TargetModel):
             length = min(length, most - 1)
             n = min(n, most - length)
         tree = DraftTree.chain([0] * (n - 1), "timing")
-        distribution, best = TokenDistribution(Sampling(), NoiseStream(0)), math.inf
+        followed, best = [(TokenDistribution(Sampling(), NoiseStream(0)), [0])], math.inf
         with self.open(1, length + n) as session:
             session.verify([[0]], [DraftTree.empty()])
             session.commit([()])
             for attempt in range(TIMINGS):
                 session.active_rows[0].cache.length = length
-                session.follow([distribution], [[0]])
                 self.synchronize()
                 start = time.perf_counter()
-                session.verify([[0]], [tree])
+                session.launch([[0]], [tree], followed)
+                session.settle()
                 self.synchronize()
                 seconds = time.perf_counter() - start
                 session.active_rows[0].cache.truncate(length)

@@ -46,16 +46,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Te
         return functional.scaled_dot_product_attention(
             twice, key, value, mask, dropout, scale=scaling
         )[:, :, :1]
-    if causal or not shared:
+    # Repeating the mask of many queries costs more than repeating keys and values.
+    many = on_cpu and query.shape[2] > 2 * query.shape[3]
+    if many and shared and mask is not None and mask.shape[1] == 1 and joins(query, value):
+        return by_weights(query, key, value, form)
+    if many or causal or not shared:
         return functional.scaled_dot_product_attention(
             query, key, value, mask, dropout, is_causal=causal, scale=scaling, enable_gqa=shared
-        )
-    if on_cpu and query.shape[2] > 2 * query.shape[3]:
-        # Repeating the mask of many queries costs more than repeating keys and values.
-        if mask is not None and mask.shape[1] == 1 and joins(query, value):
-            return by_weights(query, key, value, form)
-        return functional.scaled_dot_product_attention(
-            query, key, value, mask, dropout, scale=scaling, enable_gqa=True
         )
     folded, mask = _fold(query, key.shape[1], mask)
     out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)

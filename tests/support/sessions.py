@@ -21,6 +21,12 @@ def prefill(session: TargetSession, *texts: list[int]) -> list[torch.Tensor]:
     return list(logits)
 
 
+def follow(session: TargetSession, pending: Any, trees: Any, *followed: Any) -> list[torch.Tensor]:
+    """Run a forward that chooses the tokens of texts, given their distributions and the texts."""
+    session.launch(pending, trees, list(zip(*followed, strict=True)))
+    return session.settle()
+
+
 def shapes_fed(model: Any) -> list[tuple[int, ...]]:
     """Return a list that grows by the shape of the tokens of every forward of a model."""
     shapes: list[tuple[int, ...]] = []

@@ -16,9 +16,8 @@ from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
 from ragspec.needs import HiddenStates
 from ragspec.sampling.batch_distribution import BatchDistribution
-from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import TargetModel
+from ragspec.verification.base import Followed, TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
@@ -34,8 +33,6 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_session import TreeSession
 
-# The distribution and the text of each row.
-RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
 # Logits [n, V] of each selected row; see `StaticStep.read`, None if the host chooses tokens.
 Launched = tuple[list[Tensor], Callable[[], list[tuple[list[int], list[int]]]] | None]
 
@@ -64,7 +61,6 @@ class StaticSession(TreeSession):
         self._free = list(range(self._arena.rows))
         super().__init__(target, rows, capacity, prefix_cache)
         self._at: list[int] = []  # the place of each selected row
-        self._distributions: RequestDistribution | None = None
         self._launched: Launched | None = None
         # For each row the queries of a step that chose tokens, in the order of their slots, and the
         # tokens of those that it accepted.
@@ -86,27 +82,26 @@ class StaticSession(TreeSession):
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         return super().select_rows(sorted(rows, key=self._place))
 
-    def follow(
-        self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
-    ) -> None:
-        """Let the next forward choose the target's tokens; see `TargetSession`."""
-        supported = all(BatchDistribution.takes(distribution) for distribution in distributions)
-        self._distributions = list(zip(distributions, texts, strict=True)) if supported else None
-
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward, of fixed shape if all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
 
-    def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
+    def launch(
+        self,
+        pending: Sequence[Sequence[int]],
+        trees: Sequence[DraftTree],
+        followed: Followed | None = None,
+    ) -> None:
         """Start a forward; see `TargetSession`."""
-        distributions, self._distributions = self._distributions, None
+        if not all(BatchDistribution.takes(distribution) for distribution, _ in followed or ()):
+            followed = None
         self.chosen = None
         fits = max(map(len, trees)) < MOST_QUERIES and all(len(row) == 1 for row in pending)
         if fits and all(row.cache.length for row in self.active_rows):
             with self._watch:
                 self._inputs = list(zip(pending, trees, strict=True))
-                self._launched = self._step(distributions)
+                self._launched = self._step(followed)
         else:
             self._launched = super().verify(pending, trees), None
 
@@ -130,7 +125,7 @@ class StaticSession(TreeSession):
 
     def discard_uncommitted(self) -> None:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
-        self._distributions = self._launched = self.chosen = None
+        self._launched = self.chosen = None
         super().discard_uncommitted()
 
     def _slots(self, row: int, path: Sequence[int]) -> list[int]:
@@ -169,7 +164,7 @@ class StaticSession(TreeSession):
         assert isinstance(cache, StackedRow)
         return cache.row
 
-    def _step(self, distributions: RequestDistribution | None) -> Launched:
+    def _step(self, followed: Followed | None) -> Launched:
         """Start a step of the selected rows."""
         self.target.check_mode()
         self._cover()
@@ -179,15 +174,15 @@ class StaticSession(TreeSession):
         self._arena.reserve(max(lengths) + n)
         slots = slots_of(max(lengths) + n, self._arena.slots)
         message = distribution = None
-        if distributions is not None:
+        if followed is not None:
             if rows not in self._arena.distributions:
                 place = self._arena.device, self._arena.slots + MOST_QUERIES
                 new = BatchDistribution(rows, self.target.vocab_size, *place)
                 self._arena.distributions[rows] = new
             message = self._arena.distributions[rows]
-            distribution = message.notify(dict(zip(self._at, distributions, strict=True)))
+            distribution = message.notify(dict(zip(self._at, followed, strict=True)))
         shape = StepShape(rows, n, slots, distribution)
-        inputs = self._packet(shape, lengths, distributions)
+        inputs = self._packet(shape, lengths, followed)
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
         taps = None if self._taps is None else Taps(self._taps.modules)
@@ -217,7 +212,7 @@ class StaticSession(TreeSession):
         return parts, partial(step.read, packet, logits, self._at)
 
     def _packet(
-        self, shape: StepShape, lengths: Sequence[int], distributions: RequestDistribution | None
+        self, shape: StepShape, lengths: Sequence[int], followed: Followed | None
     ) -> NDArray[np.int64]:
         """Return the inputs of a step, see `step`, without the new tokens of the texts."""
         n = shape.queries
@@ -229,8 +224,8 @@ class StaticSession(TreeSession):
             end = 1 + len(tree)
             inputs[at, 0], inputs[at, 1:end] = head[0], tree.tokens
             inputs[at, n + 1 : n + end] = tree.parents + 1
-            if distributions is not None:
-                distribution, text = distributions[i]
+            if followed is not None:
+                distribution, text = followed[i]
                 inputs[at, 3 * n + 1] = len(text) - distribution.prompt_length - 1
         inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
         return inputs

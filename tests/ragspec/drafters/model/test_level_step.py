@@ -29,7 +29,7 @@ from tests.support.calls import noted
 from tests.support.loops import draft_request
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
-from tests.support.sessions import prefill, static_session
+from tests.support.sessions import follow, prefill, static_session
 
 SHAPE = TreeShape.by_rank((3, 4, 3, 1))
 STEPS = 50
@@ -239,8 +239,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(PROMPT))
     with static_session(static, 1, 64) as session:
         prefill(session, PROMPT)
-        session.follow([distribution], [[*PROMPT, root]])
-        session.verify([[root]], [tree])
+        follow(session, [[root]], [tree], [distribution], [[*PROMPT, root]])
         assert session._selection[0][1] == [a, b, c]
         assert session.chosen is not None
         chosen = session.chosen[0]

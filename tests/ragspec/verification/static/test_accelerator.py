@@ -26,7 +26,7 @@ from ragspec.verification.static.step import StepShape
 from tests.support import tiny
 from tests.support.pretend import EVERY_SETTING, NAME, Pretend, pretend
 from tests.support.pretend_steps import Bushes, Steps, count_steps
-from tests.support.sessions import prefill, static_session
+from tests.support.sessions import follow, prefill, static_session
 
 VOCAB = 20_032  # large enough for candidates to be found block by block, as in large models
 SETTINGS = {
@@ -177,8 +177,7 @@ def test_a_second_look_leaves_the_others_their_tokens() -> None:
     with static_session(open_static(CausalTarget(model()), "eager"), rows, 64) as session:
         prefill(session, *prompts(rows))
         texts = [[*text, 1] for text in prompts(rows)]
-        session.follow(distributions, texts)
-        logits = session.verify([[1]] * rows, [tree] * rows)
+        logits = follow(session, [[1]] * rows, [tree] * rows, distributions, texts)
         assert session.chosen is not None
         for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
             paths = [[7, 8, 9][:depth] for depth in range(4)]
@@ -213,9 +212,8 @@ def test_rows_of_all_distributions_at_once() -> None:
             prefill(session, *texts)
             for token in range(3):
                 texts = [[*text, token] for text in texts]
-                session.follow(distributions, texts)
                 with device.recording() as record:
-                    session.verify([[token]] * rows, [tree] * rows)
+                    follow(session, [[token]] * rows, [tree] * rows, distributions, texts)
                     session.commit([()] * rows)
                 result.records.append(record)
     result.records = result.records[1:]

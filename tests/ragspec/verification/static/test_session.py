@@ -21,7 +21,7 @@ from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_session import TreeSession
 from tests.support import architectures
 from tests.support.model_state import state_of
-from tests.support.sessions import EMPTY, prefill, static_session
+from tests.support.sessions import EMPTY, follow, prefill, static_session
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "starter")
 STEPS = 24
@@ -74,9 +74,10 @@ def start(rng: np.random.Generator, rows: int, *sessions: TreeSession) -> list[l
     return prompts
 
 
-def check_logits(one: TreeSession, other: TreeSession, roots: Any, trees: list[DraftTree]) -> None:
+def check_logits(one: TreeSession, other: Any, roots: Any, trees: Any, *followed: Any) -> None:
     """Verify trees in both sessions, and check that their logits are the same."""
-    both = zip(one.verify(roots, trees), other.verify(roots, trees), trees, strict=True)
+    other.launch(roots, trees, *followed)
+    both = zip(one.verify(roots, trees), other.settle(), trees, strict=True)
     for expected, result, tree in both:
         expected, result = expected[: len(tree) + 1], result[: len(tree) + 1]
         assert float((expected - result).abs().max()) < CLOSE
@@ -150,8 +151,7 @@ def test_the_device_walks_as_the_host_does(
             trees = [with_local(rng, tokens) for tokens in current]
             pending = [[root] for root in roots]
             logits = one.verify(pending, trees)
-            other.follow(distributions, texts)
-            other.verify(pending, trees)
+            follow(other, pending, trees, distributions, texts)
             assert other.chosen is not None
             paths = []
             for row, tree in enumerate(trees):
@@ -326,8 +326,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             for above, node in zip((-1, *path), path, strict=False):
                 selection[0, above + 1] = int(tree.tokens[node])
             one.verify([[1]], [tree])
-            other.follow([distribution(0)], texts)
-            other.verify([[1]], [tree])
+            follow(other, [[1]], [tree], [distribution(0)], texts)
             looked = known <= max((-1, *path)) + 1
             assert other.chosen == partly(None, None, whole=looked)[0][:, :7].tolist()
             one.commit([path])
@@ -348,8 +347,7 @@ def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch
         texts = start(np.random.default_rng(0), 1, session)
         before = lengths(session)[0]
         texts[0].append(1)
-        session.follow([distribution(0)], texts)
-        session.verify([[1]], [DraftTree.chain([5, 6], "test")])
+        follow(session, [[1]], [DraftTree.chain([5, 6], "test")], [distribution(0)], texts)
         assert session.chosen == [[0, 0, 0]]
         session.commit([()])
         assert lengths(session)[0] == before + 1

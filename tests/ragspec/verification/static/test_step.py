@@ -67,8 +67,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
             one.discard_uncommitted()
             trees = [a_tree(rng, current) for current in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
-            other.follow(distributions, texts)
-            check_logits(one, other, roots, trees)
+            check_logits(one, other, roots, trees, list(zip(distributions, texts, strict=True)))
             paths = [walked(*inputs) for inputs in zip(trees, other.chosen or (), strict=True)]
             accepted += sum(map(len, paths))
             for text, tree, path in zip(texts, trees, paths, strict=True):

@@ -25,7 +25,7 @@ from ragspec.verification.tree_attention import lease
 from tests.support import tiny
 from tests.support.calls import failing, noted
 from tests.support.model_state import state_of
-from tests.support.sessions import EMPTY, prefill, static_session
+from tests.support.sessions import EMPTY, follow, prefill, static_session
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 NEW = 12
@@ -125,8 +125,8 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
     with static_session(opened(model), 1, 40) as session:
         prefill(session, [1, 2])
         for text in ([1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 6]):
-            session.follow([distribution], [text])
-            prefill(session, text[-1:])
+            follow(session, [text[-1:]], [EMPTY], [distribution], [text])
+            session.commit([()])
         keys: list[Any] = list(session._arena.steps)
         (key,) = (key for key in keys if key[0][0].distribution is not None)
         penalties = session._arena.distributions[1]._penalties
