@@ -99,18 +99,15 @@ class PrefixCache:
         """
         tokens = list(tokens)
         with self._lock:
-            row, common = _longest(tokens, tenant, self._rows)
-            source, shared = _longest(tokens, tenant, running)
-            if not max(common, shared):
+            row, common = _longest(tokens, tenant, [*self._rows, *running])
+            if row is None:
                 return None, 0
-            if row is None or (source is not None and shared >= common):
-                assert source is not None
-                return source.cache.prefix(shared, capacity - shared), shared
-            self._rows.remove(row)
-            if self._gives(row, common):
-                row.cache.truncate(common)
-                return row.cache, common
-            self._rows.append(row)
+            if row in self._rows:
+                self._rows.remove(row)
+                if self._gives(row, common):
+                    row.cache.truncate(common)
+                    return row.cache, common
+                self._rows.append(row)
             return row.cache.prefix(common, capacity - common), common
 
     def keep(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
