@@ -185,7 +185,7 @@ class Loop:
             spent = 1000 * (time.perf_counter() - row.started)
             row.prefill_ms += spent
             if match is not None:
-                attempt(row, emit, row, DraftTree.empty(), match[0], {"prefill": spent})
+                attempt(row, emit, row, DraftTree.empty(), *match, {"prefill": spent})
 
     def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""

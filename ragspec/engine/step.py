@@ -66,10 +66,11 @@ def judge(
     valid = [view for view in views if view is not None]
     if valid:
         valid[0].prepare_batch(valid)
-    return [
-        None if view is None else attempt(row, _judge, row, tree, view)
-        for row, tree, view in zip(rows, trees, views, strict=True)
-    ]
+    judged: list[tuple[Verdict, RowView] | None] = []
+    for row, tree, view in zip(rows, trees, views, strict=True):
+        verdict = None if view is None else attempt(row, row.rule.judge, tree, view)
+        judged.append(None if view is None or verdict is None else (verdict, view))
+    return judged
 
 
 def top_tokens_of(
@@ -101,20 +102,9 @@ def _view(
     return view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
-def _judge(row: Sequence, tree: DraftTree, view: RowView) -> tuple[Verdict, RowView]:
-    """Return the verdict of the row's rule and its view; record log-probabilities of the tokens."""
-    verdict = row.rule.judge(tree, view)
-    if row.request.logprobs is not None:
-        before = ROOT
-        for node in verdict.path:
-            row.scored.append(view.logprob(before, int(tree.tokens[node]), row.request.logprobs))
-            before = node
-        if verdict.token is not None:
-            row.scored.append(view.logprob(before, verdict.token, row.request.logprobs))
-    return verdict, view
-
-
-def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:
+def emit(
+    row: Sequence, tree: DraftTree, verdict: Verdict, view: RowView, spent: dict[str, float]
+) -> Step:
     """Commit the verdict's tokens to the row, up to the one that ends the text."""
     tokens = [int(tree.tokens[node]) for node in verdict.path]
     if verdict.token is not None:
@@ -124,10 +114,11 @@ def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, floa
             tokens = tokens[:count]
             row.finished = time.perf_counter()
             break
+    if (top := row.request.logprobs) is not None:
+        before = zip((ROOT, *verdict.path), tokens, strict=False)
+        row.scored += [view.logprob(node, token, top) for node, token in before]
     row.context.tokens.extend(tokens)
     row.context.remaining -= len(tokens)
-    # Accepted tokens after the end of the text were scored, too.
-    del row.scored[row.stop.count - len(row.request.resume_from) :]
     row.pending = tokens[-1:]
     count = len(tokens)
     excess, nll_gap = verdict.excess[:count], verdict.nll_gap[:count]
@@ -146,7 +137,7 @@ def finish(
     hidden: HiddenStates | None,
 ) -> None:
     """Emit the verdict's tokens, and let the drafter learn from the step."""
-    step = emit(row, tree, verdict, spent)
+    step = emit(row, tree, verdict, view, spent)
     if row.done or row.drafter is None:
         return
     # View, tokens and states are lent for this call; the steps that a row keeps hold none.
