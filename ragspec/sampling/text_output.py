@@ -81,12 +81,19 @@ class TextOutput:
         return self._visible.whole[:cut]
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the text."""
-        if self._stops or self._placed:
-            for token in tokens:
-                self._take(token)
-        else:
+        """Add tokens to the text, one by one if stop strings or places are searched."""
+        if not (self._stops or self._placed):
             self._waiting.extend(tokens)
+            return
+        visible = self._visible
+        for token in tokens:
+            for searched, _ in self._searches[1:]:
+                self._marks.append((len(searched.text), len(visible.text)))
+            stopped = [_push(*search, [token]) for search in self._searches]
+            if self._placed:
+                self.starts.append(max(self.starts[-1], visible.length))
+            if self._cut is None and any(stopped):
+                self._cut = self._find()  # a longer stop may begin earlier
 
     def finish(self) -> bool:
         """End the text, and return whether its last, incomplete part completes a stop string."""
@@ -140,17 +147,6 @@ class TextOutput:
         bounds = pairwise([*starts[first:count], end])
         tokens = zip(scored[first:count], bounds, strict=True)
         return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
-
-    def _take(self, token: int) -> None:
-        """Decode one token, and search it for stop strings."""
-        visible = self._visible
-        for searched, _ in self._searches[1:]:
-            self._marks.append((len(searched.text), len(visible.text)))
-        stopped = [_push(*search, [token]) for search in self._searches]
-        if self._placed:
-            self.starts.append(max(self.starts[-1], visible.length))
-        if self._cut is None and any(stopped):
-            self._cut = self._find()  # a longer stop may begin earlier
 
     def _decode(self) -> None:
         if self._waiting:

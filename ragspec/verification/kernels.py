@@ -103,7 +103,8 @@ def weighted(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> 
     kernel = getattr(torch.ops.aten, _KERNEL)
     if causal or (mask is not None and n > 2 * width):
         query, key, value = _grouped(query, key, value)
-        mask = _for_groups(mask, batch, key.shape[0] // batch)
+        if mask is not None and min(mask.shape[0], groups) > 1:  # else a view does for all
+            mask = mask.expand(batch, groups, -1, -1).reshape(batch * groups, 1, *mask.shape[2:])
     else:
         query, mask = _fold(query, groups, mask)
     out, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
@@ -137,13 +138,6 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
     folded = query.reshape(-1, share, *query.shape[2:])
     key, value = (each.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for each in (key, value))
     return folded, key, value
-
-
-def _for_groups(mask: Tensor | None, batch: int, groups: int) -> Tensor | None:
-    """Return a mask [B or 1, 1, n, S] for `_grouped` queries; a view for one row or group."""
-    if mask is None or mask.shape[0] == 1 or groups == 1:
-        return mask
-    return mask.expand(batch, groups, -1, -1).reshape(batch * groups, 1, *mask.shape[2:])
 
 
 def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
