@@ -465,7 +465,8 @@ def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
 
 def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
     def endless(pool: Engine) -> list[RequestHandle]:
-        handles = [pool.submit([4, 5], max_new_tokens=400, ignore_eos=True) for _ in range(3)]
+        slow = {"max_new_tokens": 400, "on_step": lambda *_: time.sleep(0.01)}
+        handles = [pool.submit([4, 5], ignore_eos=True, **slow) for _ in range(3)]
         next(handles[0])
         return handles
 
