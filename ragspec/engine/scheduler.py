@@ -26,7 +26,7 @@ from ragspec.engine.kv_memory import KvMemory
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence, attempt, is_interrupt
 from ragspec.errors import EngineClosedError, InputError, QueueFullError, pluralize
-from ragspec.models.device import as_loaded, release_memory
+from ragspec.models.device import as_loaded, release_memory, threads
 from ragspec.reports.generation import Generation
 from ragspec.sampling.settings import checked_count
 from ragspec.verification.base import TargetSession
@@ -186,7 +186,9 @@ class Scheduler:
                 # a tensor of the inference mode could not be written outside of it.
                 cast = torch.is_autocast_enabled(self.target.device.type)
                 as_is = as_loaded(self.target.device) if cast else nullcontext()
-                with torch.inference_mode(False), torch.no_grad(), as_is:
+                # The runtime's threads wait busily for its next forward and would slow torch's.
+                alone = threads(1) if self.target.runtime == "onnx" else nullcontext()
+                with torch.inference_mode(False), torch.no_grad(), as_is, alone:
                     self._turn()
             except BaseException as error:
                 interrupt = error if is_interrupt(error) else None

@@ -1,9 +1,11 @@
-"""Devices and dtypes of models, and whether their numbers are rounded visibly."""
+"""Devices, threads and dtypes of models, and whether their numbers are rounded visibly."""
 
 import ctypes
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,6 +43,36 @@ def as_loaded(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+_COUNT: ContextVar[int | None] = ContextVar("threads", default=None)
+
+
+def thread_count() -> int:
+    """Return how many threads of a CPU models have, also inside `threads`."""
+    return _COUNT.get() or torch.get_num_threads()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Give torch so many threads inside the block, in this thread alone; models keep theirs."""
+    if count == torch.get_num_threads():
+        yield
+        return
+    token = _COUNT.set(thread_count())
+    try:
+        with _openmp().limit(limits=count):
+            yield
+    finally:
+        _COUNT.reset(token)
+
+
+@cache
+def _openmp() -> Any:
+    """Return what sets the threads of OpenMP. torch's function would change those of all others."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="openmp")
 
 
 def is_cuda(device: torch.device) -> bool:

@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from ragspec.errors import ModelError
+from ragspec.models.device import thread_count
 from ragspec.registry import for_extra
 from ragspec.types import PreTrainedModel
 
@@ -352,7 +353,7 @@ class Session:
     ) -> None:
         runtime = onnx_runtime()
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = thread_count()
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
         self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy

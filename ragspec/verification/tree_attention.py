@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ragspec.models.device import thread_count, threads
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.kernels import AttentionForm, attend, behind, by_weights, joins
 
@@ -224,6 +225,8 @@ def _register() -> None:
 def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
     """Make the model attend through this module inside the block; nests and is thread-safe.
 
+    It has all threads, also in steps of a target on ONNX Runtime.
+
     Args:
         configs: `model_configs(model)`, for callers that lease the model for every step.
     """
@@ -237,7 +240,8 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
             lent.leases += 1
             config._attn_implementation_internal = NAME
     try:
-        yield
+        with threads(thread_count()):
+            yield
     finally:
         with _lock:
             for config, _ in configs:

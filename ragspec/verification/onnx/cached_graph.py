@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
-from ragspec.models.device import pick_device
+from ragspec.models.device import pick_device, thread_count
 from ragspec.models.gguf import SPARE, converted_folder
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
@@ -145,7 +145,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     flags = cpu.read_text("utf-8").partition("flags")[2].partition("\n")[0] if cpu.exists() else ""
     identity = [
         *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats),
-        (VERSION, dtype, onnx_runtime().__version__, torch.__version__, torch.get_num_threads()),
+        (VERSION, dtype, onnx_runtime().__version__, torch.__version__, thread_count()),
         (platform.machine(), platform.processor(), flags),
     ]
     key = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]

@@ -5,6 +5,7 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,38 @@ def test_changed_weights_and_hooks_run_through_the_modules() -> None:
         assert after.report.runtime == "torch" and after.tokens != before.tokens
         own = Engine(open_target(model, runtime="torch"), None, None)
         assert after.tokens == write(own, prompt).tokens
+
+
+def test_a_step_gives_torch_one_thread_and_models_theirs() -> None:
+    counts, others = list[int](), list[int]()
+
+    def process(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts.append(torch.get_num_threads())
+        thread = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return scores
+
+    def observe(*_: object) -> None:
+        modules.append(torch.get_num_threads())
+
+    modules = list[int]()
+    model = copy.deepcopy(tiny.model())
+    torch.set_num_threads(2)
+    try:
+        target = open_target(model)
+        assert isinstance(target, OnnxTarget)
+        engine, prompt = Engine(target, None, None), tiny.prompt()
+        engine.generate([prompt, prompt[3:]], max_new_tokens=4, logits_processor=[process])
+        assert set(counts) == {1} and set(others) == {2} and torch.get_num_threads() == 2
+        together = target._together  # opened in a step
+        assert together is not None
+        assert together.session.inner.get_session_options().intra_op_num_threads == 2
+        model.model.norm.register_forward_hook(observe)
+        engine.generate(prompt, max_new_tokens=4)
+        assert set(modules) == {2}
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
