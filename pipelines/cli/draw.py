@@ -3,7 +3,7 @@
 The PNG text "ragspec" of every image has the settings that determine it. No file is overwritten.
 """
 
-import json as json_text
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,10 @@ from dataclasses import replace
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError, pluralize
 from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.checks import JSON, check_output
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
@@ -35,21 +32,11 @@ NAME_LETTERS = 40  # most letters of the subject in a file name
 
 
 @takes_records
-def draw(
-    options: DrawOptions,
-    out: Annotated[
-        Path, Option("--out", "-o", help="Folder for the images.", file_okay=False)
-    ] = Path("images"),
-    json: Annotated[
-        Path | None, Option("--json", help="Write figures to this file.", dir_okay=False)
-    ] = None,
-) -> None:
+def draw(options: DrawOptions) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
     from PIL.PngImagePlugin import PngInfo
 
-    terminal = Terminal()
-    if json is not None and (json.parent != out or json.exists()):
-        check_output(json, JSON)
+    terminal, out = Terminal(), options.out
     with terminal.working("loading"):
         from ragspec.visual import ImagePipeline
 
@@ -76,7 +63,7 @@ def draw(
 
     def save(number: int, image: "Image") -> None:
         info, file = PngInfo(), BytesIO()
-        info.add_text(KEY, json_text.dumps(described[number], sort_keys=True))
+        info.add_text(KEY, json.dumps(described[number], sort_keys=True))
         image.save(file, "PNG", pnginfo=info)
         paths[number] = _write_new(planned[number], every, file.getvalue())
 
@@ -92,8 +79,8 @@ def draw(
     figures |= {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
     images = [str(paths[number]) for number in sorted(paths)]
     figures |= {"images": images, "seed": seed, **described[0]}
-    if json is not None:
-        write_output(json, "the figures", json_text.dumps(figures, indent=1) + "\n")
+    if options.json is not None:
+        write_output(options.json, "the figures", json.dumps(figures, indent=1) + "\n")
     _print_figures(figures, out, terminal)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ragspec.errors import InputError, UnknownNameError
@@ -63,6 +64,8 @@ class DrawOptions:
     temperature: float = option(
         1.0, "Temperature; 0: the best code.", "--temperature", "-t", min=0, max=100
     )
+    out: Path = option(Path("images"), "Folder for the images.", "--out", "-o", file_okay=False)
+    json: Path | None = option(None, "Write figures to this file.", "--json", dir_okay=False)
 
     def __post_init__(self) -> None:
         for text in self.prompt:
@@ -90,6 +93,8 @@ class DrawOptions:
             visual.check_setting("guidance_scale", self.guidance)
         if self.family is not None and self.family not in names("family"):
             raise UnknownNameError(unknown("family", self.family, names("family")))
+        if self.json is not None and (self.json.parent != self.out or self.json.exists()):
+            checks.check_output(self.json, checks.JSON)
         self._check_model()
 
     def _check_model(self) -> None:

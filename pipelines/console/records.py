@@ -1,8 +1,8 @@
 """Command-line options as frozen records: each field declares a type, a default, a help text.
 
-A command takes records as arguments, whose fields may be records again. `takes_records` shows a
-field that is an `option` or `argument` as just that, and collects those that are a `setting` behind
-one option, --set NAME=VALUE. So a command has few options, and its settings have types. An option
+A command takes one record, whose fields may be records again. `takes_records` shows a field that is
+an `option` or `argument` as just that, and collects those that are a `setting` behind one option,
+--set NAME=VALUE. So a command has few options, and its settings have types. An option
 that commands share may be typer's `Annotated`.
 """
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature
 from operator import ge, le
 from types import EllipsisType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
@@ -66,22 +66,15 @@ def _marked(default: T | EllipsisType, mark: object) -> T:
     return cast(T, field(default=MISSING if default is ... else default, metadata={MARK: mark}))
 
 
-def takes_records(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a function of typer whose keyword arguments are the fields of records.
+def takes_records(function: Callable[[Any], object]) -> Callable[..., object]:
+    """Return a function of typer whose keyword arguments are the fields of a function's record.
 
     Its attribute `epilog` lists the settings; see `add_command`.
     """
-    types = get_type_hints(function, include_extras=True)
-    parameters: list[Parameter] = []
-    settings: dict[str, Parameter] = {}
-    for name, parameter in signature(function).parameters.items():
-        if is_dataclass(types[name]):
-            every = list(declared(types[name]))
-            settings |= {field.name: field for field in every if setting_of(field)}
-            parameters += [field for field in every if not setting_of(field)]
-        else:
-            parameter = parameter.replace(annotation=types[name], kind=Parameter.KEYWORD_ONLY)
-            parameters.append(parameter)
+    (record,) = (kind for name, kind in get_type_hints(function).items() if name != "return")
+    every = list(declared(record))
+    settings = {field.name: field for field in every if setting_of(field)}
+    parameters = [field for field in every if not setting_of(field)]
     if settings:
         option = Option("--set", "-s", metavar="NAME=VALUE", help="A rarer setting; see below.")
         kind = Annotated[list[str], option]
@@ -90,10 +83,10 @@ def takes_records(function: Callable[..., object]) -> Callable[..., object]:
     @wraps(function)
     def command(**values: Any) -> Any:
         values |= read_settings(values.pop(SET, ()), settings)
-        arguments = {n: _value(kind, n, values) for n, kind in types.items() if n != "return"}
+        options = _filled(record, values)
         if "torch" not in sys.modules and {"model", "embedder"} & values.keys():
             Terminal().note("starting ...")  # the import takes seconds
-        return function(**arguments)
+        return function(options)
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # read by typer
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -195,9 +188,7 @@ def _described(field: Parameter) -> str:
     return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {setting.help}"
 
 
-def _value(kind: Any, name: str, values: dict[str, Any]) -> Any:
-    """Return the value of a name, or the record of a type from the values of its fields."""
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        return values[name]
-    types = get_type_hints(kind)
-    return kind(**{each.name: _value(types[each.name], each.name, values) for each in fields(kind)})
+def _filled(record: Any, values: Mapping[str, object]) -> Any:
+    """Return a record of the values by name, which are also those of its records."""
+    types = [(each.name, get_type_hints(record)[each.name]) for each in fields(record)]
+    return record(**{n: _filled(k, values) if is_dataclass(k) else values[n] for n, k in types})
