@@ -4,12 +4,13 @@ A subclass says what the model reads: whole passages (`DocQA`), one long documen
 passages that are searched again (`IterativeRag`), or the turns before (`Conversation`).
 """
 
+import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
@@ -99,9 +100,7 @@ class Answerer(ABC):
     @property
     def template(self) -> PromptTemplate:
         """The template of the prompts."""
-        if self._template is None:
-            self._template = find_template(suited(self.engine.tokenizer), self._system)
-        return self._template
+        return self._template or find_template(suited(self.engine.tokenizer), self._system)
 
     @property
     def top_k(self) -> int:
@@ -187,9 +186,15 @@ class Answerer(ABC):
             )
         return SearchResult(hits[: self.top_k], tuple(sentences), refused)
 
-    def read_hits(self, result: SearchResult, engine: Engine | None = None) -> Sequence[Hit]:
-        """Return what an engine, or ours, reads of a search: the passages or the best sentence."""
-        if self._top_k is None and reads_sentences(engine or self.engine):
+    def over(self, engine: Engine) -> Self:
+        """Return this answerer with another engine."""
+        other = copy.copy(self)
+        other._engine = engine
+        return other
+
+    def read_hits(self, result: SearchResult) -> Sequence[Hit]:
+        """Return what the engine reads of a search: the passages or the best sentence."""
+        if self._top_k is None and reads_sentences(self.engine):
             return [each.alone for each in result.sentences[:1]] or result.hits
         return result.hits
 

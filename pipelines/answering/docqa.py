@@ -1,13 +1,13 @@
 """Questions over documents: the best passages that fit the model's context are its prompt."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer, SearchResult
+from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
@@ -19,7 +19,7 @@ from ragspec.retrievers.search.documents import (
     Skipped,
     load_documents,
 )
-from ragspec.retrievers.search.fusion import Retriever, SearchFunction, as_retriever
+from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
@@ -112,15 +112,17 @@ class DocQA(Answerer):
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
-        return self._prompt(question, self.search(question), max_new_tokens)
+        hits = self.read_hits(self.search(question))
+        return self.prompt_over(question, hits, max_new_tokens)
 
-    def _prompt(self, question: str, result: SearchResult, max_new_tokens: int) -> Prompt:
+    def prompt_over(self, question: str, hits: Sequence[Hit], max_new_tokens: int) -> Prompt:
+        """Return the prompt over passages, of which the last are left out if they do not fit."""
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
         tokenizer = self.engine.tokenizer
-        hits = self.read_hits(result)
         return build_prompt(tokenizer, question, hits, room=room, template=self.template)
 
     def _write(self, question: Question) -> Answer:
-        prompt = self._prompt(question.text, question.search, question.options["max_new_tokens"])
+        hits, new = self.read_hits(question.search), question.options["max_new_tokens"]
+        prompt = self.prompt_over(question.text, hits, new)
         return self._answer(question, prompt, self._generate(prompt, question))

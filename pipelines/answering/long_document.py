@@ -5,7 +5,6 @@ question reuses the document's keys and values (RAGCache, arXiv 2404.12457). The
 reused after a restart.
 """
 
-import copy
 import os
 import weakref
 from dataclasses import replace
@@ -165,8 +164,7 @@ class LongDocument(Answerer):
         layers: Layers = {}
         if engine.scheduler is not self.engine.scheduler:  # a prefix cache of its own
             layers = {n: (k.clone(), v.clone()) for n, (k, v) in self._layers().items()}
-        other = copy.copy(self)
-        other._engine = engine
+        other = super().over(engine)
         other._hold(layers)
         return other
 

@@ -88,12 +88,8 @@ def answers(options: AnswersBenchOptions) -> None:
     terminal = Terminal()
     qa = options.documents.open(terminal)
     assert qa is not None
-
-    from ragspec.pipelines.answering.docqa import DocQA
-
     with terminal.working("loading the model"):
-        engine = options.engine.load_engine()
-    answerer = DocQA(qa.retriever, engine=engine, **options.documents.settings)
+        answerer = qa.over(options.engine.load_engine())
     with progress(terminal, "answering") as show:
         rows = measure_answers(answerer, items, options.max_new_tokens, show)
     figures = summary(rows)

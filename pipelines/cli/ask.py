@@ -95,13 +95,7 @@ class IterativeOptions(AskOptions):
 @takes_records
 def ask(options: AskOptions) -> None:
     """Answer a question from documents, with citations."""
-
-    def over(qa: DocQA, engine: Engine, plain: bool) -> DocQA:
-        from ragspec.pipelines.answering.docqa import DocQA
-
-        return DocQA(qa.retriever, engine=engine, **options.documents.settings)
-
-    answer(options, over)
+    answer(options, lambda qa, engine, plain: qa.over(engine))
 
 
 @takes_records
@@ -134,11 +128,8 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     terminal = Terminal(quiet=text.output.json)
     qa = options.documents.open(terminal)
     assert qa is not None
-
-    from ragspec.pipelines.answering.docqa import DocQA
-
     if options.documents.prompt == EXTRACT:
-        extract = DocQA(qa.retriever, prompt=EXTRACT).ask(question, refuse=not options.no_refusal)
+        extract = qa.ask(question, refuse=not options.no_refusal)
         if extract.refused:
             note_sentences(extract.sentences, terminal)
         return show(answer_result(question, extract), text.output, terminal)

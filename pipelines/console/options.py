@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, cast
 
 from typer import Option
 
@@ -257,18 +257,23 @@ class SearchOptions:
         """The index among the documents, None if there is none."""
         return next((path for path in self.docs if is_store(path)), None)
 
+    @property
+    def settings(self) -> PromptSettings:
+        """The arguments of an `Answerer`."""
+        return {}
+
     def open(self, terminal: Terminal) -> DocQA | None:
         """Return the pipeline over the documents, None if none are named."""
         if not self.docs:
             return None
         if self.index is None:
-            qa = index_documents(self.docs, self.embedder, terminal)
+            qa = index_documents(self.docs, self.embedder, terminal, **self.settings)
         else:
             with terminal.working("reading the documents"):
                 from ragspec.pipelines.answering.docqa import DocQA
 
                 silence_transformers()
-                qa = DocQA.from_index(self.index, embedder=self.embedder)
+                qa = DocQA.from_index(self.index, embedder=self.embedder, **self.settings)
         if self.reranker is not None:
             from ragspec.retrievers.search.reranker import CrossEncoder
 
@@ -296,7 +301,7 @@ class DocumentOptions(SearchOptions):
 
     @property
     def settings(self) -> PromptSettings:
-        """The arguments of an `Answerer`."""
+        """Those of a prompt too."""
         return {"top_k": self.top_passages, "prompt": self.prompt, "system": self.system}
 
 
@@ -335,7 +340,11 @@ class TextOptions:
 
 
 def index_documents(
-    paths: Sequence[Path], embedder: str | None, terminal: Terminal, dense: str = "exact"
+    paths: Sequence[Path],
+    embedder: str | None,
+    terminal: Terminal,
+    dense: str = "exact",
+    **settings: Unpack[PromptSettings],
 ) -> DocQA:
     """Read documents, before torch is imported, and index them; note the files left out."""
     from ragspec.retrievers.search.documents import load_documents
@@ -348,8 +357,9 @@ def index_documents(
 
         if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
             silence_transformers()
+        embedder = embedder or DEFAULT_EMBEDDER
         qa = DocQA.from_documents(
-            loaded, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, on_progress=on_progress
+            loaded, embedder=embedder, dense=dense, on_progress=on_progress, **settings
         )
     for skipped in qa.skipped:
         terminal.note_skipped(skipped.path, skipped.reason)

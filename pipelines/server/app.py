@@ -161,7 +161,7 @@ class Routes:
             served.expect(body.model, prompts * samples)
             headers = ignored_fields(body)
             if isinstance(body, ChatRequest):
-                requests = await run_in_thread(read_chat, body, engine, served.documents)
+                requests = await run_in_thread(read_chat, body, served.documents)
             elif body.echo:  # the log-probabilities of a prompt take a forward of their own
                 requests = await self._alone(request, partial(read_completion, body, engine))
             else:

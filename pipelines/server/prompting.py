@@ -11,8 +11,8 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.conversation import search_turn
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.answering.prompt import Prompt, build_prompt, passages_of, placed
-from ragspec.pipelines.answering.template import find_template, is_chat, suited
+from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
+from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
 from ragspec.pipelines.server.schema import (
     REFUSED,
@@ -29,7 +29,6 @@ from ragspec.retrievers.search.passages import Passage
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import TextOutput
-from ragspec.types import Tokenizer
 from ragspec.verification.causal import score_tokens
 
 CHARACTERS = 8  # of a token, as an upper bound
@@ -61,11 +60,11 @@ class EngineRequest:
     echoed: tuple[TokenLogprob, ...] = ()
 
 
-def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> list[EngineRequest]:
+def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     """Return the engine's requests for a chat request.
 
     The documents of the request are put before its last message. Without any, the passages that the
-    server's documents have for that message are.
+    server's documents have for that message are. Their engine is the server's.
 
     Raises:
         InputError: The request contradicts itself, or has empty documents.
@@ -74,8 +73,8 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
     if body.top_logprobs and not body.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
     turns = [text_of(turn.content) for turn in body.messages]
-    question, tokenizer = turns[-1], engine.tokenizer
-    result = _search(body, question, engine, documents)
+    question, engine = turns[-1], documents.engine
+    result = _search(body, question, documents)
     hits = result.hits
     if hits and body.temperature is None:  # as in `DocQA`; elsewhere OpenAI's default
         body = body.model_copy(update={"temperature": 0.0})
@@ -85,14 +84,11 @@ def read_chat(body: ChatRequest, engine: Engine, documents: DocQA | None) -> lis
         refusal = Answer.refusal(question, result).generation
         return [EngineRequest((), sampling, options, search=result, refusal=refusal)]
     new = body.max_completion_tokens or body.max_tokens
-    if hits and not is_chat(tokenizer):
-        template = find_template(suited(tokenizer))
-        options.setdefault("stop", template.stop)
-        limit = engine.target.max_length
-        room = None if limit is None else limit - max(new or 0, 0)
-        prompt = build_prompt(tokenizer, question, hits, room=room, template=template)
+    if hits and not is_chat(engine.tokenizer):
+        options.setdefault("stop", documents.template.stop)
+        prompt = documents.prompt_over(question, hits, max(new or 0, 0))
     else:
-        prompt = _conversation(body, turns, hits, tokenizer)
+        prompt = _conversation(body, turns, hits, documents)
     if not prompt.token_ids:
         raise InputError("messages: expected some text, got none.")
     options |= {"spans": prompt.spans, "texts": prompt.layout}
@@ -162,9 +158,7 @@ def _limit(
     options["max_new_tokens"] = count or rest
 
 
-def _search(
-    body: ChatRequest, question: str, engine: Engine, documents: DocQA | None
-) -> SearchResult:
+def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:
     """Return the passages of the prompt, their best sentences, and why the model is not called."""
     last = body.messages[-1].role
     if body.documents is not None:
@@ -172,11 +166,11 @@ def _search(
         if hits and last != "user":
             raise InputError("got documents, and a last message that is no user's.")
         return SearchResult(hits, tuple(rank_sentences(question, hits, ranked=False)))
-    if documents is None or last != "user" or not question.strip():
+    if last != "user" or not question.strip():
         return SearchResult()
     earlier = [text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
     result = search_turn(documents.search, question, earlier[-1] if earlier else None)
-    return replace(result, hits=documents.read_hits(result, engine))
+    return replace(result, hits=documents.read_hits(result))
 
 
 def _hit_of(number: int, document: DocumentText | str) -> Hit:
@@ -190,18 +184,18 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
 
 
 def _conversation(
-    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], tokenizer: Tokenizer
+    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
 ) -> Prompt:
     """Return the prompt of the turns, with the passages in the last one.
 
     Without a chat template it has the texts of the turns alone, separated by blank lines.
     """
+    tokenizer = documents.engine.tokenizer
     marked = [mark_special_tokens(text, tokenizer) for text in turns]
     if not is_chat(tokenizer):
         return placed(tokenizer, "\n\n".join(marked), hits)
     if hits:
-        template = find_template(suited(tokenizer))
-        marked[-1] = template.content(marked[-1], passages_of(hits, tokenizer))
+        marked[-1] = documents.template.content(marked[-1], passages_of(hits, tokenizer))
     roles = ["system" if turn.role == "developer" else turn.role for turn in body.messages]
     messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
     variables = body.chat_template_kwargs or {}  # of the REFUSED, those that ask for nothing

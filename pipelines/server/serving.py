@@ -20,6 +20,7 @@ from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
@@ -29,7 +30,6 @@ from ragspec.registry import unknown
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.server.schema import TextRequest
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.visual.pipeline import ImagePipeline
@@ -50,7 +50,8 @@ class Serving:
         engine: Not changed. Its draft model, if any, joins every drafter but "none".
         name: Name of the model in the API.
         default: Drafter and budget of requests that name none.
-        documents: Searched for chat requests without documents.
+        documents: Searched for chat requests without documents. Its template writes the prompts
+            over passages, whichever engine it has.
         settings: The limits of the engine, None for the default ones.
 
     Raises:
@@ -84,7 +85,7 @@ class Serving:
         self.scheduler = self.engine.scheduler
         self.name = name
         self.created = int(time.time())
-        self.documents = documents
+        self.documents = (documents or DocQA(lambda query: ())).over(self.engine)
         self.images = dict(images or {})
         self.stores: dict[str, CorpusIndex] = {}
         self.default = (_as_names(default[0]), default[1])
