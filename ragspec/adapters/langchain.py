@@ -9,7 +9,7 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 
 from collections.abc import Iterator, Sequence
 
-from ragspec.adapters.writer import HostReply, Job
+from ragspec.adapters.writer import HostModel, HostReply, Job
 from ragspec.registry import for_extra
 
 try:
@@ -23,8 +23,6 @@ try:
     )
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-
-    from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
     raise for_extra(error) from error
 

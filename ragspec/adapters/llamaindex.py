@@ -10,7 +10,7 @@ any other continues the prompt, and a conversation becomes one by `messages_to_p
 
 from collections.abc import Sequence
 
-from ragspec.adapters.writer import HostReply, Job, in_thread
+from ragspec.adapters.writer import HostModel, HostReply, Job, in_thread
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
 
@@ -22,8 +22,6 @@ try:
     )
     from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-
-    from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
     raise for_extra(error) from error
 

@@ -6,11 +6,13 @@ whether or not they are in the prompt.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ragspec.adapters.passages import hits_of
 from ragspec.drafters.base import SourceText
@@ -19,10 +21,10 @@ from ragspec.engine.plain_text import Message, encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, placed
-from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import is_chat
-from ragspec.pipelines.openai import GenerateRequest, OpenAIReply, figures
+from ragspec.pipelines.openai import NAMES, GenerateRequest, OpenAIReply, figures, read_settings
 from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
@@ -191,6 +193,70 @@ class HostWriter:
             reply = OpenAIReply(True, self.name, tokenizer)
             facts["logprobs"] = reply.logprobs(place_tokens(tokenizer, generation))
         return facts
+
+
+class HostModel(BaseModel):
+    """A model of LangChain or LlamaIndex that drafts from any source; its settings are fields.
+
+    Attributes:
+        model: Name or path. Alternatively pass `engine`. Concurrent calls share it.
+        max_batch_size: Texts decoded in one batch; it needs `model`.
+        drafter, draft_model, budget: See `Engine`; they need `model`.
+        chat_template: Jinja source, for models without a chat template.
+        temperature: 0, the default, is greedy. Calls take the sampling fields too, and n,
+            logprobs, top_logprobs, prediction, tenant and documents, which are drafted
+            from and cited.
+
+    Raises:
+        InputError, SamplingError: Settings contradict each other; also the errors of `Engine`.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: str | None = None
+    engine: Any = Field(default=None, exclude=True, repr=False)
+    max_batch_size: int | None = None
+    drafter: Any = Field(default="auto", exclude=True)
+    draft_model: Any = Field(default=None, exclude=True)
+    budget: Any = Field(default="auto", exclude=True)
+    chat_template: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    tenant: str | None = None
+    _writer: HostWriter = PrivateAttr()
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        # Not in a validator: pydantic would hide our errors in one of its own.
+        read_settings(self.settings)
+        of_writer = HostModel.model_fields.keys() - NAMES
+        self._writer = HostWriter(**{name: getattr(self, name) for name in of_writer})
+
+    def request(
+        self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
+    ) -> GenerateRequest:
+        """Return the request of a call; raise InputError for tools.
+
+        Args:
+            bookkeeping: Keywords that the host passes on for its own use.
+        """
+        if per_call.get("tools") or per_call.get("functions"):
+            raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
+        named = {name: value for name, value in per_call.items() if name not in bookkeeping}
+        return read_settings(self.settings, named, stop=stop)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings that a call may change."""
+        return {name: getattr(self, name) for name in HostModel.model_fields if name in NAMES}
 
 
 def in_thread(name: str) -> Any:
