@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.citations import Citation
-from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.pipelines.answering.answer import Answer
 from ragspec.registry import unknown
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
@@ -215,18 +214,18 @@ def figures(texts: Sequence[Generation]) -> dict[str, object]:
     }
 
 
-def citations_of(citations: Iterable[Citation], cited: Prompt) -> list[dict[str, object]]:
+def citations_of(answer: Answer) -> list[dict[str, object]]:
     """Return citations in OpenAI's form; a URL is the document's name and characters (RFC 5147)."""
     return [
         {
             "type": "url_citation",
             "url_citation": {
                 "url": f"{quote(each.document)}#char={each.start},{each.end}",
-                "title": cited.hits[each.passage - 1].passage.title,
+                "title": answer.prompt.hits[each.passage - 1].passage.title,
                 "start_index": each.answer_start,
                 "end_index": each.answer_end,
             },
             **{name: getattr(each, name) for name in CITED},
         }
-        for each in citations
+        for each in answer.citations
     ]

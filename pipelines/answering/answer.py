@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any, Self
 
-from ragspec.pipelines.answering.citations import Citation
+from ragspec.pipelines.answering.citations import Citation, Support
 from ragspec.pipelines.answering.prompt import Prompt
-from ragspec.pipelines.answering.support import Support
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import Report
 from ragspec.retrievers.search.fusion import Hit
@@ -43,7 +42,7 @@ class Answer:
         sentences: The sentences of the documents that answer the question best, best first. They do
             not depend on what the model wrote.
         citations: Whole sentences of a document that stand word for word in the text.
-        support: How far the documents support the text, see `find_support`.
+        support: How far the documents support the text, see `find_evidence`.
         supporting: The sentence that supports it, None if none does.
         evidence, short: The quoted sentence and the answer proper; "" if the text has none.
         refused: Why the model was not called, else None; the text then says that the documents do

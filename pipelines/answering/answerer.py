@@ -8,7 +8,7 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,8 +17,8 @@ from ragspec.engine.handle import Stream
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
+from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, expect_question
-from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.answering.template import (
     PromptTemplate,
     find_template,
@@ -46,9 +46,9 @@ class Question:
 
     text: str
     search: SearchResult
-    sampling: Sampling | None
-    stream: OnText | None
-    options: dict[str, Any]
+    sampling: Sampling | None = None
+    stream: OnText | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Answerer(ABC):
@@ -222,7 +222,7 @@ class Answerer(ABC):
             "texts": (*prompt.layout, *options.get("texts", ())),
         }
 
-    def _answer(
+    def answer_of(
         self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
     ) -> Answer:
         """Return the answer of a generation, with its parts, citations, support and more facts."""

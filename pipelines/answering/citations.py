@@ -1,20 +1,27 @@
-"""Citations: whole sentences of a document that stand word for word in an answer.
+"""Citations, and how far the documents support an answer.
 
-They are found by matching, so that the same text has the same citations at every budget. All
-characters are equal but for white space. A part of a sentence is no citation, as it may say
-something else. Accepted drafts from the passage decide `matched_by`.
+Citations are whole sentences of a document that stand word for word in an answer. They are found by
+matching, so that the same text has the same citations at every budget. All characters are equal but
+for white space. A part of a sentence is no citation, as it may say something else. Accepted drafts
+from the passage decide `matched_by`.
+
+An answer is `supported` if one sentence of the documents speaks both of the question and of what
+the answer says in its own words, `quoted` if it has a sentence word for word but no such support,
+and `unsupported` otherwise. Supported is no proof: the sentence may mean something else.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Self
 
 from ragspec.pipelines.answering.prompt import Prompt
-from ragspec.reports.generation import accepted_of
+from ragspec.reports.generation import Generation, accepted_of
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.text import Span, sentence_spans
+from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
+from ragspec.retrievers.search.text import Span, sentence_spans, words_of
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
@@ -24,6 +31,12 @@ WITHIN_WORD = re.compile(r"(?<=\w)(?=['’]?\w)|(?<=\w['’])(?=\w)")
 ENDING = " \n\t.!?。！？।\"'”’)"  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
+
+LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
+NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
+NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
+NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
+SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +176,81 @@ def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
         if all(end <= each.answer[0] or each.answer[1] <= start for each in separate):
             separate.append(quote)
     return sorted(separate)
+
+
+# --- Support ---
+
+
+class Support(StrEnum):
+    """How far the documents support an answer."""
+
+    SUPPORTED = "supported"
+    QUOTED = "quoted"
+    UNSUPPORTED = "unsupported"
+
+
+class Evidence(NamedTuple):
+    """What the documents have for an answer, see `Answer`."""
+
+    citations: tuple[Citation, ...]
+    support: Support
+    supporting: Sentence | None
+
+
+def find_evidence(
+    question: str,
+    generation: Generation,
+    prompt: Prompt,
+    sentences: tuple[Sentence, ...],
+    short: str = "",
+) -> Evidence:
+    """Return the citations and the support of an answer; `short` is the answer proper, if any."""
+    text = generation.text
+    citations = tuple(cite(text, prompt, generation.steps))
+    claim = short or claim_of(text, citations)
+    every = (*quoted_sentences(question, citations, prompt), *sentences)
+    speaking = sorted((s for s in every if s.score >= LEAST_SUPPORT), key=lambda s: -s.score)
+    by = next((each for each in speaking if supports(each, claim, question)), None)
+    quoted = Support.QUOTED if citations else Support.UNSUPPORTED
+    return Evidence(citations, Support.SUPPORTED if by else quoted, by)
+
+
+def quoted_sentences(
+    question: str, citations: Iterable[Citation], prompt: Prompt
+) -> Iterator[Sentence]:
+    """Yield the quotations of an answer with their scores."""
+    spans = [(prompt.hits[c.passage - prompt.first], c.start, c.end) for c in citations]
+    for span, score in zip(spans, score_spans(question, spans), strict=True):
+        yield Sentence(*span, score)
+
+
+def supports(neighbours: Sentence, claim: str, question: str) -> bool:
+    """Return whether one of neighbouring sentences speaks of a question and has a claim."""
+    hit, text = neighbours.hit, neighbours.hit.document.text
+    places = [(hit, *span) for span in sentence_spans(text, neighbours.start, neighbours.end)]
+    return any(
+        score >= LEAST_SCORE and says(claim, text[start:end], question)
+        for (_, start, end), score in zip(places, score_spans(question, places), strict=True)
+    )
+
+
+def claim_of(answer: str, citations: Iterable[Citation]) -> str:
+    """Return an answer without its citations."""
+    for each in reversed(list(citations)):
+        answer = answer[: each.answer_start] + " " + answer[each.answer_end :]
+    rest = NUMBER_OF_PASSAGE.sub(" ", answer)
+    return rest if words_of(rest) else ""
+
+
+def says(claim: str, sentence: str, question: str) -> bool:
+    """Return whether a sentence has all that a claim adds to a question, in words and numbers."""
+    words = set(words_of(claim)) - set(words_of(question))
+    same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
+    numbers = set(NUMBER.findall(claim)) <= set(NUMBER.findall(sentence + " " + question))
+    stems = {root(word) for word in words_of(sentence)}
+    return bool(words) and same and numbers and {root(word) for word in words} <= stems
+
+
+def root(word: str) -> str:
+    """Return a word without an ending, so that "required" is "requires"."""
+    return SUFFIX.sub("", word) if len(word) > 4 else word

@@ -99,7 +99,7 @@ class Conversation(Answerer):
         if generation.tokens:  # else interrupted during prefill
             self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
             facts["dropped_turns"] = dropped
-        return self._answer(question, prompt, generation, **facts)
+        return self.answer_of(question, prompt, generation, **facts)
 
     def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
         """Return the prompt, the turn, and the number of oldest turns to drop for it.

@@ -125,4 +125,4 @@ class DocQA(Answerer):
     def _write(self, question: Question) -> Answer:
         hits, new = self.read_hits(question.search), question.options["max_new_tokens"]
         prompt = self.prompt_over(question.text, hits, new)
-        return self._answer(question, prompt, self._generate(prompt, question))
+        return self.answer_of(question, prompt, self._generate(prompt, question))

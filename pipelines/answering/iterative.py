@@ -20,11 +20,13 @@ from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, passage_first
 from ragspec.pipelines.answering.strides import (
+    IN_CALLS,
     FinalText,
     PassageWriter,
     RoundWriter,
     Stride,
     last_words,
+    refuse_options,
     tokens_of,
 )
 from ragspec.pipelines.answering.template import PromptTemplate
@@ -145,6 +147,7 @@ class IterativeRag(Answerer):
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
         tokenizer, options, settings = self.engine.tokenizer, question.options, self.settings
+        refuse_options(options, IN_CALLS, "IterativeRag")
         if settings.flare is not None:
             options = {**options, "logprobs": options.get("logprobs") or 0}
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
@@ -189,7 +192,7 @@ class IterativeRag(Answerer):
         loop.report.queries += len(self._repeats) - repeats
         loop.report.changed = self._repeats.count(False)
         generation = self._joined(loop, time.perf_counter() - began)
-        answer = self._answer(question, prompt, generation)
+        answer = self.answer_of(question, prompt, generation)
         self.engine.notify(answer.generation)
         return answer
 
@@ -213,15 +216,10 @@ class IterativeRag(Answerer):
         strides, last = loop.strides, loop.strides[-1].generation
         text = strides if self.settings.rounds is None else strides[-1:]
         unique = list({id(each): each for each in strides}.values())  # rounds may share a stride
-        report = joined([each.generation.report for each in unique], last.tokens, seconds)
-        searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
-        report = replace(
-            report,
-            label="approximate" if loop.report.changed else report.label,
-            tokens=len(last.tokens),
-            retrieval=loop.report,
-            milliseconds={**report.milliseconds, "retrieve": searching},
-        )
+        reports = [each.generation.report for each in unique]
+        report = joined(reports, last.tokens, seconds, loop.report)
+        if loop.report.changed:
+            report = replace(report, label="approximate")
         steps = [step for each in text for step in each.generation.steps]
         logprobs = None
         if text[0].generation.logprobs is not None:

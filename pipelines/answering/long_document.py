@@ -200,7 +200,7 @@ class LongDocument(Answerer):
         generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
-        return self._answer(question, prompt, generation, chunks=chunks)
+        return self.answer_of(question, prompt, generation, chunks=chunks)
 
     @cached_property
     def chunks(self) -> Chunks:

@@ -1,18 +1,29 @@
 """The writers of an answer whose passage changes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.errors import InputError
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.text_output import TextOutput
 from ragspec.types import Tokenizer
+
+# Options of `Engine.generate` that a text in several calls sets itself.
+IN_CALLS = ("stop_after", "resume_from")
+
+
+def refuse_options(options: Mapping[str, object], names: Iterable[str], owner: str) -> None:
+    """Raise InputError for an option that its owner sets itself."""
+    for name in names:
+        if options.get(name):
+            raise InputError(f"got {name}=, which {owner} sets itself; leave it out.")
 
 
 @dataclass(slots=True)
@@ -68,12 +79,18 @@ class PassageWriter:
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
-        prompt, written = self.prompt(answer), tokens_of(before)
-        options = self.options(prompt, len(before))
-        options |= {"resume_from": written, "stop_after": self.stride}
-        generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
+        written = tokens_of(before)
+        more = {"resume_from": written, "stop_after": self.stride}
+        generation = self.generate(answer, len(before), more)
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"
+
+    def generate(self, answer: RetrievedPassage, number: int, more: dict[str, Any]) -> Generation:
+        """Return the text over a passage, with more options."""
+        prompt = self.prompt(answer)
+        options = more | self.options(prompt, number)
+        text: Generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
+        return text
 
 
 @dataclass(slots=True)
@@ -91,13 +108,9 @@ class RoundWriter:
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the answer over a passage, and whether it is the last one."""
         if answer not in self._answers:
-            strides = self.strides
-            prompt = strides.prompt(answer)
-            options = strides.options(prompt, len(before))
-            if before and strides.engine.drafter is not None:
-                options.setdefault("prediction", before[-1].generation.tokens)
-            ids = list(prompt.token_ids)
-            generation = strides.engine.generate(ids, strides.sampling, **options)
+            drafts = before and self.strides.engine.drafter is not None
+            more = {"prediction": before[-1].generation.tokens} if drafts else {}
+            generation = self.strides.generate(answer, len(before), more)
             self._answers[answer] = Stride(tuple(generation.tokens), generation)
         return self._answers[answer], len(before) + 1 >= self.rounds
 

@@ -25,7 +25,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import encode_prompts, stop_strings
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.strides import FinalText
+from ragspec.pipelines.answering.strides import IN_CALLS, FinalText, refuse_options
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.datastore import Datastore
@@ -48,8 +48,6 @@ K, WEIGHT = 32, 0.25
 SPREAD = 15.0
 FURTHER = 0.1  # cost of each further query of a search, about, as a share of a single query
 WAITED = 32  # tokens of a call in which each waits for its search; a call costs 5 % of 16
-# Options that `KnnLM` sets itself.
-OF_MODEL = ("stop_after", "transform", "resume_from")
 
 
 class KnnLM:
@@ -121,9 +119,7 @@ class KnnLM:
             PromptTooLongError: The prompt does not fit the context.
         """
         refuse_unknown(options)
-        for name in OF_MODEL:
-            if options.get(name):
-                raise InputError(f"got {name}=, which KnnLM sets itself; leave it out.")
+        refuse_options(options, ("transform", *IN_CALLS), "KnnLM")
         sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
         every, single = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
         if not single:
@@ -204,22 +200,13 @@ class KnnText:
     def result(self) -> Generation:
         """Return the final text so far, once the engine was called."""
         last, tokens = self.calls[-1], list(self.tokens)
-        report = self.report
-        self.schedule.report(report, len(tokens))
+        self.schedule.report(self.report, len(tokens))
         seconds = time.perf_counter() - self._began
-        whole = joined([call.report for call in self.calls], tokens, seconds)
-        spent = dict(whole.milliseconds)
-        searched = sum(e.milliseconds for e in report.events if e.what == "search")
-        spent["retrieve"] = searched
+        whole = joined([call.report for call in self.calls], tokens, seconds, self.report)
+        spent = whole.milliseconds
         spent["verify"] = max(0.0, spent.get("verify", 0.0) - self._waited)
         decoding = seconds - spent.get("prefill", 0.0) / 1000.0
-        whole = replace(
-            whole,
-            tokens=len(tokens),
-            milliseconds=spent,
-            decode_seconds=max(0.0, decoding),
-            retrieval=report,
-        )
+        whole = replace(whole, decode_seconds=max(0.0, decoding))
         scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import mark_special_tokens, render_chat
@@ -9,6 +10,7 @@ from ragspec.engine.prompts import check_length, encode_prompts
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
+from ragspec.pipelines.answering.answerer import Question
 from ragspec.pipelines.answering.conversation import search_turn
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
@@ -42,8 +44,8 @@ class EngineRequest:
     """A request for the texts after one prompt.
 
     Attributes:
-        cited: The prompt with its passages, if it has any.
-        question, search: The question over them, and the result of its search.
+        search: The result of the search for its question.
+        answer: Returns the answer of a text, None without passages.
         refusal: The answer without the model, None if it is called.
         echo, echoed: The text of the prompt if it is part of the answer, and its tokens if they
             are scored.
@@ -52,10 +54,9 @@ class EngineRequest:
     prompt: Sequence[int]
     sampling: Sampling
     options: Options
-    cited: Prompt | None = None
-    question: str = ""
     search: SearchResult = field(default_factory=SearchResult)
-    refusal: Generation | None = None
+    answer: Callable[[Generation], Answer] | None = None
+    refusal: Answer | None = None
     echo: str = ""
     echoed: tuple[TokenLogprob, ...] = ()
 
@@ -81,7 +82,7 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options = read.sampling, read.options
     if result.refused is not None:
-        refusal = Answer.refusal(question, result).generation
+        refusal = Answer.refusal(question, result)
         return [EngineRequest((), sampling, options, search=result, refusal=refusal)]
     new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(engine.tokenizer):
@@ -94,8 +95,8 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     options |= {"spans": prompt.spans, "texts": prompt.layout}
     source = "documents" if body.documents else "messages"
     _limit(options, prompt.token_ids, new, engine, source)
-    cited = prompt if hits else None
-    return [EngineRequest(prompt.token_ids, sampling, options, cited, question, result)]
+    answer = partial(documents.answer_of, Question(question, result), prompt) if hits else None
+    return [EngineRequest(prompt.token_ids, sampling, options, result, answer)]
 
 
 def read_completion(

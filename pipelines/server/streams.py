@@ -19,7 +19,6 @@ from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from ragspec.engine.handle import RequestHandle
-from ragspec.pipelines.answering.support import find_evidence
 from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.prompting import EngineRequest
@@ -84,19 +83,17 @@ class RunningTexts:
         """Return the texts, once all have ended."""
         futures = [asyncio.wrap_future(handle.future) for handle in self.handles]
         texts = [_expect_whole(each) for each in await asyncio.gather(*futures)]
-        return texts or [each.refusal for each in self.requests if each.refusal]
+        return texts or [each.refusal.generation for each in self.requests if each.refusal]
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the refusal, or the citations and the support of a text."""
         request = self.requests[index]
         message: dict[str, Any] = {**self.opening(index)}
         if request.refusal is not None:
-            message |= {"refused": request.search.refused, "annotations": []}
-        elif request.cited is not None:
-            sentences = request.search.sentences
-            evidence = find_evidence(request.question, generation, request.cited, sentences)
-            annotations = citations_of(evidence.citations, request.cited)
-            message |= {"annotations": annotations, "support": evidence.support}
+            message |= {"refused": request.refusal.refused, "annotations": []}
+        elif request.answer is not None:
+            answer = request.answer(generation)
+            message |= {"annotations": citations_of(answer), "support": answer.support}
         return message
 
     def opening(self, index: int) -> dict[str, list[dict[str, object]]]:

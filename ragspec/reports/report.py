@@ -272,13 +272,19 @@ _ADDED = (
 _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_sizes", "faults")
 
 
-def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> Report:
+def joined(
+    reports: Sequence[Report],
+    tokens: Sequence[int],
+    seconds: float,
+    retrieval: Retrieval | None = None,
+) -> Report:
     """Return the report of a text from the reports of the calls that wrote it.
 
     Args:
         reports: One for each call, in order; at least one.
         tokens: The whole text.
         seconds: Wall time of the whole text, pauses included.
+        retrieval: The searches between the calls, which may have written tokens twice.
     """
     sums: dict[str, Any] = {name: sum(getattr(r, name) for r in reports) for name in _ADDED}
     for name in _MERGED:
@@ -286,6 +292,10 @@ def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> 
         for report in reports:
             total.update(getattr(report, name))  # adds
         sums[name] = dict(total)
+    if retrieval is not None:
+        searches = (each for each in retrieval.events if each.what in ("search", "guess"))
+        sums["milliseconds"]["retrieve"] = sum(each.milliseconds for each in searches)
+        sums |= {"tokens": len(tokens), "retrieval": retrieval}
     for name in ("tv_excess", "drift"):  # means by token, None if a part did not measure it
         figures = [getattr(report, name) for report in reports]
         weighted = (f * r.tokens for f, r in zip(figures, reports, strict=True) if f is not None)

@@ -100,7 +100,7 @@ def test_a_reader_of_answers_is_a_class_with_one_method() -> None:
             hit = question.search.hits[0]
             tokenizer = self.engine.tokenizer
             prompt = build_prompt(tokenizer, question.text, [hit], template=self.template)
-            return self._answer(question, prompt, self._generate(prompt, question))
+            return self.answer_of(question, prompt, self._generate(prompt, question))
 
     def search(question: str) -> list[tuple[str, float, dict[str, str]]]:
         return [("The walk follows the tokens of the target.", 1.0, {"name": "rules.md"})]

@@ -347,8 +347,9 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
         rag.ask("  ")
     with pytest.raises(InputError, match="gives one answer"):
         rag.ask(QUESTION, Sampling(temperature=1.0, n=2))
-    with pytest.raises(InputError, match="unknown option"):
-        rag.ask(QUESTION, max_tokens=3)
+    for name, expected in (("max_tokens", "unknown option"), ("stop_after", "IterativeRag sets")):
+        with pytest.raises(InputError, match=expected):
+            rag.ask(QUESTION, **{name: 3})
     long = [Document("long.txt", "long", " ".join(WORDS * 400))]
     whole = PassageIndex.build(long, embedder=None, words=5000)
     with pytest.raises(PromptTooLongError):

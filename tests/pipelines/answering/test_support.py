@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ragspec.pipelines.answering.answerer import Answerer
+from ragspec.pipelines.answering.citations import says
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.answering.support import says
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.pipelines.answering.test_docqa import ScriptedEngine

@@ -119,6 +119,8 @@ def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
     assert main([*requests, "-s", "prompt=answer", "--max-new-tokens", "3"]) == 0
     err = capsys.readouterr().err
     assert "no one sentence surely speaks of" in err and "cut at the limit" in err
+    extract = run(capsys, *requests, "-s", "prompt=extract", "-s", "top-passages=1")
+    assert len(extract["passages"]) == 1
     assert main([*requests, "-s", "prompt=anser"]) == 2
     assert "answer" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ import pytest
 from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
 from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers.search import sentences
 from ragspec.retrievers.search.documents import Document
@@ -170,6 +171,10 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         assert again["sentences"][0]["text"] == passage, "found by the question before"
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
+    template = PromptTemplate("bare", template="{{ question }}")
+    with served(instance, documents=DocQA(index, prompt=template)) as (client, _):
+        usage = chat(client, request, max_tokens=4).json()["usage"]
+        assert usage["prompt_tokens"] < len(passage), "the template of the documents"
 
 
 def test_models_health_and_metrics(client: httpx.Client) -> None:
