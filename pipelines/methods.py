@@ -25,7 +25,7 @@ def compose(
     A draft model that no method uses drafts beside them.
 
     Args:
-        drafter: A method, the folder of a draft head, several, or None for plain decoding.
+        drafter: A method, the folder of a draft head, several; None or "none" for plain decoding.
         model: The target, for draft heads.
 
     Raises:
@@ -37,6 +37,7 @@ def compose(
     names = [drafter] if isinstance(drafter, str) else list(drafter or ())
     methods = listed()
     checks.check_drafters(names)
+    names = [name for name in names if name != "none"]
     if sources.corpus or sources.history:
         stored = {name for name, method in methods.items() if "store" in method.uses}
         checks.check_stored(names, stored)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ragspec.bridge_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.drafters.base import Drafter
@@ -364,14 +365,12 @@ def _flat(output: Generation | list[Generation] | list[list[Generation]]) -> lis
 
 
 def _sequences(input_ids: Tensor, generations: list[Generation], config: GenerationConfig) -> Any:
-    longest = max(len(each.tokens) for each in generations)
     pad = config.pad_token_id
     if pad is None:
         ends = config.eos_token_id
         pad = 0 if ends is None else ends if isinstance(ends, int) else ends[0]
-    new = torch.full((len(generations), longest), int(pad), device=input_ids.device)
-    for row, each in enumerate(generations):
-        new[row, : len(each.tokens)] = torch.tensor(each.tokens, device=input_ids.device)
+    rows = [input_ids.new_tensor(each.tokens) for each in generations]
+    new = pad_sequence(rows, batch_first=True, padding_value=int(pad))
     sequences = torch.cat([input_ids, new], dim=1)
     if not getattr(config, "return_dict_in_generate", False):
         return sequences

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
+from ragspec.engine.prompts import well_formed
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -77,13 +78,8 @@ class Answerer(ABC):
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> None:
-        if isinstance(engine, str):
-            raise InputError(
-                f"got the engine {engine!r}; expected an Engine, such as "
-                f"Engine.from_pretrained({engine!r})."
-            )
-        if engine is not None and engine.tokenizer is None:
-            raise InputError("The engine has no tokenizer; questions over documents need one.")
+        if engine is not None:
+            expect_engine(engine)
         self.retriever = retriever
         self._engine = engine
         self._top_k = None if top_k is None else checked_count(top_k, "top_k")
@@ -145,20 +141,20 @@ class Answerer(ABC):
             PromptTooLongError: The prompt does not fit the context, not even with one passage.
         """
         refuse_unknown(options)
+        if not isinstance(sampling, Sampling | None):
+            raise InputError(f"got {sampling!r} as sampling; expected a Sampling, or None.")
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         expect_question(question)
+        question, most = well_formed(question), checked_count(max_new_tokens, "max_new_tokens")
         began = time.perf_counter()
         result = self.search(question, refuse=refuse)
         milliseconds = (time.perf_counter() - began) * 1000
         if on_search is not None:
             on_search(result)
-        if result.refused is not None:
-            answer = Answer.refusal(question, result)
-        elif self.template.extracts:
-            answer = Answer.extract(question, result)
-        else:
-            options["max_new_tokens"] = max_new_tokens
+        answer = self.unasked(question, result)
+        if answer is None:
+            options["max_new_tokens"] = most
             answer = self._write(Question(question, result, sampling, stream, options))
         milliseconds += answer.report.milliseconds.get("retrieve", 0.0)
         report = answer.report.with_retrieval(milliseconds)
@@ -185,6 +181,12 @@ class Answerer(ABC):
                 f"{LEAST_SCORE:.2f} or more)"
             )
         return SearchResult(hits[: self.top_k], tuple(sentences), refused)
+
+    def unasked(self, question: str, result: SearchResult) -> Answer | None:
+        """Return the answer to a question that is not put to the model, None if it is."""
+        if result.refused is not None:
+            return Answer.refusal(question, result)
+        return Answer.extract(question, result) if self.template.extracts else None
 
     def over(self, engine: Engine) -> Self:
         """Return this answerer with another engine."""
@@ -232,6 +234,17 @@ class Answerer(ABC):
         fields: dict[str, Any] = {"passages": prompt.hits, **evidence._asdict(), **facts}
         fields |= {"sentences": sentences, "evidence": quotation, "short": short}
         return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
+
+
+def expect_engine(engine: object) -> None:
+    """Raise InputError unless an engine is one that has a tokenizer."""
+    if not hasattr(engine, "tokenizer"):
+        raise InputError(
+            f"got {engine!r} as the engine; expected an Engine, such as "
+            "Engine.from_pretrained('starter')."
+        )
+    if engine.tokenizer is None:
+        raise InputError("The engine has no tokenizer; questions over documents need one.")
 
 
 def unique(hits: Sequence[Hit]) -> list[Hit]:

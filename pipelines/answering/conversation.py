@@ -64,13 +64,12 @@ class Conversation(Answerer):
                 f"got {documents!r} as documents; expected a DocQA, such as "
                 "DocQA.from_documents(FOLDER), or None."
             )
-        if not is_chat(engine.tokenizer):
+        super().__init__(engine, None if documents is None else documents.retriever, **settings)
+        if not is_chat(self.engine.tokenizer):
             raise UnsupportedModelError(
                 f"{type(engine.model).__name__} comes without a chat template; expected a chat "
                 "model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this one."
             )
-        retriever = None if documents is None else documents.retriever
-        super().__init__(engine, retriever, **settings)
         self.turns: list[Turn] = []
 
     def clear(self) -> None:

@@ -84,7 +84,8 @@ class IterativeSearch:
         StrideSchedule.named(self.speculate, self.overlap)
         if self.search is not None and self.search not in list(SearchMode):
             raise InputError(f"search is {self.search!r}; expected one of {', '.join(SearchMode)}.")
-        if self.flare is not None and not 0.0 < self.flare <= 1.0:
+        probable = isinstance(self.flare, int | float) and 0.0 < self.flare <= 1.0
+        if self.flare is not None and not probable:
             raise InputError(f"flare is {self.flare}; expected a probability above 0, at most 1.")
         if self.rounds is not None and self.flare is not None:
             raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
@@ -114,6 +115,8 @@ class IterativeRag(Answerer):
         system: str | None = None,
     ) -> None:
         super().__init__(engine, as_retriever(retriever), top_k=1, prompt=prompt, system=system)
+        if not isinstance(settings, IterativeSearch | None):
+            raise InputError(f"got {settings!r} as settings; expected an IterativeSearch, or None.")
         self.retriever: Retriever
         self.settings = settings = IterativeSearch() if settings is None else settings
         self.mode = self._mode(settings.search)

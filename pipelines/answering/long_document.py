@@ -17,7 +17,7 @@ from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.request import OnRead
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
-from ragspec.pipelines.answering.answerer import Answerer, Question
+from ragspec.pipelines.answering.answerer import Answerer, Question, expect_engine
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
@@ -110,6 +110,7 @@ class LongDocument(Answerer):
             StoreError: The saved document is damaged, or of another model.
             UnsupportedModelError: The model's cache cannot be saved.
         """
+        expect_engine(engine)
         if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
             if token_range is not None or prompt is not None or system is not None:
                 raise InputError(
@@ -231,7 +232,9 @@ def _characters(tokenizer: Any, document: Document, token_range: TokenRange | No
     """Return the characters (start, end) of a part of a document."""
     if token_range is None:
         return 0, len(document.text)
-    first, last = (-1 if (place := whole(each)) is None else place for each in token_range)
+    numbers: Any = token_range if isinstance(token_range, list | tuple) else ()
+    ends = [place for each in numbers if (place := whole(each)) is not None]
+    first, last = ends if len(ends) == len(numbers) == 2 else (-1, -1)
     if not 0 <= first < last:
         raise InputError(f"Expected token_range=(FROM, TO) with FROM below TO, got {token_range}.")
     if not getattr(tokenizer, "is_fast", False):

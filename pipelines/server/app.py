@@ -29,7 +29,7 @@ from ragspec.pipelines.server.schema import (
 )
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.streams import RunningTexts, answer, run_in_thread, until_disconnected
+from ragspec.pipelines.server.streams import answer, run_in_thread, until_disconnected
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -155,10 +155,10 @@ class Routes:
     async def _answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
         """Read a request, submit its texts, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
-        engine, samples = served.engine, body.n or 1
+        engine = served.engine
         prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts)
         with naming_field(body):
-            served.expect(body.model, prompts * samples)
+            served.expect(body.model, prompts * (body.n or 1))
             headers = ignored_fields(body)
             if isinstance(body, ChatRequest):
                 requests = await run_in_thread(read_chat, body, served.documents)
@@ -166,8 +166,7 @@ class Routes:
                 requests = await self._alone(request, partial(read_completion, body, engine))
             else:
                 requests = await run_in_thread(read_completion, body, engine)
-            handles = await run_in_thread(served.submit, body, requests, tenant)
-            running = RunningTexts([each for each in requests for _ in range(samples)], handles)
+            running = await run_in_thread(served.submit, body, requests, tenant)
             reply = OpenAIReply(isinstance(body, ChatRequest), served.name, engine.tokenizer)
             response = await answer(body, request, running, reply)
         response.headers.update(headers)

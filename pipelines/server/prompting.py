@@ -46,7 +46,7 @@ class EngineRequest:
     Attributes:
         search: The result of the search for its question.
         answer: Returns the answer of a text, None without passages.
-        refusal: The answer without the model, None if it is called.
+        unasked: The answer without the model, None if it is called.
         echo, echoed: The text of the prompt if it is part of the answer, and its tokens if they
             are scored.
     """
@@ -56,7 +56,7 @@ class EngineRequest:
     options: Options
     search: SearchResult = field(default_factory=SearchResult)
     answer: Callable[[Generation], Answer] | None = None
-    refusal: Answer | None = None
+    unasked: Answer | None = None
     echo: str = ""
     echoed: tuple[TokenLogprob, ...] = ()
 
@@ -81,9 +81,9 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
         body = body.model_copy(update={"temperature": 0.0})
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options = read.sampling, read.options
-    if result.refused is not None:
-        refusal = Answer.refusal(question, result)
-        return [EngineRequest((), sampling, options, search=result, refusal=refusal)]
+    unasked = documents.unasked(question, result) if hits or result.refused else None
+    if unasked is not None:
+        return [EngineRequest((), sampling, options, search=result, unasked=unasked)]
     new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(engine.tokenizer):
         options.setdefault("stop", documents.template.stop)

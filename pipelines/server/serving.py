@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ragspec.drafters.fuse import within
 from ragspec.drafters.method import Sources, listed
 from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
 from ragspec.pipelines.answering.docqa import DocQA
@@ -26,6 +25,7 @@ from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
 from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.pipelines.server.streams import RunningTexts
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -160,25 +160,25 @@ class Serving:
 
     def submit(
         self, body: TextRequest, requests: Sequence[EngineRequest], tenant: str
-    ) -> list[RequestHandle]:
-        """Submit all texts of a request, or raise QueueFullError; a refused one has none."""
-        handles: list[RequestHandle] = []
-        if requests[0].refusal is not None:
-            return handles
+    ) -> RunningTexts:
+        """Submit all texts of a request, or raise QueueFullError; some have none."""
+        samples = range(body.n or 1)
+        running = RunningTexts([each for each in requests for _ in samples], [])
+        if requests[0].unasked is not None:
+            return running
         engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         try:
-            for each, sample in product(requests, range(body.n or 1)):
+            for each, sample in product(requests, samples):
                 options: Options = {**each.options, "tenant": tenant}
                 handle = engine.submit(each.prompt, each.sampling, sample=sample, **options)
-                handles.append(handle)
+                running.handles.append(handle)
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            running.cancel()
             raise
-        for handle in handles:
+        for handle in running.handles:
             # A future keeps its callbacks, so a handle in one would be a reference cycle.
             handle.future.add_done_callback(partial(self.metrics.ended, weakref.ref(handle)))
-        return handles
+        return running
 
     def submit_alone(self, work: Callable[[], T]) -> Future[T]:
         """Submit long work, one at a time; raise QueueFullError if too many requests wait."""

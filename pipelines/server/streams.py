@@ -5,7 +5,6 @@ Every response cancels its texts when it ends.
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragspec.engine.handle import RequestHandle
 from ragspec.pipelines.openai import OpenAIReply, citations_of, figures, finish_reason
+from ragspec.pipelines.server.access import log
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.prompting import EngineRequest
 from ragspec.pipelines.server.schema import TextRequest
@@ -27,7 +27,6 @@ from ragspec.reports.generation import Generation, place_tokens
 from ragspec.sampling.text_output import PlacedToken
 
 T = TypeVar("T")
-log = logging.getLogger("ragspec.server")
 STALL = 10.0  # seconds after which a stream that is not read ends
 # When the server stops, the engine ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
@@ -68,11 +67,11 @@ class EventStream(EventSourceResponse):
 class RunningTexts:
     """The running texts of one API request: the request and the handle of each sample.
 
-    A refused request has no handles.
+    A request that the model is not asked has no handles.
     """
 
     requests: Sequence[EngineRequest]
-    handles: Sequence[RequestHandle]
+    handles: list[RequestHandle]
 
     def cancel(self) -> None:
         """Cancel the texts."""
@@ -83,17 +82,16 @@ class RunningTexts:
         """Return the texts, once all have ended."""
         futures = [asyncio.wrap_future(handle.future) for handle in self.handles]
         texts = [_expect_whole(each) for each in await asyncio.gather(*futures)]
-        return texts or [each.refusal.generation for each in self.requests if each.refusal]
+        return texts or [each.unasked.generation for each in self.requests if each.unasked]
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
-        """Return the refusal, or the citations and the support of a text."""
-        request = self.requests[index]
-        message: dict[str, Any] = {**self.opening(index)}
-        if request.refusal is not None:
-            message |= {"refused": request.refusal.refused, "annotations": []}
-        elif request.answer is not None:
-            answer = request.answer(generation)
-            message |= {"annotations": citations_of(answer), "support": answer.support}
+        """Return the citations of a text, and its support or why it is a refusal."""
+        request, message = self.requests[index], dict[str, Any](self.opening(index))
+        answer = request.unasked or (request.answer and request.answer(generation))
+        if answer is not None:
+            refused, support = {"refused": answer.refused}, {"support": answer.support}
+            message |= {"annotations": citations_of(answer)}
+            message |= support if answer.refused is None else refused
         return message
 
     def opening(self, index: int) -> dict[str, list[dict[str, object]]]:
@@ -214,8 +212,8 @@ async def read_texts(running: RunningTexts) -> AsyncIterator[Piece]:
     log-probabilities are requested, and the whole generation if it is the last one.
     """
     if not running.handles:
-        for index, refusal in enumerate(await running.finished()):
-            yield index, refusal.text, None, refusal
+        for index, each in enumerate(await running.finished()):
+            yield index, each.text, None, each
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
     streams = [handle.stream() for handle in running.handles]

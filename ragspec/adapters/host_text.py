@@ -56,7 +56,7 @@ class HostOptions:
     def __post_init__(self) -> None:
         names = [self.drafter] if isinstance(self.drafter, str) else self.drafter
         listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-        if not names or not listed:
+        if not names or not listed or "none" in names:
             raise InputError(f"got drafter {self.drafter!r}; expected a name, or a list of names.")
         for name, path in (("store", self.store), ("history", self.history)):
             if not isinstance(path, str | Path | None):

@@ -113,7 +113,7 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
 
 
 def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
-    assert compose(None, Sources()) == []
+    assert compose(None, Sources()) == compose("none", Sources()) == []
     assert [each.name for each in compose("context", Sources())] == ["context"]
     names = [each.name for each in compose(["lookup", "rest"], sources)]
     assert names == ["lookup", "history", "corpus", "model"]

@@ -320,6 +320,7 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
         ({"stride": 0}, "stride is 0; expected a whole number, at least 1"),
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
+        ({"flare": "x"}, "flare is x; expected a probability above 0"),
         ({"speculate": 17}, "strides from 1 to 16"),
         ({"rounds": 0}, "rounds is 0"),
         ({"query_tokens": 2.5}, "query_tokens is 2.5"),
@@ -342,11 +343,9 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
         iterative(engine(), lambda query: [], search="dense")
     with pytest.raises(InputError, match="no tokenizer"):
         iterative(Engine(tiny.model(), None), index)
-    rag = iterative(engine(), index)
-    with pytest.raises(InputError, match="question is empty"):
-        rag.ask("  ")
-    with pytest.raises(InputError, match="gives one answer"):
-        rag.ask(QUESTION, Sampling(temperature=1.0, n=2))
+    rag: Any = iterative(engine(), index)
+    with pytest.raises(InputError, match="expected an IterativeSearch"):
+        IterativeRag(engine(), index, {"stride": 3})  # type: ignore[arg-type]
     for name, expected in (("max_tokens", "unknown option"), ("stop_after", "IterativeRag sets")):
         with pytest.raises(InputError, match=expected):
             rag.ask(QUESTION, **{name: 3})

@@ -134,6 +134,8 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
     [
         ({"token_range": (5, 5)}, "Expected token_range"),
         ({"token_range": (-1, 5)}, "Expected token_range"),
+        ({"token_range": "0:5"}, "Expected token_range"),
+        ({"engine": "starter"}, "expected an Engine"),
         ({"token_range": (9000, 9001)}, "begins behind the"),
         ({"prompt": "nothing"}, "nothing"),
     ],
@@ -142,17 +144,11 @@ def test_what_cannot_be_read_is_refused(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=message):
-        LongDocument.open(text_file(tmp_path), engine(), **options)
+        LongDocument.open(text_file(tmp_path), **{"engine": engine(), **options})
 
 
-def test_bad_questions_are_refused(selected: Path) -> None:
+def test_an_engine_over_another_model_is_refused(selected: Path) -> None:
     opened = LongDocument.open(selected, engine())
-    with pytest.raises(InputError, match="question is empty"):
-        opened.ask(" ")
-    with pytest.raises(InputError, match="one answer, got n=2"):
-        opened.ask("What?", Sampling(temperature=1.0, n=2))
-    with pytest.raises(InputError, match="unknown option"):
-        opened.ask("What?", tokens=3)
     with pytest.raises(InputError, match="another model"):
         opened.over(engine())
 

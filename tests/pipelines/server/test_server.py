@@ -171,10 +171,11 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         assert again["sentences"][0]["text"] == passage, "found by the question before"
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
-    template = PromptTemplate("bare", template="{{ question }}")
-    with served(instance, documents=DocQA(index, prompt=template)) as (client, _):
-        usage = chat(client, request, max_tokens=4).json()["usage"]
-        assert usage["prompt_tokens"] < len(passage), "the template of the documents"
+    for prompt in ("extract", PromptTemplate("bare", template="{{ question }}")):
+        with served(instance, documents=DocQA(index, prompt=prompt)) as (client, _):
+            reply = chat(client, request, max_tokens=4).json()
+            assert reply["usage"]["prompt_tokens"] < len(passage), "the documents' template"
+            assert bool(reply["choices"][0]["message"]["annotations"]) is (prompt == "extract")
 
 
 def test_models_health_and_metrics(client: httpx.Client) -> None:

@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.handle import RequestHandle
 from ragspec.pipelines.answering.answer import NO_ANSWER_TEXT
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.app import build_app
@@ -61,9 +60,9 @@ def test_no_text_waits_for_the_garbage_collector(
     handles: list[weakref.ref[Any]] = []
     submit = Serving.submit
 
-    def noted(*inputs: Any) -> list[RequestHandle]:
+    def noted(*inputs: Any) -> Any:
         result = submit(*inputs)
-        handles.extend(weakref.ref(held) for each in result for held in (each, each.future))
+        handles.extend(weakref.ref(held) for each in result.handles for held in (each, each.future))
         return result
 
     monkeypatch.setattr(Serving, "submit", noted)

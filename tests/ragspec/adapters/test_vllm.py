@@ -135,6 +135,7 @@ def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatc
         ({"draftr": "auto"}, InputError, "Did you mean 'drafter'"),
         ({"drafter": "contxt"}, UnknownNameError, "context"),
         ({"drafter": []}, InputError, "list of names"),
+        ({"drafter": "none"}, InputError, "list of names"),
         ({"drafter": "recycling"}, InputError, "best tokens"),
         ({"drafter": "model"}, InputError, "draft model"),
         ({"nodes": 0}, InputError, "nodes"),
