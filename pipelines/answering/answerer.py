@@ -196,8 +196,8 @@ class Answerer(ABC):
 
     def read_hits(self, result: SearchResult) -> Sequence[Hit]:
         """Return what the engine reads of a search: the passages or the best sentence."""
-        if self._top_k is None and reads_sentences(self.engine):
-            return [each.alone for each in result.sentences[:1]] or result.hits
+        if self._top_k is None and result.sentences and reads_sentences(self.engine):
+            return [result.sentences[0].alone]
         return result.hits
 
     @abstractmethod

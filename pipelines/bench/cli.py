@@ -15,7 +15,7 @@ from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.measure import RowsOption, show_results
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.options import HELP, PlaceOptions, silence_transformers
+from ragspec.pipelines.console.options import PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."
-app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
+app = typer.Typer(no_args_is_help=True, help=HELP_TEXT)
 
 
 @dataclass(frozen=True, slots=True)

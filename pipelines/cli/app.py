@@ -59,7 +59,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings=o.HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},  # also of commands below
     help="Ask your documents and get the same answer sooner: speculation from text that exists.",
 )
 

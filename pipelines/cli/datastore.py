@@ -18,7 +18,6 @@ from ragspec.pipelines.console.texts import TextColumns, check_sources, read_tex
 
 app = typer.Typer(
     no_args_is_help=True,
-    context_settings=o.HELP,
     help="Datastores of a kNN language model: hidden states of texts, and the next tokens.",
 )
 

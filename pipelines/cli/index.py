@@ -27,7 +27,6 @@ ReportOption = Annotated[
 
 app = typer.Typer(
     no_args_is_help=True,
-    context_settings=o.HELP,
     help="Documents read once, for `ragspec ask --docs INDEX`: build, add, remove, refresh, info.",
 )
 

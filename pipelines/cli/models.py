@@ -21,9 +21,7 @@ from ragspec.verification.onnx.record import cached_graphs
 LICENCE_NAME = "Apache-2.0"
 PUBLISHED_FACTS = ("licence", "context", "parameters", "megabytes")
 
-app = typer.Typer(
-    name="models", context_settings=o.HELP, help="List the models that can be named, or fetch one."
-)
+app = typer.Typer(name="models", help="List the models that can be named, or fetch one.")
 
 
 @app.callback(invoke_without_command=True)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
 
 OF_MODEL = "model"  # the temperature of the model's generation config
-HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
 
 ModelOption = Annotated[
     str, Option("--model", "-m", help="Target model: path, bundled name or hub id.")
