@@ -20,7 +20,7 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.checks import check_output
-from ragspec.pipelines.console.options import parse_drafters, silence_transformers
+from ragspec.pipelines.console.options import silence_transformers
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def knn(
     console = Console(width=140)
     with Console(stderr=True).status("opening the datastore") as status:
         for drafter in drafters.split(","):
-            engine = Engine(loaded, tokenizer, parse_drafters(drafter))
+            engine = Engine(loaded, tokenizer, None if drafter == "none" else drafter)
             for k in sizes:
                 lms = {
                     variant: AnyLM(engine, store, k=k, speculate=variant) for variant in VARIANTS

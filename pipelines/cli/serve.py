@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.checks import check_store
-from ragspec.pipelines.console.records import option, setting, takes_records
+from ragspec.pipelines.console.records import option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual.loading import find_folder
@@ -63,7 +63,7 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
     serving = Serving(
         loaded,
         options.name or Path(engine.model).name,
-        default=(o.parse_drafters(engine.drafter), o.number_or_name(engine.budget)),
+        default=(split(engine.drafter), o.number_or_name(engine.budget)),
         documents=documents,
         images={
             Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images

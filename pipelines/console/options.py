@@ -131,7 +131,7 @@ class EngineOptions(PlaceOptions):
         if self.draft_model is not None:
             draft = model_drafter(self.draft_model, tokenizer, target).model
             sources = replace(sources, draft_model=draft)
-        drafter = compose(parse_drafters(self.drafter), sources, target)
+        drafter = compose(split(self.drafter), sources, target)
         return engine.Engine(target, tokenizer, drafter, budget=number_or_name(self.budget))
 
 
@@ -328,7 +328,7 @@ class TextOptions:
         text, engine = self.prediction, self.engine
         if text is None:
             return {}
-        if not parse_drafters(engine.drafter) and engine.draft_model is None:
+        if split(engine.drafter) == ("none",) and engine.draft_model is None:
             raise InputError(
                 f"Expected a drafter beside a prediction, got --drafter {engine.drafter}, which "
                 "copies from no text. Leave one out."
@@ -371,11 +371,6 @@ def silence_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def parse_drafters(text: str) -> tuple[str, ...]:
-    """Return the names of drafters, none for plain decoding."""
-    return tuple(name for name in split(text) if name != "none")
 
 
 def number_or_name(text: str) -> str | int:

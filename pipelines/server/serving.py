@@ -235,6 +235,5 @@ def tenant_of(key: str | None, user: str | None) -> str:
 
 def _as_names(drafter: Names) -> tuple[str, ...]:
     """Return the names of drafters, none for plain decoding."""
-    if isinstance(drafter, str | None):
-        return () if drafter in (None, "none") else (drafter,)
-    return tuple(drafter)
+    names = (drafter,) if isinstance(drafter, str) else tuple(drafter or ())
+    return () if names == ("none",) else names

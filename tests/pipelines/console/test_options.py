@@ -21,8 +21,8 @@ from ragspec.pipelines.console.options import (
     StoreOptions,
     TextOptions,
     number_or_name,
-    parse_drafters,
 )
+from ragspec.pipelines.console.records import split
 from ragspec.pipelines.console.terminal import Terminal, printable
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
@@ -32,10 +32,10 @@ from tests.support.toy_gguf import write_gguf
 
 
 @pytest.mark.parametrize(
-    ("text", "drafters"), [("none", ()), ("", ()), ("context", ("context",)), ("a, b,", ("a", "b"))]
+    ("text", "drafters"), [("", ()), ("context", ("context",)), ("a, b,", ("a", "b"))]
 )
 def test_drafters_are_named_by_text(text: str, drafters: object) -> None:
-    assert parse_drafters(text) == drafters
+    assert split(text) == drafters
 
 
 def test_a_budget_is_a_number_or_a_name() -> None:
