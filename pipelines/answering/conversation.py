@@ -49,7 +49,7 @@ class Conversation(Answerer):
         engine: Its model has a chat template.
         documents: Searched for every question; None for none.
         settings: Passages and template of a question over them, and the system message of the
-            conversation, see `Answerer`.
+            conversation, see `Answerer`; by default those of `documents`.
 
     Raises:
         UnsupportedModelError: The model has no chat template.
@@ -64,11 +64,13 @@ class Conversation(Answerer):
                 f"got {documents!r} as documents; expected a DocQA, such as "
                 "DocQA.from_documents(FOLDER), or None."
             )
+        if documents is not None:
+            settings = {**documents.settings, **settings}
         super().__init__(engine, None if documents is None else documents.retriever, **settings)
         if not is_chat(self.engine.tokenizer):
             raise UnsupportedModelError(
-                f"{type(engine.model).__name__} comes without a chat template; expected a chat "
-                "model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this one."
+                f"{type(self.engine.model).__name__} comes without a chat template; expected a "
+                "chat model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this."
             )
         self.turns: list[Turn] = []
 

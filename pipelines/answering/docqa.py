@@ -40,7 +40,7 @@ class DocQA(Answerer):
 
     Args:
         retriever: An index, or a function from a question to (text, score, meta) triples.
-        engine, settings: See `Answerer`.
+        engine, settings: See `Answerer`; `settings` is an attribute too.
         skipped: Files of the folders that were not read, with the reasons.
     """
 
@@ -53,6 +53,7 @@ class DocQA(Answerer):
         **settings: Unpack[PromptSettings],
     ) -> None:
         super().__init__(engine, as_retriever(retriever), **settings)
+        self.settings = settings
         self.retriever: Retriever
         self.skipped = list(skipped)
 

@@ -147,8 +147,7 @@ def read_value(field: Parameter, text: str) -> object:
     """Return the value of a setting; raise InputError for another type or beyond the limits."""
     from pydantic import Field, TypeAdapter, ValidationError
 
-    setting = setting_of(field)
-    assert setting is not None
+    (setting,) = field.annotation.__metadata__
     limits = Field(ge=setting.min, le=setting.max)
     kind: Any = Annotated[get_args(field.annotation)[0], limits]
     try:
@@ -181,8 +180,7 @@ def byte_count(text: str) -> int:
 
 def _described(field: Parameter) -> str:
     """Return the line of a setting in a help text."""
-    setting = setting_of(field)
-    assert setting is not None
+    (setting,) = field.annotation.__metadata__
     words = {id(True): "yes", id(False): "no", id(None): "", id(()): ""}
     default = words.get(id(field.default), field.default)
     return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {setting.help}"

@@ -192,5 +192,7 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:
         Conversation(engine(), top_k=0)
     with pytest.raises(InputError, match="expected an Engine"):
         Conversation("smollm2")  # type: ignore[arg-type]
+    brief = Conversation(engine(), DocQA(lambda query: [], top_k=2, system="Be brief."))
+    assert brief.top_k == 2 and "Be brief." in brief.ask("Why?", max_new_tokens=2).prompt.text
     with pytest.raises(InputError, match="expected a DocQA"):
         Conversation(engine(), "manuals")  # type: ignore[arg-type]
