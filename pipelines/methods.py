@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter
-from ragspec.drafters.method import GLOBAL, Sources, build, listed
+from ragspec.drafters.method import GLOBAL, Sources, listed
 from ragspec.errors import InputError
 from ragspec.pipelines.console import checks
 from ragspec.types import PreTrainedModel, Tokenizer
@@ -32,6 +32,7 @@ def compose(
         InputError: No method uses the store, or one lacks a source; also those of `HeadDrafter`.
         UnknownNameError, ModelNotFoundError: There is no such method or folder.
     """
+    from ragspec.drafters.build import build_all
     from ragspec.drafters.heads.drafter import HeadDrafter
 
     names = [drafter] if isinstance(drafter, str) else list(drafter or ())
@@ -43,12 +44,7 @@ def compose(
         checks.check_stored(names, stored)
     for need in checks.OPTION_OF_NEED:
         checks.check_need(need, names, need in sources.available())
-    built: list[Drafter] = []
-    for name in names:
-        built += build(name, sources) if name in methods else [HeadDrafter(name, model)]
-    if not any("draft model" in methods[name].uses for name in names if name in methods):
-        built += sources.models()
-    return built
+    return build_all([n if n in methods else HeadDrafter(n, model) for n in names], sources)
 
 
 def open_sources(

@@ -35,9 +35,7 @@ class FinalText:
     stops: Sequence[str]
     _output: TextOutput | None = None
 
-    def push(
-        self, prompt: Sequence[int], tokens: Sequence[int] = (), *, ends: bool = False
-    ) -> None:
+    def push(self, prompt: Sequence[int], tokens: Sequence[int], *, ends: bool = False) -> None:
         """Add tokens after a prompt; the first prompt counts."""
         if self.stream is None:
             return

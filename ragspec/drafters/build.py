@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Sources, build, listed
+from ragspec.drafters.method import Sources, build, describe
 from ragspec.errors import InputError
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
@@ -39,21 +39,12 @@ def build_drafter(
         UnknownNameError, ModelNotFoundError, TokenizerMismatchError: From the name, path or model.
         InputError: Another type, or a method that needs a source.
     """
-    requests: list[Any] = [drafter]
-    if drafter is None:
-        requests = []
-    elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
-        requests = list(drafter)
-    sources, inputs, used = list[Drafter](), Sources(), False
-    model = None if draft_model is None else model_drafter(draft_model, tokenizer, target)
-    if model is not None:
-        inputs = Sources(draft_model=model.model)
-        methods = (listed().get(item) for item in requests if isinstance(item, str))
-        used = any(method is not None and "draft model" in method.uses for method in methods)
-    for item in requests:
-        sources += build(item, inputs) if isinstance(item, str) else [expect_drafter(item)]
-    if model is not None and not used:
-        sources.append(model)
+    several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
+    requests: Any = drafter if several else [] if drafter is None else [drafter]
+    inputs = Sources()
+    if draft_model is not None:
+        inputs = Sources(draft_model=model_drafter(draft_model, tokenizer, target).model)
+    sources = build_all(requests, inputs)
     for source in sources:
         source.fits(target, tokenizer)
     if not sources:
@@ -61,6 +52,18 @@ def build_drafter(
     if len(sources) == 1 and isinstance(sources[0], Fuse):
         return sources[0]
     return Fuse([source for each in sources for source in _flat(each)])
+
+
+def build_all(requests: Iterable[Any], sources: Sources) -> list[Drafter]:
+    """Return the drafters of names and objects; a draft model that none uses drafts beside them."""
+    drafters, used = list[Drafter](), False
+    for item in requests:
+        if isinstance(item, str):
+            drafters += build(item, sources)
+            used |= "draft model" in describe(item).uses
+        else:
+            drafters.append(expect_drafter(item))
+    return drafters if used else drafters + sources.models()
 
 
 def _flat(drafter: Drafter) -> Sequence[Drafter]:
