@@ -83,10 +83,12 @@ class PassageWriter:
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"
 
-    def generate(self, answer: RetrievedPassage, number: int, more: dict[str, Any]) -> Generation:
+    def generate(
+        self, answer: RetrievedPassage, number: int, more: Mapping[str, object]
+    ) -> Generation:
         """Return the text over a passage, with more options."""
         prompt = self.prompt(answer)
-        options = more | self.options(prompt, number)
+        options = {**more, **self.options(prompt, number)}
         text: Generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
         return text
 

@@ -66,7 +66,7 @@ def _marked(default: T | EllipsisType, mark: object) -> T:
     return cast(T, field(default=MISSING if default is ... else default, metadata={MARK: mark}))
 
 
-def takes_records(function: Callable[[Any], object]) -> Callable[..., object]:
+def takes_records(function: Callable[[T], object]) -> Callable[..., object]:
     """Return a function of typer whose keyword arguments are the fields of a function's record.
 
     Its attribute `epilog` lists the settings; see `add_command`.

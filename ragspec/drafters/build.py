@@ -54,7 +54,7 @@ def build_drafter(
     return Fuse([source for each in sources for source in _flat(each)])
 
 
-def build_all(requests: Iterable[Any], sources: Sources) -> list[Drafter]:
+def build_all(requests: Iterable[object], sources: Sources) -> list[Drafter]:
     """Return the drafters of names and objects; a draft model that none uses drafts beside them."""
     drafters, used = list[Drafter](), False
     for item in requests:

@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -61,18 +61,20 @@ def threads(count: int) -> Iterator[None]:
         return
     token = _COUNT.set(thread_count())
     try:
-        with _openmp().limit(limits=count):
+        with _openmp()(limits=count):
             yield
     finally:
         _COUNT.reset(token)
 
 
 @cache
-def _openmp() -> Any:
-    """Return what sets the threads of OpenMP. torch's function would change those of all others."""
+def _openmp() -> Callable[..., AbstractContextManager[object]]:
+    """Return what limits OpenMP in this thread; torch's function would limit others, too."""
     from threadpoolctl import ThreadpoolController
 
-    return ThreadpoolController().select(user_api="openmp")
+    limit: Callable[..., AbstractContextManager[object]]
+    limit = ThreadpoolController().select(user_api="openmp").limit
+    return limit
 
 
 def is_cuda(device: torch.device) -> bool:

@@ -465,7 +465,7 @@ def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
 
 def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
     def endless(pool: Engine) -> list[RequestHandle]:
-        slow = {"max_new_tokens": 400, "on_step": lambda *_: time.sleep(0.01)}
+        slow: dict[str, Any] = {"max_new_tokens": 400, "on_step": lambda *_: time.sleep(0.01)}
         handles = [pool.submit([4, 5], ignore_eos=True, **slow) for _ in range(3)]
         next(handles[0])
         return handles
