@@ -13,6 +13,7 @@ from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
 from ragspec.verification.causal import CausalTarget
+from ragspec.visual.checks import check_setting
 from ragspec.visual.loading import NAMES, NONE
 from ragspec.visual.models.raster import Raster
 
@@ -68,11 +69,11 @@ class ImageCall:
     on_image: Callable[[int, Any], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.output_type not in OUTPUTS:
-            raise InputError(
-                f"got output_type {self.output_type!r}; expected one of {', '.join(OUTPUTS)}."
-            )
+        check_output_type(self.output_type)
         checked_count(self.num_images_per_prompt, "num_images_per_prompt")
+        for name in ("callback_on_step_end", "on_image"):
+            if not callable(callback := getattr(self, name)) and callback is not None:
+                raise InputError(f"got {name}={callback!r}; expected a function, or None.")
         if self.seed is not None and self.generator is not None:
             raise InputError("got seed and generator; expected one of them. Leave one out.")
         negative = self.negative_prompt
@@ -105,9 +106,12 @@ class ImageCall:
         return [seed for seed in values if seed is not None]
 
     def scales(self, usual: float, count: int) -> list[float]:
-        """Return each image's guidance scale; raise InputError for another number of scales."""
+        """Return each image's guidance scale; raise InputError for wrong ones, or not one each."""
         scale = usual if self.guidance_scale is None else self.guidance_scale
-        return one_each(scale, count, "guidance scale")
+        scales: list[float] = one_each(scale, count, "guidance scale")
+        for each in scales:
+            check_setting("guidance_scale", each)
+        return scales
 
     def fixed(self, raster: Raster, size: int) -> Tensor | None:
         """Return the fixed ones of `size` codes as an image's first tokens, i64 [n]; None for none.
@@ -163,7 +167,8 @@ class PipelineOptions:
         draft_mode: How a model or a head drafts, see `HeadDrafter`; None takes the first mode that
             the rule accepts, or "deterministic" for a rule with a budget of total variation.
         min_expected_gain: The accepted codes that a further draft forward must promise, see
-            `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
+            `ModelDrafter` and `LatentDrafter`. 0 uses up the budget, which pays if a draft forward
+            is nearly free.
         batch_size: Images side by side; None for the family's number.
     """
 
@@ -171,6 +176,10 @@ class PipelineOptions:
     draft_mode: Any = None
     min_expected_gain: float | None = None
     batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_expected_gain is not None:
+            check_setting("min_expected_gain", self.min_expected_gain)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,6 +224,12 @@ def seeds_of(
     return [
         int(torch.randint(1 << 62, (1,), generator=each, device=each.device)) for each in generators
     ]
+
+
+def check_output_type(output_type: object) -> None:
+    """Raise InputError unless images can be returned as this."""
+    if output_type not in OUTPUTS:
+        raise InputError(f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}.")
 
 
 def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:

@@ -44,6 +44,7 @@ LIMITS: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "lam": (1, inf, "a factor of at least 1 (lantern has a probability mass, delta)"),
         "tv_budget": (0, inf, "a number of at least 0"),
         "least_gain": (0, inf, "a number of codes, 0 or more"),
+        "min_expected_gain": (0, inf, "a number of accepted codes, 0 or more"),
         "r": (0, inf, "a distance of 0 or more, such as 0.02"),
         "floor": (0, 1, "a deviation from 0 to below 1, such as 0.1"),
         "guidance_scale": (0, inf, "a finite number of 0 or more (1 turns guidance off)"),
@@ -111,6 +112,14 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def checked_whole(value: object, name: str, least: int, most: int) -> int:
+    """Return a whole number as an int; raise InputError unless it is from `least` to `most`."""
+    number = whole(value)
+    if number is None or not least <= number <= most:
+        raise InputError(f"got {name}={value!r}; expected a whole number from {least} to {most}.")
+    return number
+
+
 def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
     """Return the number of a class that is given by number or by name.
 
@@ -136,12 +145,7 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
             if names
             else f"got the class {inputs!r}; this model has no names, expected 0 to {count - 1}."
         )
-    number = whole(inputs)
-    if number is None or not 0 <= number < count:
-        raise InputError(
-            f"got the class {inputs!r}; expected a whole number from 0 to {count - 1}."
-        )
-    return number
+    return checked_whole(inputs, "class", 0, count - 1)
 
 
 def check_images(images: object, channels: int, reduction: int) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.errors import RuleError, UnsupportedModelError
+from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
@@ -32,19 +32,28 @@ _PREFERENCE = (
 )
 
 
-def family_of(kind: str | None, described: str) -> type[Family]:
-    """Return the family of models of a model_type.
+def family_of(family: object, kind: str | None, described: str) -> type[Family]:
+    """Return a family by its name, or else that of models of a model_type.
 
     Args:
+        family: A name, a class, or None for the model_type's.
+        kind: The model_type.
         described: What was given, for the message.
 
     Raises:
-        UnsupportedModelError: No family has it.
+        InputError, UnknownNameError: This is no family.
+        UnsupportedModelError: No family has the model_type.
     """
+    if isinstance(family, str):
+        family = resolve("family", family)
+    if isinstance(family, type) and issubclass(family, Family):
+        return family
+    if family is not None:
+        raise InputError(f"got family={family!r}; expected a name such as 'llamagen', or a Family.")
     for name in reversed(list(names("family"))):  # those of other packages last
-        family: type[Family] = resolve("family", name)
-        if family.kind == kind:
-            return family
+        usual: type[Family] = resolve("family", name)
+        if usual.kind == kind:
+            return usual
     raise UnsupportedModelError(
         f"got {described}; expected an image model of one of the families "
         f"{', '.join(names('family'))}. Give the model itself, and its tokenizer."
@@ -80,14 +89,14 @@ def choose_drafter(
         return DraftSource(None, partial(_always, None))
     if isinstance(drafter, str) and drafter == JACOBI:
         check_drafters([drafter], settings.draft_mode)
-        return DraftSource(JACOBI, partial(family.jacobi_drafter, settings=settings))
+        return DraftSource(JACOBI, partial(family.make_drafter, None, settings=settings))
     if isinstance(drafter, str | Path):
         path = find_draft(drafter, family.folder)
         drafter = open_head(path) if holds_head(path) else family.load_draft(path)
     if isinstance(drafter, DraftHead):
         return DraftSource(HEAD, partial(_head_drafter, drafter, settings), None, drafter)
     if family.check_draft(drafter):
-        make = partial(family.model_drafter, drafter, settings=settings)
+        make = partial(family.make_drafter, drafter, settings=settings)
         return DraftSource(MODEL, make, drafter)
     created = expect_drafter(drafter)
     return DraftSource(created.name, partial(_always, created))
@@ -125,11 +134,14 @@ def _head_drafter(
     return HeadDrafter(head, target, mode=settings.draft_mode, min_expected_gain=gain)
 
 
-def mode_for(rule: Rule) -> str:
-    """Return the draft mode of a model or head for a rule; raise RuleError if it takes none."""
-    if isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
-        return DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
-    for kind in _PREFERENCE:
-        if kind in rule.accepts:
-            return kind.value
-    raise RuleError(f"rule {rule.name!r} accepts no kind of draft; expected at least one.")
+def mode_for(rule: Rule, mode: str | None = None) -> str:
+    """Return the mode of drafts for a rule, `mode` if set; raise RuleError if it takes none."""
+    kinds = [kind.value for kind in _PREFERENCE if kind in rule.accepts]
+    if mode is None and isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
+        mode = DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
+    if not kinds or mode not in (None, *kinds):
+        raise RuleError(
+            f"rule {rule.name!r} cannot judge drafts of draft_mode={mode!r}; expected one of "
+            f"{', '.join(kinds) or 'none'}."
+        )
+    return kinds[0] if mode is None else mode

@@ -22,12 +22,11 @@ from ragspec.budget.goodput import AutoBudget, make_budget
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
-from ragspec.registry import resolve
-from ragspec.rules.base import Rule
+from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
 from ragspec.types import PreTrainedModel
-from ragspec.visual.call import ImageCall, PipelineOptions
+from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import (
@@ -87,8 +86,7 @@ class ImagePipeline:
         self._adapted = hasattr(model, "peft_config")
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()  # whose layers are those with adapters
-        kind = resolve("family", family) if isinstance(family, str) else family
-        kind = kind or family_of(kind_of_model(model), f"a {type(model).__name__}")
+        kind = family_of(family, kind_of_model(model), f"a {type(model).__name__}")
         more = {name: settings.pop(name) for name in kind.options if name in settings}
         names = {field.name for field in fields(PipelineOptions)}
         options = PipelineOptions(**{name: settings.pop(name) for name in names & settings.keys()})
@@ -101,10 +99,9 @@ class ImagePipeline:
         self.budget, nodes = _budget(kind, options.budget)
         named = not (isinstance(rule, str) and rule == AUTO)
         rule = rule if named else kind.default_rule
-        created: tuple[Rule, dict[str, Any]] = self.family.make_rule(rule, settings)
-        self.rule, self.settings = created
+        self.rule, self.settings = self._make_rule(rule, settings)
         self._saved_rule = rule if isinstance(rule, str) else None
-        chosen = replace(options, draft_mode=options.draft_mode or mode_for(self.rule))
+        chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
         self.draft = self.source.model
         self.family.settle(self.rule, self.source, nodes)
@@ -152,8 +149,8 @@ class ImagePipeline:
                 "or family='mar' beside a published file."
             )
         drafter, rule, settings = as_saved(folder.index, drafter, rule, settings)
-        kind = resolve("family", family) if isinstance(family, str) else family
-        kind = kind or family_of(read_kind(folder.target), f"{folder.target}, no image model")
+        model_type = None if folder.target.is_file() else read_kind(folder.target)
+        kind = family_of(family, model_type, f"{folder.target}, no image model")
         if dtype is None or dtype == AUTO:
             dtype = kind.dtype
         model, tokenizer = kind.load(folder, pick_device(device), dtype, settings)
@@ -163,6 +160,14 @@ class ImagePipeline:
         return cls(model, tokenizer, drafter, rule, family=kind, folder=beside, **settings)
 
     # The parts
+
+    def _make_rule(self, rule: str | Rule, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
+        if isinstance(rule, str):
+            named: tuple[Rule, dict[str, Any]] = self.family.make_rule(rule, settings)
+            return named
+        if settings:
+            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
+        return expect_rule(rule), {}
 
     @property
     def components(self) -> dict[str, Any]:
@@ -181,10 +186,17 @@ class ImagePipeline:
         return dtype
 
     def to(self, *args: object, **kwargs: object) -> Self:
-        """Move all models to a device, and target and draft model to a dtype."""
+        """Move all models to a device, and target and draft model to a dtype.
+
+        Raises:
+            InputError: The device is not available.
+        """
+        places = [pick_device(each) if isinstance(each, str) else each for each in args]
+        if isinstance(device := kwargs.get("device"), str):
+            kwargs["device"] = pick_device(device)
         for module in (self.model, self.draft):
             if module is not None:
-                module.to(*args, **kwargs)
+                module.to(*places, **kwargs)
         for module in self.family.modules:
             module.to(self.device)
         return self
@@ -315,8 +327,10 @@ class ImagePipeline:
         """Decode codes or latents [B, h, w, ...] into images of an output_type; see `ImageOutput`.
 
         Raises:
+            InputError: There is no such output_type, or no such code.
             ModelError: There is no decoder, or it returns no numbers.
         """
+        check_output_type(output_type)
         if output_type == "latent":
             return codes
         parts = torch.split(codes, _DECODED)

@@ -140,7 +140,6 @@ class Progress:
 
     def __init__(self, state: CallState, numbers: Sequence[int], target: object = None) -> None:
         self.state, self._numbers, self._target = state, numbers, target
-        self._name, self._tensor = state.pipe.family.step_tensor(target)
         self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)
         self._counts = [0] * len(numbers)
         self._last = -1
@@ -168,7 +167,8 @@ class Progress:
         raster, side_by_side = self.state.raster, self.state.pipe.batch_size
         first = self._last // side_by_side * side_by_side
         least = min(self._counts[first : first + side_by_side])
-        self.report(len(raster.known(range(least))), self._tensor(self._tokens[:, raster.places]))
+        values = self.state.pipe.family.step_values(self._target, self._tokens[:, raster.places])
+        self.report(len(raster.known(range(least))), values)
 
     def report(self, count: int, tensor: Tensor) -> None:
         """Call the callback with the count of the image that is furthest behind, and the tensor.
@@ -179,12 +179,12 @@ class Progress:
         callback = self.state.call.callback_on_step_end
         if callback is None:
             return
-        name, before = self._name, tensor.clone()
+        name, before = self.state.pipe.family.unit, tensor.clone()
         returned = callback(self.state.pipe, self._passes, count, {name: tensor})
         self._passes += 1
         self.state.interrupted |= returned is True
-        after = returned.get(name) if isinstance(returned, dict) else None
-        if after is not None and not torch.equal(torch.as_tensor(after).cpu(), before.cpu()):
+        after = returned.get(name, tensor) if isinstance(returned, dict) else tensor
+        if not isinstance(after, Tensor) or not torch.equal(after.cpu(), before.cpu()):
             raise InputError(
                 f"callback_on_step_end returned other {name} than it received; {name} that stand "
                 "cannot be changed. Return them as they are, or nothing, and True to end."

@@ -9,7 +9,6 @@ from ragspec.reports.generation import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.families.mar import latents_of
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, MaskedSampler
 from ragspec.visual.masked.target import MaskedTarget
@@ -94,7 +93,7 @@ def sampled(
         max_new_tokens=instance.places,
         ignore_eos=True,
     )
-    return latents_of(target.table, target.orders, [each.tokens for each in result]), result
+    return target.by_place(torch.tensor([each.tokens for each in result])), result
 
 
 def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tensor:
@@ -102,7 +101,10 @@ def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tenso
     instance, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
     noises = [NoiseStream(seed) for seed in range(first, first + count)]
     labels = (torch.arange(count) + first) % 3
-    return MaskedSampler(instance, schedule, instance.places, SCALE).draw(labels, noises)
+    *_, (_, latents) = MaskedSampler(instance, schedule, instance.places, SCALE).draw(
+        labels, noises
+    )
+    return latents
 
 
 def accepted(result: list[Generation]) -> float:

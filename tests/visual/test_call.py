@@ -70,11 +70,19 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
 
 def test_features_stand_behind_their_padding() -> None:
     two, one = torch.ones(2, 3), torch.full((1, 3), 2.0)
-    features, empty = padded_features([two, one], 2)
+    features, empty = padded_features([two, one], 2, 2)
     assert empty == (0, 1)
     assert torch.equal(features[1], torch.stack([torch.zeros(3), one[0]]))
-    assert padded_features(two[None], 2)[1] == ()
-    wrong: list[Any] = [[two[0]], [two[:0]], [two, one[:, :2]], [torch.ones(3, 3)], [3]]
-    for inputs in wrong:
+    assert padded_features(two[None], 2, 1)[1] == ()
+    for inputs in (
+        [two[0]],
+        [two[:0]],
+        [two, one[:, :2]],
+        [torch.ones(3, 3)],
+        [3],
+        None,
+        [two] * 3,
+    ):
+        wrong: Any = inputs
         with pytest.raises(InputError, match="expected"):
-            padded_features(inputs, 2)
+            padded_features(wrong, 2, 1 if wrong is None else min(len(wrong), 2))

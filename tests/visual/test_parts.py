@@ -57,7 +57,7 @@ def test_the_bar_can_be_named_and_turned_off(
 @EVERY
 def test_what_a_callback_returns_is_not_ignored(saved: Saved, kind: str) -> None:
     pipe = opened(saved, kind)
-    name = pipe.family.step_tensor(None)[0]
+    name = pipe.family.unit
     before = sampled(pipe)
     same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
     assert (same == before).all()

@@ -28,6 +28,7 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, NoiseUse
+from ragspec.sampling.settings import checked_count
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import follow
 
@@ -68,8 +69,8 @@ class JacobiDrafter(Drafter):
     ) -> None:
         if form not in _KINDS:
             raise InputError(f"got form {form!r}; expected 'coupled' or 'sampled'.")
-        if window < 1 or (width is not None and width < 1):
-            raise InputError(f"got window {window} and width {width}; expected at least 1.")
+        for name, count in (("window", window), ("width", 1 if width is None else width)):
+            checked_count(count, name)
         if branches < 0 or (branches and form != "coupled"):
             raise InputError(
                 f"got {branches} branches in the form {form!r}; expected 0 or more in the form "

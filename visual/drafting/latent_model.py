@@ -32,7 +32,7 @@ class LatentDrafter(Drafter):
         target: The target that judges the latents.
         window: The most latents in a draft.
         min_expected_gain: The least acceptance probability, estimated from the row so far, for
-            latents after the first; 0 fills the window.
+            latents after the first; 0 fills the window, None is 0.1.
         begin: The index of the first drafted latent; the target generates those before it alone
             (CSpD's pre-filling, section 2).
     """
@@ -45,14 +45,15 @@ class LatentDrafter(Drafter):
         draft: LatentTarget | MaskedTarget | None,
         target: LatentDraws,
         window: int = 16,
-        min_expected_gain: float = MIN_EXPECTED_GAIN,
+        min_expected_gain: float | None = None,
         begin: int = 0,
     ) -> None:
         assert draft is None or draft.table is target.table
         self.name = "jacobi" if draft is None else "model"
         self.draft: Any = draft
         self.target, self.window = target, window
-        self.min_expected_gain, self.begin = min_expected_gain, begin
+        gain = MIN_EXPECTED_GAIN if min_expected_gain is None else min_expected_gain
+        self.min_expected_gain, self.begin = gain, begin
 
     def open(self, request: DraftRequest) -> "LatentSession":
         """Return a session for one row."""

@@ -1,7 +1,7 @@
 """`Family`: all that `ImagePipeline` needs to know about one kind of image model."""
 
 import reprlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.reports.generation import Generation
-from ragspec.rules.base import Rule, expect_rule
+from ragspec.rules.base import Rule
 from ragspec.sampling.settings import whole
 from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
@@ -229,9 +229,9 @@ class Family:
         """Generate a batch without drafts and without the engine, if `plain_rule` has a name."""
         raise NotImplementedError
 
-    def step_tensor(self, target: Any) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Return the name of the callback's tensor, and what makes it of the tokens i64 [B, n]."""
-        return "codes", torch.clone
+    def step_values(self, target: Any, tokens: Tensor) -> Tensor:
+        """Return the codes or latents of the tokens i64 [B, n] so far, -1 for missing ones."""
+        return tokens.clone()
 
     def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the codes or latents [1, h, w, ...] of the complete image of a row."""
@@ -244,16 +244,14 @@ class Family:
 
     # Rules and drafters
 
-    def make_rule(self, rule: str | Rule, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
-        """Return a rule and its settings; without any, those measured on the model apply.
+    def make_rule(self, rule: str, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
+        """Return a rule by name and its settings; without any, those measured on the model apply.
 
         Raises:
-            InputError: A Rule comes with settings, or the rule has no such setting.
+            InputError: The rule has no such setting.
             UnknownNameError: No rule has the name.
             ModelError: The file of measured settings cannot be read.
         """
-        if not isinstance(rule, str):
-            return without_settings(rule, settings), {}
         file = None if self.folder is None else self.folder.relaxation
         settings = settings or relaxation_of(file, rule)
         grid, codec = self.raster, self.codec
@@ -299,27 +297,24 @@ class Family:
                 )
         return True
 
-    def model_drafter(
-        self, draft: PreTrainedModel, target: Any, conditions: Any, settings: PipelineOptions
+    def make_drafter(
+        self, draft: Any, target: Any, conditions: Any, settings: PipelineOptions
     ) -> Drafter:
-        """Return a drafter that runs a smaller model under equal conditions and guidance."""
+        """Return a drafter that runs a draft model under equal conditions and guidance.
+
+        Args:
+            draft: The model; None drafts from the target's last forward, which is "jacobi".
+        """
         from ragspec.drafters.model.drafter import ModelDrafter
-
-        raster = target.raster or self.raster
-        config = ImageConfig(target.guidance_scale, target.guidance_interval, raster)
-        return ModelDrafter(
-            self.open(draft, conditions, config),
-            mode=settings.draft_mode,
-            min_expected_gain=settings.min_expected_gain,
-        )
-
-    def jacobi_drafter(self, target: Any, conditions: object, settings: PipelineOptions) -> Drafter:
-        """Return a drafter from the target's last forward; see `model_drafter`."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
         mode, raster = settings.draft_mode, target.raster or self.raster
-        end = target.vocab_size - 1 if raster.ends else None
-        return JacobiDrafter(form=mode, width=raster.line, branches=int(mode == "coupled"), end=end)
+        if draft is None:
+            end, branches = target.vocab_size - 1 if raster.ends else None, int(mode == "coupled")
+            return JacobiDrafter(form=mode, width=raster.line, branches=branches, end=end)
+        config = ImageConfig(target.guidance_scale, target.guidance_interval, raster)
+        smaller, gain = self.open(draft, conditions, config), settings.min_expected_gain
+        return ModelDrafter(smaller, mode=mode, min_expected_gain=gain)
 
 
 def _same(expected: object, actual: object) -> bool:
@@ -328,10 +323,3 @@ def _same(expected: object, actual: object) -> bool:
         return bool(expected == actual)
     first, second = np.asarray(expected), np.asarray(actual)
     return first.shape == second.shape and np.allclose(second, first, _ROUNDED, _ROUNDED)
-
-
-def without_settings(rule: object, settings: dict[str, object]) -> Rule:
-    """Return a Rule; raise InputError for another object, or for settings beside it."""
-    if settings:
-        raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-    return expect_rule(rule)

@@ -1,6 +1,6 @@
 """Causal models of continuous latents, and the base of all families of latents."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.families.base import without_settings
 from ragspec.visual.families.llamagen import CodecFamily, Conditions, LlamaGen
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules import Aligned, make_latent_rule
@@ -41,19 +40,8 @@ class LatentFamily(CodecFamily):
     default_rule = "aligned"
     dtype = "float32"  # distributions are compared by their densities
     unit = "latents"
+    codecs, shared_size = (KLAutoencoder, VQTokenizer), ("width", "latent_dim")
     unsupported: tuple[str, ...] = ("top_k", "top_p", "min_p", "guidance_interval", "codes")
-
-    def _check_codec(self) -> None:
-        if not isinstance(self.codec, VQTokenizer | KLAutoencoder):
-            raise UnsupportedModelError(
-                f"got a {type(self.codec).__name__} as tokenizer; expected a KLAutoencoder or a "
-                "VQTokenizer. Wrap a diffusers model in one of them."
-            )
-        if self.codec.width != self.model.config.latent_dim:
-            raise InputError(
-                f"got an autoencoder with latents of {self.codec.width} numbers for a model of "
-                f"{self.model.config.latent_dim}; expected the one that the model was trained on."
-            )
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError for what only distributions over codes have."""
@@ -67,26 +55,18 @@ class LatentFamily(CodecFamily):
                     "it. Leave it out, or set guidance_scale."
                 )
 
-    def make_rule(self, rule: str | Rule, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
+    def make_rule(self, rule: str, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
         """Return a rule over latents and its settings."""
-        if isinstance(rule, str):
-            return make_latent_rule(rule, **settings), settings
-        return without_settings(rule, settings), {}
+        return make_latent_rule(rule, **settings), settings
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode latents [B, h, w, D]."""
         images: Tensor = self.codec.decode_latents(codes)
         return images
 
-    def step_tensor(self, target: LatentDraws) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Return what maps numbers of latents i64 [B, N], -1 for missing ones, to latents."""
-
-        def latents(rows: Tensor) -> Tensor:
-            every, orders = target.table.latents, target.orders
-            places = rows if orders is None else rows.gather(1, orders.argsort(1))
-            return every[places] * (places >= 0)[..., None].to(every)
-
-        return "latents", latents
+    def step_values(self, target: LatentDraws, tokens: Tensor) -> Tensor:
+        """Return the latents [B, n, D] by place, 0 for missing ones."""
+        return target.by_place(tokens)
 
     def samples(
         self, generations: Sequence[Generation], target: LatentDraws, rule: Rule, raster: Raster
@@ -181,18 +161,16 @@ class Latents(LatentFamily, LlamaGen):
         """Take note of the most latents in a draft of "jacobi"."""
         self._nodes = max(1, nodes)
 
-    def jacobi_drafter(self, target: object, conditions: object, settings: object) -> Drafter:
-        """Return a drafter from the target's last forward."""
-        return JacobiDrafter(self._nodes, width=self.raster.width)
-
-    def model_drafter(
-        self, draft: LatentModel, target: LatentTarget, conditions: Conditions, settings: object
+    def make_drafter(
+        self, draft: Any, target: LatentTarget, conditions: Conditions, settings: PipelineOptions
     ) -> Drafter:
-        """Return a drafter that runs a smaller model with the target's steps and guidance."""
+        """Return a drafter that runs a draft model with the target's steps and guidance."""
+        if draft is None:
+            return JacobiDrafter(self._nodes, width=self.raster.width)
         table = conditions.table(draft.trunk)
         scale, schedule = target.guidance_scale, target.sampler.schedule
         smaller = LatentTarget(draft, table, scale, schedule, table=target.table)
-        return LatentDrafter(smaller, target)
+        return LatentDrafter(smaller, target, min_expected_gain=settings.min_expected_gain)
 
     def shared(self, model: LatentModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""

@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError
-from ragspec.models.device import pick_dtype
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+    pluralize,
+)
+from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
@@ -67,28 +73,40 @@ class CodecFamily(Family):
     Attributes:
         sizes: What the file of a model may not tell, as keywords of `from_pretrained`.
         published: The file of a tokenizer, for messages.
+        codecs: The classes of tokenizers.
+        shared_size: The size that a tokenizer and the configuration of its model have in common.
         load_published: Returns the model of a file, given its dtype and `sizes`.
     """
 
     sizes: ClassVar[tuple[str, ...]]
     published: ClassVar[str]
+    codecs: ClassVar[tuple[type[Autoencoder], ...]] = (VQTokenizer,)
+    shared_size: ClassVar[tuple[str, str]] = ("vocab_size", "vocab_size")
     load_published: ClassVar[Callable[..., Any]]
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: Autoencoder, folder: ImageFolder | None = None
     ) -> None:
         super().__init__(model, tokenizer, folder)
+        if not isinstance(tokenizer, self.codecs):
+            expected = " or a ".join(codec.__name__ for codec in self.codecs)
+            raise UnsupportedModelError(
+                f"got a {type(tokenizer).__name__} as tokenizer; expected a {expected}. Wrap a "
+                "diffusers model in one."
+            )
         self.codec = tokenizer
-        self._check_codec()
+        of_codec, of_model = self.shared_size
+        size, expected_size = getattr(tokenizer, of_codec), getattr(model.config, of_model)
+        if size != expected_size:
+            raise TokenizerMismatchError(
+                f"got a tokenizer of {of_codec} {size} for a model of {of_model} {expected_size}; "
+                "expected the one that the model was trained with. Pass it as tokenizer."
+            )
         side = int(self.trunk.config.grid_size)
         self.raster = Raster(side, side)
         by_class = self.trunk.config.condition == "class"
         self.condition = "class_labels" if by_class else "prompt"
         self.class_names = class_labels(self.trunk.config.to_dict()) or ()
-
-    def _check_codec(self) -> None:
-        """Raise an error unless the tokenizer belongs to the model."""
-        raise NotImplementedError
 
     @classmethod
     def load(
@@ -97,7 +115,7 @@ class CodecFamily(Family):
         device: torch.device,
         dtype: str | torch.dtype,
         options: dict[str, object],
-    ) -> tuple[PreTrainedModel, Autoencoder]:
+    ) -> tuple[PreTrainedModel, object]:
         """Return the model and the tokenizer of a folder or a published file.
 
         Args:
@@ -105,24 +123,22 @@ class CodecFamily(Family):
                 of files `sizes`.
         """
         sizes = {name: options.pop(name, None) for name in cls.sizes}
-        if not folder.target.is_file():
-            model, tokenizer = super().load(folder, device, dtype, options)
-        elif (tokenizer := options.pop("tokenizer", None)) is None:
-            raise InputError(
-                f"got the checkpoint {folder.target.name} without a tokenizer; expected "
-                f"tokenizer=PATH, the {cls.published} that was published beside it."
-            )
-        else:
-            model = cls.load_file(folder.target, device, dtype, **sizes)
+        tokenizer = options.pop("tokenizer", None) or cls.load_tokenizer(folder)
+        model = cls.load_model(folder.target, device, dtype, **sizes)
         if isinstance(tokenizer, str | Path):
             tokenizer = cls.open_tokenizer(Path(tokenizer))
-        codec: Any = tokenizer
-        codec.model.to(device)
-        return model, codec
+        if isinstance(tokenizer, Autoencoder):
+            tokenizer.model.to(device)
+        return model, tokenizer
 
     @classmethod
     def load_tokenizer(cls, folder: ImageFolder) -> Path:
         """Return where the tokenizer of a folder is."""
+        if folder.target.is_file():
+            raise InputError(
+                f"got the checkpoint {folder.target.name} without a tokenizer; expected "
+                f"tokenizer=PATH, the {cls.published} that was published beside it."
+            )
         if folder.tokenizer is None:
             raise ModelNotFoundError(
                 f"no tokenizer was found for {folder.name}: expected tokenizer/ or vae/ in "
@@ -137,17 +153,25 @@ class CodecFamily(Family):
         self.codec.save_pretrained(root / part, dtype=torch.float32)
 
     @classmethod
-    def load_file(
-        cls, path: Path, device: torch.device, dtype: str | torch.dtype, **sizes: object
+    def load_model(
+        cls,
+        folder: Path,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **sizes: object,
     ) -> PreTrainedModel:
-        """Return the model of a published file, on the device.
+        """Return the model of a folder or of a published file, on the device; see `Family`.
 
         Args:
-            dtype: See `pick_dtype`; "auto" keeps the file's on an accelerator.
+            dtype: "auto" keeps that of a file on an accelerator.
+            sizes: Those that a file may not tell.
         """
-        kind = pick_dtype(dtype, device)
+        if not folder.is_file():
+            return super().load_model(folder, device, dtype)
+        place = pick_device(device)
+        kind = pick_dtype(dtype, place)
         of_file = None if isinstance(kind, str) else kind
-        return cls.load_published(path, dtype=of_file, **sizes).to(device)
+        return cls.load_published(folder, dtype=of_file, **sizes).to(place)
 
     @classmethod
     def open_tokenizer(cls, path: Path) -> Autoencoder:
@@ -234,24 +258,14 @@ class LlamaGen(CodecFamily):
 
     def load_draft(self, path: Path) -> PreTrainedModel:
         """Return the draft model of a folder or a published file."""
-        if not path.is_file():
-            return super().load_draft(path)
-        side = self.raster.height
-        return self.load_file(path, self.model.device, self.model.dtype, grid_size=side)
+        place, side = self.model.device, self.raster.height
+        return self.load_model(path, place, self.model.dtype, grid_size=side)
 
     def shared(self, model: LlamaGenModel) -> dict[str, object]:
         """Return the sizes of codes, image and conditions."""
         conditions = "num_classes" if model.config.condition == "class" else "caption_dim"
         names = ("vocab_size", "grid_size", "condition", "condition_length", conditions)
         return {name: getattr(model.config, name) for name in names}
-
-    def _check_codec(self) -> None:
-        codes = int(self.model.config.vocab_size)
-        if self.codec.vocab_size != codes:
-            raise TokenizerMismatchError(
-                f"got a tokenizer with a code-book of {self.codec.vocab_size} for a model of "
-                f"{codes} codes; expected the model's own code-book. Give its tokenizer."
-            )
 
     def _features(self, texts: list[str]) -> tuple[Tensor, tuple[int, ...]]:
         """Return features [R, L, d] of texts, and the number of padding rows before each."""
@@ -262,7 +276,7 @@ class LlamaGen(CodecFamily):
                 "that returns features [n, d] of each text."
             )
         length = int(self.trunk.config.condition_length)
-        return padded_features(self.text_encoder(texts), length)
+        return padded_features(self.text_encoder(texts), length, len(texts))
 
 
 def caption_encoder(
@@ -302,22 +316,24 @@ def caption_encoder(
 
 
 def padded_features(
-    features: Tensor | Sequence[Tensor], length: int
+    features: Tensor | Sequence[Tensor], length: int, count: int
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Pad the features of prompts on the left to [R, L, d], as LlamaGen does.
 
     Args:
         features: One [n, d] for each prompt, n from 1 to L.
-        length: L.
+        length, count: L and R.
 
     Returns:
         The padded features, and the padding of each prompt, empty if no prompt has any.
     """
-    prompts = list(features)
-    if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):
+    prompts = list(features) if isinstance(features, Tensor | Sequence) else [features]
+    fits = all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts)
+    if not fits or len(prompts) != count:
         shapes = [list(getattr(each, "shape", [])) or repr(each) for each in prompts[:8]]
         raise InputError(
-            f"got features of shape {shapes} of the text encoder; expected [n, d] of each text."
+            f"got features of shape {shapes} of the text encoder for {pluralize(count, 'text')}; "
+            "expected [n, d] of each text."
         )
     sizes, widths = [len(prompt) for prompt in prompts], {prompt.shape[1] for prompt in prompts}
     if min(sizes) < 1 or max(sizes) > length or len(widths) > 1:

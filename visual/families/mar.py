@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, some
+from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules import Near
-from ragspec.visual.latents.target import LatentDraws, LatentTable
+from ragspec.visual.latents.target import LatentDraws
 from ragspec.visual.loading import ImageFolder, is_model, read_kind
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
@@ -124,6 +125,7 @@ class Mar(LatentFamily):
     def check(self, call: ImageCall) -> None:
         """Raise InputError for what latents have not."""
         super().check(call)
+        check_setting("temperature", call.temperature)
         self._expect_density(call.temperature)
 
     def _expect_density(self, temperature: float) -> None:
@@ -170,7 +172,8 @@ class Mar(LatentFamily):
 
     def values(self, target: MaskedTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
         """Return the latents [1, h, w, D] of one complete image."""
-        return self._restored(latents_of(target.table, target.orders[row : row + 1], [tokens]))
+        numbers = tokens + [-1] * (raster.codes - len(tokens))
+        return self._restored(target.by_place(torch.tensor([numbers]), row))
 
     def plain_samples(
         self, conditions: Tensor, config: ImageConfig, progress: Progress
@@ -180,17 +183,13 @@ class Mar(LatentFamily):
             self.model, self.schedule, self.iterations, config.guidance_scale, config.temperature
         )
         noises, count = [NoiseStream(seed) for seed in config.seeds], len(config.rows)
-        before = 0
-
-        def after(done: int, latents: Tensor) -> bool:
-            nonlocal before
+        before, labels, places = 0, conditions[list(config.rows)], self.raster.codes
+        for done, latents in sampler.draw(labels, noises):
             progress.state.bar.update(count * (done - before))
             before = done
             progress.report(done, latents.clone())
-            return not progress.state.interrupted
-
-        labels, places = conditions[list(config.rows)], self.raster.codes
-        latents = sampler.draw(labels, noises, after)
+            if progress.state.interrupted:
+                break
         sizes = -np.diff(np.array([places, *sampler.left]))
         counts, shape = np.repeat(sizes, sizes), self.raster.shape
         orders = [order_of(noise, places).argsort().reshape(shape) for noise in noises]
@@ -212,34 +211,25 @@ class Mar(LatentFamily):
         restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)
         return restored
 
-    def jacobi_drafter(self, target: MaskedTarget, conditions: object, settings: object) -> Drafter:
-        """Return a drafter from the target's last forward."""
-        return LatentDrafter(None, target, self._window, begin=self._begin)
-
-    def model_drafter(
-        self, draft: MaskedModel, target: MaskedTarget, conditions: object, settings: object
+    def make_drafter(
+        self, draft: Any, target: MaskedTarget, conditions: object, settings: PipelineOptions
     ) -> Drafter:
-        """Return a drafter that runs a smaller model over the target's table."""
-        smaller = MaskedTarget(
-            draft,
-            target.schedule,
-            target.labels,
-            target.noises,
-            target.guidance_scale,
-            target.temperature,
-            table=target.table,
-        )
-        return LatentDrafter(smaller, target, self._window, begin=self._begin)
+        """Return a drafter that runs a draft model, if any, over the target's table."""
+        smaller = None
+        if draft is not None:
+            smaller = MaskedTarget(
+                draft,
+                target.schedule,
+                target.labels,
+                target.noises,
+                target.guidance_scale,
+                target.temperature,
+                table=target.table,
+            )
+        gain = settings.min_expected_gain
+        return LatentDrafter(smaller, target, self._window, gain, self._begin)
 
     def shared(self, model: MaskedModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""
         names = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
         return {name: getattr(model.config, name) for name in names}
-
-
-def latents_of(table: LatentTable, orders: Tensor, numbers: Sequence[Sequence[int]]) -> Tensor:
-    """Return latents [B, N, D] by place, from the numbers of each image's first, in its order."""
-    latents = table.latents.new_zeros(*orders.shape, table.paths.shape[-1])
-    for row, order, each in zip(latents, orders.to(latents.device), numbers, strict=True):
-        row[order[: len(each)]] = table.latents[list(each)]
-    return latents

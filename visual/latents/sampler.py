@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.checks import bounded
+from ragspec.visual.checks import bounded, check_setting
 from ragspec.visual.latents.model import MOST, DiffusionHead
 
 OFFSET = 0.008
@@ -38,10 +38,12 @@ class NoiseSchedule:
     floor: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0.0 < self.floor < 1.0:
+        check_setting("steps", self.steps)
+        check_setting("floor", self.floor)
+        if not self.floor:
             raise InputError(
-                f"got {self.steps} steps with a floor of {self.floor}; expected at least 1, and a "
-                "floor between 0 and 1: without noise in the last step nothing can be verified."
+                "got floor=0; expected a deviation above 0, such as 0.1: without noise in the last "
+                "step nothing can be verified."
             )
 
     def gaussian_step(self, step: int) -> tuple[float, float, float]:

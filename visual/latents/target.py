@@ -180,6 +180,17 @@ class LatentDraws:
         """Record a rule's verdict on a latent."""
         self.table.judged[judged.emitted] = judged
 
+    def by_place(self, numbers: Tensor, first: int = 0) -> Tensor:
+        """Return latents [B, N, D] by place, 0 for missing ones.
+
+        Args:
+            numbers: Of the latents of images from `first` on, in order; i64 [B, N], -1 if missing.
+        """
+        if self.orders is not None:
+            places = self.orders[first : first + len(numbers)].argsort(1)
+            numbers = numbers.gather(1, places)
+        return self.table.latents[numbers.clamp(min=0)]  # 0 is the zero latent
+
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
         return path_noise(noise, indices, self.steps, self.table.paths.shape[-1])
@@ -212,7 +223,6 @@ class LatentTarget(LatentDraws, ImageTarget):
         steps, width = self.sampler.schedule.steps, config.latent_dim
         like = next(model.read.parameters())
         self.table = table or LatentTable(steps, width, like)
-        assert self.table.means.shape[1:] == (steps, width)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""

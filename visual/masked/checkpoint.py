@@ -9,14 +9,12 @@ from pathlib import Path
 
 import torch
 
-from ragspec.errors import InputError, ModelError
-from ragspec.sampling.settings import checked_count
+from ragspec.errors import ModelError
 from ragspec.visual.checks import side_of
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.models.autoencoder import FACTOR
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout, by_patterns, count_blocks
 
-_HEADS = {768: 12, 1024: 16, 1280: 16}  # base, large, huge
 _LAYOUT = WeightLayout(
     "MAR model",
     {  # axes of the weights that determine sizes
@@ -31,6 +29,7 @@ _LAYOUT = WeightLayout(
     },
     by_patterns(),
     places=("model_ema", *PLACES),
+    heads={768: 12, 1024: 16, 1280: 16},  # base, large, huge
 )
 
 
@@ -61,13 +60,6 @@ def load_mar(
 def _config(weights: Tensors, heads: int | None) -> MaskedConfig:
     """Derive the configuration of a model from its weights."""
     hidden, width = weights["z_proj.weight"].shape
-    if heads is None:
-        heads = _HEADS.get(hidden)
-    if heads is None:
-        raise InputError(
-            f"the model has a width of {hidden}, which is none of the published ones, and weights "
-            "do not tell their heads; expected num_attention_heads. Pass it as it was trained."
-        )
     places = weights["diffusion_pos_embed_learned"].shape[1]
     side, buffer = side_of(places), weights["encoder_pos_embed_learned"].shape[1] - places
     if side is None or buffer < 1:
@@ -80,7 +72,7 @@ def _config(weights: Tensors, heads: int | None) -> MaskedConfig:
         hidden_size=hidden,
         encoder_layers=count_blocks(weights, "encoder_blocks"),
         decoder_layers=count_blocks(weights, "decoder_blocks"),
-        num_attention_heads=checked_count(heads, "num_attention_heads"),
+        num_attention_heads=_LAYOUT.checked_heads(heads, hidden),
         intermediate_size=len(weights["encoder_blocks.0.mlp.fc1.weight"]),
         grid_size=side,
         num_classes=len(weights["class_emb.weight"]),

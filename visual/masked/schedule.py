@@ -8,15 +8,13 @@ places per iteration follow MaskGIT's cosine (Chang et al., arXiv 2202.04200).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, pluralize
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.sampling.settings import whole
-from ragspec.visual.checks import bounded, check_setting
+from ragspec.visual.checks import bounded, check_setting, checked_whole
 from ragspec.visual.latents.sampler import OFFSET, Sampler, path_noise
 from ragspec.visual.masked.model import MaskedModel
 
@@ -45,13 +43,7 @@ class LearnedSchedule:
     def __init__(self, steps: int = 100, floor: float = 0.0) -> None:
         check_setting("floor", floor)
         self.floor = float(floor)
-        count = whole(steps)
-        if count is None or not 2 <= count <= TRAINED:
-            raise InputError(
-                f"got {steps!r} denoising steps; expected a whole number from 2 to {TRAINED}, such "
-                "as 100."
-            )
-        self.steps = count
+        self.steps = count = checked_whole(steps, "steps", 2, TRAINED)
         stride = (TRAINED - 1) / (count - 1)
         self.times = [round(step * stride) for step in range(count)]
         times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
@@ -96,12 +88,7 @@ def _at(table: Tensor, step: Step, like: Tensor) -> Tensor:
 
 def masked_counts(places: int, iterations: int) -> list[int]:
     """Count the places that each iteration leaves masked; raise InputError for too many or 0."""
-    count = whole(iterations)
-    if count is None or not 1 <= count <= places:
-        raise InputError(
-            f"got {iterations!r} iterations for {pluralize(places, 'latent')}; expected a whole "
-            f"number from 1 to {places}: every iteration draws one at least."
-        )
+    count = checked_whole(iterations, "iterations", 1, places)  # each draws one at least
     left, counts = places, []
     for done in range(1, count):
         masked = math.floor(places * math.cos(math.pi / 2.0 * done / count))
@@ -166,13 +153,6 @@ class NoiseSampler(Sampler):
         return self.schedule.mean(steps, noisy, clean), deviations
 
 
-OnIteration = Callable[[int, Tensor], bool]
-"""Takes the number of generated latents and the latents [B, N, D], 0 for missing ones.
-
-Returns whether to continue.
-"""
-
-
 class MaskedSampler:
     """Generates without drafts, as published (MAR, Li et al., arXiv 2406.11838, sections 3.3, 4).
 
@@ -183,7 +163,7 @@ class MaskedSampler:
         temperature: See `NoiseSampler`.
 
     Raises:
-        InputError: scale or temperature is negative or infinite, or iterations are out of range.
+        InputError: There are more iterations than places, or none.
     """
 
     def __init__(
@@ -194,22 +174,19 @@ class MaskedSampler:
         scale: float = 1.0,
         temperature: float = 1.0,
     ) -> None:
-        for name, value in (("guidance_scale", scale), ("temperature", temperature)):
-            check_setting(name, value)
         self.model, self.schedule = model, schedule
         self.left = masked_counts(model.places, iterations)
-        self.scale, self.temperature = float(scale), float(temperature)
+        self.scale, self.temperature = float(scale), temperature
         self.copies = 1 if self.scale == 1.0 else 2
 
     @torch.no_grad()
-    def draw(
-        self, labels: Tensor, noises: Sequence[NoiseStream], on_iteration: OnIteration | None = None
-    ) -> Tensor:
-        """Generate standardised latents f32 [B, N, D], or f64 with a float64 model.
+    def draw(self, labels: Tensor, noises: Sequence[NoiseStream]) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number of generated latents and all of them after each iteration.
+
+        Those are standardised, f32 [B, N, D], or f64 with a float64 model; 0 for missing ones.
 
         Args:
             labels i64 [B]: The class of each image.
-            on_iteration: Called after each iteration; False ends the call, with 0 for the rest.
         """
         model, rows, places = self.model, len(labels), self.model.places
         condition = model.condition(labels)
@@ -231,9 +208,7 @@ class MaskedSampler:
             there = order.to(model.device)[..., None].expand_as(sample)
             latents.scatter_(1, there, sample.to(kind))
             done = now
-            if on_iteration is not None and not on_iteration(done, latents):
-                break
-        return latents
+            yield done, latents
 
     def _denoised(
         self, states: Tensor, selection: Tensor, noises: Sequence[NoiseStream], scale: float

@@ -134,20 +134,26 @@ class Autoencoder:
         check_images(images, int(self.model.config.in_channels), self.reduction)
         weight = self.model.post_quant_conv.weight
         latents = self._encode(images.to(weight.device, weight.dtype))
-        return latents.flatten(2).transpose(1, 2).float()
+        return self._scaled(latents.flatten(2).transpose(1, 2).float())
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
         Raises:
-            InputError: The latents have another shape.
+            InputError: The latents have another shape, or are no floats.
         """
-        if latents.ndim != 4 or latents.shape[-1] != self.width:
+        fits = latents.ndim == 4 and latents.is_floating_point()
+        if not fits or latents.shape[-1] != self.width:
             raise InputError(
-                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
+                f"got latents of {latents.dtype} with shape {list(latents.shape)}; expected "
+                f"[B, h, w, {self.width}] of floats."
             )
-        return self._images(latents)
+        return self._images(self._scaled(latents))
+
+    def _scaled(self, latents: Tensor) -> Tensor:
+        """Return latents [..., d] as the decoder reads them."""
+        return latents
 
     def _images(self, latents: Tensor) -> Tensor:
         weight = self.model.post_quant_conv.weight

@@ -15,7 +15,6 @@ from ragspec.visual.checks import side_of
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns, count_blocks
 
-_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 _GATE, _UP = "feed_forward.w1.weight", "feed_forward.w3.weight"
 
 
@@ -51,6 +50,7 @@ _LAYOUT = WeightLayout(
     ),
     # Buffers. A model that has generated images has the caches.
     dropped=r"(?:freqs_cis|codebook_used|causal_mask|kv_cache\.[kv]_cache)$",
+    heads={768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32},
     prepare=_with_gates,
 )
 
@@ -74,10 +74,6 @@ def load_llamagen(
         ModelError: It holds other objects, other weights or weights that are not finite.
         InputError: A size is impossible, or neither passed nor in the file.
     """
-    if grid_size is not None:
-        grid_size = checked_count(grid_size, "grid_size")
-    if num_attention_heads is not None:
-        num_attention_heads = checked_count(num_attention_heads, "num_attention_heads")
 
     def build(weights: Tensors, published: Tensors, settings: object) -> LlamaGenModel:
         table = published.get("freqs_cis")
@@ -142,15 +138,10 @@ def _heads_and_side(
     pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
     if isinstance(pixels, int) and isinstance(factor, int) and 0 < factor <= pixels:
         grid_size = pixels // factor if grid_size is None else grid_size
-    heads = _HEADS.get(hidden) if heads is None else heads
-    if heads is None:
-        raise InputError(
-            f"a width of {hidden} is none of the published ones, and weights do not tell their "
-            "heads; expected num_attention_heads. Pass it as the model was trained."
-        )
+    heads = _LAYOUT.checked_heads(heads, hidden)
     if grid_size is None:
         raise InputError(
             "the checkpoint does not tell the side of its grid of codes; expected grid_size. Pass "
             "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
         )
-    return heads, grid_size
+    return heads, checked_count(grid_size, "grid_size")

@@ -9,14 +9,15 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import ModelError, ModelNotFoundError
+from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.sampling.settings import checked_count
 
 Tensors = dict[str, Tensor]
 Model = TypeVar("Model", bound=nn.Module)
@@ -58,6 +59,7 @@ class WeightLayout:
         dropped: Matches the published names of weights that are not loaded.
         linear: Matches our names of linear layers that are 1 x 1 convolutions in the file.
         places: Keys to look for the weights under.
+        heads: The number of attention heads by the width of published models.
         prepare: Changes weights by published names before all else; None if nothing does.
     """
 
@@ -67,6 +69,7 @@ class WeightLayout:
     dropped: str = "$^"
     linear: str = "$^"
     places: Sequence[str] = PLACES
+    heads: Mapping[int, int] = field(default_factory=dict)
     prepare: Callable[[Tensors], Tensors] | None = None
 
     def load(
@@ -112,6 +115,16 @@ class WeightLayout:
         self._check_all(model.state_dict(), weights, names, origin)
         model.load_state_dict(weights, assign=True)
         return model.eval()
+
+    def checked_heads(self, heads: int | None, width: int) -> int:
+        """Return a number of heads, None for the published one; raise InputError if impossible."""
+        if heads is None and width not in self.heads:
+            raise InputError(
+                f"the model has a width of {width}, which is none of the published ones, and "
+                "weights do not tell their heads; expected num_attention_heads. Pass it as it was "
+                "trained."
+            )
+        return checked_count(self.heads[width] if heads is None else heads, "num_attention_heads")
 
     def _check_kind(self, weights: Tensors, names: Mapping[str, str], origin: str) -> None:
         """Raise ModelError for weights of other models."""

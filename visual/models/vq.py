@@ -49,6 +49,8 @@ class CodeBook:
 class VQTokenizer(CodeBook, Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
+    Latents, before the look-up of codes, are normalised if the code-book is.
+
     Args:
         normalised: False for code-books that are searched by plain Euclidean distance.
 
@@ -107,9 +109,7 @@ class VQTokenizer(CodeBook, Autoencoder):
         """The size of a latent, d."""
         return int(self.model.quantize.embedding.embedding_dim)
 
-    def latents(self, images: Tensor) -> Tensor:
-        """Return the latents f32 [B, h * w, d] of images, before the look-up of codes."""
-        latents = super().latents(images)
+    def _scaled(self, latents: Tensor) -> Tensor:
         return functional.normalize(latents, dim=-1) if self.normalised else latents
 
     @torch.no_grad()
@@ -138,11 +138,6 @@ class VQTokenizer(CodeBook, Autoencoder):
         """
         grid = self._grid(codes)
         return self._images(self._book()[grid.to(self._book().device)])
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        """Return images of latents [B, h, w, d], which are normalised if the code-book is."""
-        unit = functional.normalize(latents, dim=-1) if self.normalised else latents
-        return super().decode_latents(unit)
 
     def _encode(self, images: Tensor) -> Tensor:
         return torch.as_tensor(self.model.quant_conv(self.model.encoder(images)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError, RuleError
-from ragspec.sampling.settings import whole
+from ragspec.visual.checks import checked_whole
 
 _BLOCK = 512  # maximum codes that are compared with all others at once
 _BLOCK_BYTES = 1 << 24  # maximum bytes of the distances of such a block
@@ -70,12 +70,8 @@ class CodeNeighbours:
         Raises:
             InputError: k is outside 1 .. V - 1, or a row cannot be normalised.
         """
-        codes, k = compared_rows(codebook, normalised), whole(inputs := k) or 0
-        if not 1 <= k < len(codes):
-            raise InputError(
-                f"got k={inputs!r} neighbours for {len(codes)} codes; expected 1 to "
-                f"{len(codes) - 1}, a whole number."
-            )
+        codes = compared_rows(codebook, normalised)
+        k = checked_whole(k, "neighbours", 1, len(codes) - 1)
         rows = np.empty((len(codes), k), dtype=np.int32)
         for ids, near in _nearness(codes, codes, normalised):
             near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
@@ -130,12 +126,8 @@ class CodePartition:
         Raises:
             InputError: `clusters` is outside 1 .. V, or a row cannot be normalised.
         """
-        codes, clusters = compared_rows(codebook, normalised), whole(inputs := clusters) or 0
-        if not 1 <= clusters <= len(codes):
-            raise InputError(
-                f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole "
-                "number."
-            )
+        codes = compared_rows(codebook, normalised)
+        clusters = checked_whole(clusters, "clusters", 1, len(codes))
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):
@@ -201,12 +193,7 @@ def nearest(
     Raises:
         InputError: k is beyond the table.
     """
-    count = neighbours.k if k is None else whole(k)
-    if count is None or not 0 <= count <= neighbours.k:
-        raise InputError(
-            f"got k={k!r}; the table holds {neighbours.k} neighbours of each code. Give a whole"
-            " number of at most that, or build a table with more."
-        )
+    count = neighbours.k if k is None else checked_whole(k, "k", 0, neighbours.k)
     return Relation(neighbours.rows[:, :count], bound, nothing or count == 0)
 
 

@@ -140,7 +140,7 @@ CASES = [
     ("draw star -s dtype=int8", 2, "dtype 'int8' is unknown"),
     ("draw star --model tiles", 2, "Expected --class, got the prompt 'star'"),
     ("draw --class 3 --model emoji", 2, "got --class 3: emoji reads prompts"),
-    ("draw --class 99", 2, "got the class 99; expected a whole number from 0 to 31"),
+    ("draw --class 99", 2, "got class=99; expected a whole number from 0 to 31"),
     ("bench text --variants nope", 2, "unknown drafter 'nope'"),
     ("bench text --variants hf-lookup@3,context+nope", 2, "unknown drafter 'nope'"),
     ("bench text --model nosuch", 5, "no model 'nosuch'"),

@@ -13,7 +13,6 @@ from ragspec import errors
 from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
-from ragspec.visual.latents.rules import Near
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.output import OUTCOMES
@@ -42,13 +41,14 @@ def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> 
 
 
 def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> None:
-    pipe = pipeline(folder, "model", steps=3, floor=0.2)
+    pipe = pipeline(folder, "model", steps=3, floor=0.2, min_expected_gain=0.4)
     conditions = Conditions(torch.tensor([1, 2]))
     for scale in (1.0, 2.0):
         table = conditions.table(pipe.family.trunk)
         target = LatentTarget(pipe.model, table, scale, pipe.family.schedule)
         drafter = pipe.source.make(target, conditions)
         assert isinstance(drafter, LatentDrafter) and drafter.draft.table is target.table
+        assert drafter.min_expected_gain == 0.4
         assert drafter.draft.sampler.schedule == pipe.family.schedule == NoiseSchedule(3, 0.2)
         assert drafter.draft.sampler.scale == scale and drafter.draft.model is pipe.draft.trunk
         assert drafter.draft.prompt(1) == target.prompt(1)
@@ -159,10 +159,9 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
         pipeline(folder, rule="neer")
     with pytest.raises(errors.InputError, match="has no s; it takes r"):
         pipeline(folder, rule="near", s=3)
-    with pytest.raises(errors.InputError, match="expected settings by a name"):
-        pipeline(folder, rule=Near(0.1), r=3)
-    with pytest.raises(errors.InputError, match="floor between 0 and 1"):
-        pipeline(folder, floor=0.0)
+    for wrong in ({"floor": 0.0}, {"floor": "a"}, {"steps": 2.5}, {"steps": "a"}):
+        with pytest.raises(errors.InputError, match=f"{next(iter(wrong))}=.*expected a"):
+            pipeline(folder, **wrong)
     with pytest.raises(errors.UnsupportedModelError, match="Use family='latents'"):
         ImagePipeline.from_pretrained(folder, family="llamagen")
     with pytest.raises(errors.UnsupportedModelError, match="expected 'ragspec-latents'"):

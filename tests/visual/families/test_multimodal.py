@@ -261,13 +261,8 @@ def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_pat
 def test_bad_input_is_refused(kind: str) -> None:
     pipe = opened(kind)
     prompts: tuple[Any, ...] = ("", "  ", 3, ["a cat", None], [])
-    more: dict[str, tuple[Any, ...]] = {
-        "height": (5, "4"),
-        "width": (0, -2, 4.0, True),
-        "output_type": ("jpg",),
-    }
-    more |= {"guidance_scale": (-1.0,), "negative_prompt": (3, ["a", "b"])}
-    more |= {"generator": (3,), "class_labels": (3,)}
+    more: dict[str, tuple[Any, ...]] = {"height": (5, "4"), "width": (0, -2, 4.0, True)}
+    more |= {"negative_prompt": (3, ["a", "b"]), "generator": (3,), "class_labels": (3,)}
     wrong: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
     wrong += [{}, {"prompt": "cat", "height": 2000, "width": 2000}]
     wrong += [{"prompt": "cat", name: v} for name, values in more.items() for v in values]
@@ -276,7 +271,7 @@ def test_bad_input_is_refused(kind: str) -> None:
             pipe(**{**sized(kind), **inputs})
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused() -> None:
     janus, text = tiny_prompted.model("janus"), tiny_prompted.tokenizer("janus")
     with pytest.raises(errors.InputError, match="padding for words"):
         opened("janus")("cat", negative_prompt="dog")
@@ -286,16 +281,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ImagePipeline(tiny_images.model(), text, family="janus")
     with pytest.raises(errors.InputError, match="the model's processor"):
         ImagePipeline(janus, tiny_images.tokenizer(), None)
-    with pytest.raises(errors.ModelNotFoundError, match="config"):
-        ImagePipeline.from_pretrained(tmp_path, family="janus")
-    with pytest.raises(errors.UnknownNameError, match="jacobi"):
-        opened("janus", "jacobbi")
-    with pytest.raises(errors.ModelNotFoundError, match="draft/"):
-        opened("janus", "model")
     with pytest.raises(errors.TokenizerMismatchError, match="type 'emu3'"):
         opened("janus", tiny_prompted.model("emu3"))
-    with pytest.raises(errors.InputError, match="processor"):
-        ImagePipeline(janus, 3)
     with pytest.raises(errors.InputError, match=r"do not end|without boi_token"):
         ImagePipeline(janus, bare(), None)("a cat")
     for other in (tiny_images.tokenizer(30), tiny_images.tokenizer(tiny_prompted.BOOK).model):

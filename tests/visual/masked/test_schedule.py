@@ -74,5 +74,5 @@ def test_impossible_steps_are_refused(steps: int) -> None:
 
 @pytest.mark.parametrize("iterations", [0, 10, -1, 1.5, None])
 def test_impossible_iterations_are_refused(iterations: int) -> None:
-    with pytest.raises(InputError, match=r"iterations for 9 latents; expected .* from 1 to 9"):
+    with pytest.raises(InputError, match=r"got iterations=.*; expected .* from 1 to 9"):
         masked_counts(9, iterations)
