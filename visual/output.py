@@ -219,7 +219,7 @@ def samples_of(generations: Sequence[Generation], raster: Raster) -> list[ImageS
         counts[:first] = lengths.repeat(lengths)
         excess[:first] = position_excess(steps, generation.label)
         sample = ImageSample(
-            values=codes_of([generation.tokens], raster)[0],
+            values=codes_of(generation.tokens, raster),
             label=generation.label if first >= raster.tokens else UNFINISHED,
             map=raster.grid(counts),
             excess=raster.grid(excess),
@@ -245,13 +245,10 @@ def unfinished(like: ImageSample) -> ImageSample:
     )
 
 
-def codes_of(rows: Sequence[Sequence[int]], raster: Raster) -> Tensor:
-    """Return the codes i64 [B, h, w]; an image that ended early repeats its last code."""
-    images: list[list[int]] = []
-    for tokens in rows:
-        codes = raster.known(tokens) or [0]
-        images.append(codes + [codes[-1]] * (raster.codes - len(codes)))
-    return torch.tensor(images, dtype=torch.int64).reshape(-1, *raster.shape)
+def codes_of(tokens: Sequence[int], raster: Raster) -> Tensor:
+    """Return an image's codes i64 [h, w]; one that ended early repeats its last code."""
+    codes = raster.known(tokens) or [0]
+    return torch.tensor(codes + [codes[-1]] * (raster.codes - len(codes))).reshape(raster.shape)
 
 
 def weakest(labels: Sequence[str]) -> str:

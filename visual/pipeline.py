@@ -186,17 +186,10 @@ class ImagePipeline:
         return dtype
 
     def to(self, *args: object, **kwargs: object) -> Self:
-        """Move all models to a device, and target and draft model to a dtype.
-
-        Raises:
-            InputError: The device is not available.
-        """
-        places = [pick_device(each) if isinstance(each, str) else each for each in args]
-        if isinstance(device := kwargs.get("device"), str):
-            kwargs["device"] = pick_device(device)
+        """Move all models to a device, and target and draft model to a dtype."""
         for module in (self.model, self.draft):
             if module is not None:
-                module.to(*places, **kwargs)
+                module.to(*args, **kwargs)
         for module in self.family.modules:
             module.to(self.device)
         return self

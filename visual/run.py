@@ -119,12 +119,12 @@ class CallState:
         self.seconds += time.perf_counter() - began
         if self.call.on_image is not None and not self.interrupted:
             for number, sample in zip(numbers, samples, strict=True):
-                self.complete(number, sample.values[None])
+                self.complete(number, sample.values)
         return samples
 
     def complete(self, number: int, values: Tensor) -> None:
-        """Decode an image and pass it on."""
-        self.images[number] = self.pipe.decode(values)[0]
+        """Decode the codes or latents [h, w, ...] of an image and pass it on."""
+        self.images[number] = self.pipe.decode(values[None])[0]
         assert self.call.on_image is not None
         self.call.on_image(number, self.images[number])
 

@@ -59,7 +59,7 @@ def test_the_map_says_how_many_codes_came_together() -> None:
 
 
 def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
-    result = codes_of([generation(3, 5).tokens, generation(2).tokens], GRID)
+    result = [codes_of(each.tokens, GRID) for each in (generation(3, 5), generation(2))]
     assert result[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert result[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]
 

@@ -176,8 +176,6 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         with pytest.raises(error, match=message):
             opened(folder, **inputs)
     pipe = opened(folder)
-    with pytest.raises(errors.InputError, match="device 'nowhere' is unknown"):
-        pipe.to("nowhere")
     wrong: list[dict[str, Any]] = [
         {"class_labels": 3},
         {"class_labels": []},

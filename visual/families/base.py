@@ -234,8 +234,8 @@ class Family:
         return tokens.clone()
 
     def values(self, target: Any, row: int, tokens: list[int], raster: Raster) -> Tensor:
-        """Return the codes or latents [1, h, w, ...] of the complete image of a row."""
-        return codes_of([tokens], raster)
+        """Return the codes or latents [h, w, ...] of the image of a row."""
+        return codes_of(tokens, raster)
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode codes or latents [B, h, w, ...] into images f32 [B, 3, H, W] in [-1, 1]."""

@@ -89,7 +89,7 @@ class LatentFamily(CodecFamily):
             replaced = replace(
                 sample,
                 label=Walk.label if plain and sample.label != UNFINISHED else sample.label,
-                values=self.values(target, row, generation.tokens, raster)[0],
+                values=self.values(target, row, generation.tokens, raster),
                 map=sample.map.reshape(-1)[places],
                 outcomes=outcomes[places],
                 distances=distances[places],
@@ -154,8 +154,8 @@ class Latents(LatentFamily, LlamaGen):
 
     @torch.no_grad()
     def values(self, target: LatentTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
-        """Return the latents [1, h, w, D] of one complete image."""
-        return self.model.restored(target.table.latents[codes_of([tokens], raster)])
+        """Return the latents [h, w, D] of one image."""
+        return self.model.restored(target.table.latents[codes_of(tokens, raster)])
 
     def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
         """Take note of the most latents in a draft of "jacobi"."""

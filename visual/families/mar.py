@@ -171,9 +171,9 @@ class Mar(LatentFamily):
         ]
 
     def values(self, target: MaskedTarget, row: int, tokens: list[int], raster: Raster) -> Tensor:
-        """Return the latents [1, h, w, D] of one complete image."""
+        """Return the latents [h, w, D] of one image."""
         numbers = tokens + [-1] * (raster.codes - len(tokens))
-        return self._restored(target.by_place(torch.tensor([numbers]), row))
+        return self._restored(target.by_place(torch.tensor([numbers]), row))[0]
 
     def plain_samples(
         self, conditions: Tensor, config: ImageConfig, progress: Progress

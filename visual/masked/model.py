@@ -237,31 +237,21 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """The diffusion head."""
         return cast(NoiseHead, self.diffloss["net"])
 
-    def condition(self, labels: Tensor) -> Tensor:
-        """Embed class labels i64 [B] as [B, H]."""
+    def condition(self, labels: Tensor, copies: int = 1) -> Tensor:
+        """Embed class labels i64 [B] as [B, H]; two copies end with no class, B times."""
         embedded: Tensor = self.class_emb(labels.to(self.fake_latent.device))
-        return embedded
-
-    def unconditional(self, rows: int) -> Tensor:
-        """Return the embedding of no class, [rows, H]."""
-        return self.fake_latent.expand(rows, -1)
+        none = self.fake_latent.expand(len(labels), -1)
+        return torch.cat([embedded, none]) if copies == 2 else embedded
 
     def standardised(self, latents: Tensor) -> Tensor:
         """Standardise latents [..., D] of the autoencoder, as the model reads them."""
-        mean, deviation = self._scales(latents)
+        mean, deviation = map(latents.new_tensor, (self.config.mean, self.config.deviation))
         return (latents - mean) / deviation
 
     def restored(self, latents: Tensor) -> Tensor:
         """Scale the model's latents [..., D] back to those of the autoencoder."""
-        mean, deviation = self._scales(latents)
+        mean, deviation = map(latents.new_tensor, (self.config.mean, self.config.deviation))
         return latents * deviation + mean
-
-    def _scales(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        scales = (self.config.mean, self.config.deviation)
-        mean, deviation = (
-            torch.tensor(each, device=like.device, dtype=like.dtype) for each in scales
-        )
-        return mean, deviation
 
     def states(
         self, latents: Tensor, known: Tensor, condition: Tensor, counts: Tensor | None = None
@@ -271,7 +261,7 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         Args:
             latents [B, n, D]: Standardised; the model reads those at `known`.
             known i64 [B, k]: Places whose latents are known.
-            condition [B, H]: From `condition`, or `unconditional`.
+            condition [B, H]: From `condition`.
             counts i64 [B]: How many places of each row of `known` are known, the rest being other
                 places as padding; None for all k.
         """

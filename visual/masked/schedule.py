@@ -189,9 +189,7 @@ class MaskedSampler:
             labels i64 [B]: The class of each image.
         """
         model, rows, places = self.model, len(labels), self.model.places
-        condition = model.condition(labels)
-        if self.copies == 2:
-            condition = torch.cat([condition, model.unconditional(rows)])
+        condition = model.condition(labels, self.copies)
         orders = torch.stack([order_of(noise, places) for noise in noises])
         kind = torch.promote_types(model.dtype, torch.float32)
         latents = torch.zeros(

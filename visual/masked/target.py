@@ -111,9 +111,8 @@ class MaskedTarget(LatentDraws, CausalTarget):
         whole = latents.new_zeros(rows, model.places, latents.shape[-1])
         whole.scatter_(1, places[..., None].expand_as(latents), latents)
         counts = None if min(sizes) == max(sizes) else torch.tensor(sizes, device=device)
-        condition = model.condition(self.labels[which])
+        condition = model.condition(self.labels[which], self.copies)
         if self.copies == 2:
-            condition = torch.cat([condition, model.unconditional(rows)])
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
             counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)

@@ -88,12 +88,11 @@ class TextEncoder:
         cls, name: str | Path, length: int, device: torch.device, dtype: torch.dtype
     ) -> TextEncoder:
         """Load an encoder from a folder or by model id; raise ModelError if it does not load."""
-        from transformers import AutoConfig, AutoModelForTextEncoding, AutoTokenizer
+        from transformers import AutoModelForTextEncoding, AutoTokenizer
 
         folder = resolve_model(str(name)).folder
         try:
-            config = AutoConfig.from_pretrained(folder)
-            encoder = AutoModelForTextEncoding.from_pretrained(folder, config=config, dtype=dtype)
+            encoder = AutoModelForTextEncoding.from_pretrained(folder, dtype=dtype)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(

@@ -85,14 +85,14 @@ def make_rule(
     check_settings(name, inputs, allowed)
     if "neighbours" in allowed:
         k = default_neighbours(len(codebook), name) if neighbours is None else neighbours
-        inputs["neighbours"] = CodeNeighbours.build(codebook, k, normalised).with_marks(marks)
+        inputs["neighbours"] = CodeNeighbours.build(codebook, k, normalised, marks)
         for setting, default in (("lam", default_lam), ("delta", default_delta)):
             if setting in allowed:
                 inputs.setdefault(setting, default(len(codebook)))
     if "partition" in allowed:
         count = default_clusters(len(codebook)) if partition is None else partition
-        clusters = CodePartition.build(codebook, count, normalised=normalised)
-        inputs["partition"] = clusters.with_marks(marks)
+        sizes = {"normalised": normalised, "marks": marks}
+        inputs["partition"] = CodePartition.build(codebook, count, **sizes)
     if isinstance(tv_budget, Real):
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):

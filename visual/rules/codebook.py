@@ -58,7 +58,9 @@ class CodeNeighbours:
         self.size, self.k = rows.shape
 
     @classmethod
-    def build(cls, codebook: Book, k: int, normalised: bool = True) -> CodeNeighbours:
+    def build(
+        cls, codebook: Book, k: int, normalised: bool = True, marks: int = 0
+    ) -> CodeNeighbours:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
         Of codes at the same distance the lower id comes first.
@@ -66,23 +68,18 @@ class CodeNeighbours:
         Args:
             normalised: Whether the tokenizer looks codes up by direction alone; False compares them
                 by plain distance.
+            marks: How many ids behind those of the codes are no codes; each is near itself alone.
 
         Raises:
             InputError: k is outside 1 .. V - 1, or a row cannot be normalised.
         """
         codes = compared_rows(codebook, normalised)
         k = checked_whole(k, "neighbours", 1, len(codes) - 1)
-        rows = np.empty((len(codes), k), dtype=np.int32)
+        rows = np.arange(len(codes) + marks, dtype=np.int32)[:, None].repeat(k, 1)
         for ids, near in _nearness(codes, codes, normalised):
             near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
             rows[ids] = _largest(near, k)
         return cls(rows)
-
-    def with_marks(self, count: int) -> CodeNeighbours:
-        """Return the table with `count` more ids that are no codes and have no neighbours."""
-        marks = np.arange(self.size, self.size + count, dtype=np.int32)
-        alone = np.repeat(marks[:, None], self.k, axis=1)  # its only neighbour is itself
-        return CodeNeighbours(np.concatenate([self.rows, alone]))
 
 
 class CodePartition:
@@ -91,21 +88,23 @@ class CodePartition:
     Args:
         clusters: Number of each code's cluster, int32 [V].
         codebook: The code-book [V, d], to order `mates` by; None leaves them in order of id.
+        marks: How many ids behind those of the codes are no codes, each its own cluster.
 
     Attributes:
-        size: The number of codes V.
+        size: The number of codes V, with the marks.
 
     Raises:
         InputError: The clusters have another type or shape, or `codebook` another length.
     """
 
-    def __init__(self, clusters: Codes, codebook: Book | None = None) -> None:
+    def __init__(self, clusters: Codes, codebook: Book | None = None, marks: int = 0) -> None:
         if clusters.ndim != 1 or not len(clusters) or clusters.dtype != np.int32:
             raise InputError(
                 f"got clusters of type {clusters.dtype} and shape {clusters.shape}; expected int32 "
                 "[V], one number for each code."
             )
-        self.clusters, self.size = clusters, len(clusters)
+        ends = clusters.max() + 1 + np.arange(marks, dtype=np.int32)
+        self.clusters, self.size = np.concatenate([clusters, ends]), len(clusters) + marks
         self._units = None if codebook is None else compared_rows(codebook)
         if self._units is not None and len(self._units) != len(clusters):
             raise InputError(
@@ -115,13 +114,13 @@ class CodePartition:
 
     @classmethod
     def build(
-        cls, codebook: Book, clusters: int, seed: int = 0, normalised: bool = True
+        cls, codebook: Book, clusters: int, seed: int = 0, normalised: bool = True, marks: int = 0
     ) -> CodePartition:
         """Return the partition of a code-book [V, d] by k-means on its rows.
 
         Args:
             seed: Determines the codes that the centres start from.
-            normalised: See `CodeNeighbours.build`.
+            normalised, marks: See `CodeNeighbours.build`.
 
         Raises:
             InputError: `clusters` is outside 1 .. V, or a row cannot be normalised.
@@ -140,14 +139,7 @@ class CodePartition:
             sizes = np.bincount(belongs, minlength=clusters)[:, None].astype(np.float64)
             lengths = np.linalg.norm(sums, axis=1, keepdims=True) if normalised else sizes
             centres = np.where(lengths > 0.0, sums / np.maximum(lengths, 1e-12), centres)
-        return cls(belongs.astype(np.int32), codebook)
-
-    def with_marks(self, count: int) -> CodePartition:
-        """Return the partition with `count` more ids that are no codes, each its own cluster."""
-        marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
-        partition = CodePartition(np.concatenate([self.clusters, marks]))
-        partition.mates = [*self.mates, *[np.empty(0, np.int32)] * count]
-        return partition
+        return cls(belongs.astype(np.int32), codebook, marks)
 
     @cached_property
     def mates(self) -> list[Codes]:
@@ -158,7 +150,7 @@ class CodePartition:
         for members in np.split(order, edges):
             for code in members.tolist():
                 others = members[members != code]
-                if self._units is not None:
+                if self._units is not None and len(others):
                     near = self._units[others] @ self._units[code]
                     others = others[np.argsort(-near, kind="stable")]
                 mates[code] = others

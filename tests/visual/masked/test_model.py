@@ -21,7 +21,7 @@ def test_states_are_those_of_the_plain_prefill(known: int, tmp_path: Path) -> No
     dice = torch.Generator().manual_seed(known)
     latents = torch.randn(2, PLACES, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
     order = torch.rand(2, PLACES, generator=dice).argsort(-1)[:, :known]
-    inputs = torch.cat([model.condition(torch.tensor([2])), model.unconditional(1)])
+    inputs = model.condition(torch.tensor([2]), 2)
     result = model.states(latents, order, inputs)
     for row, label in enumerate((2, None)):
         masked = [place not in order[row].tolist() for place in range(PLACES)]

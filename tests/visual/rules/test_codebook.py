@@ -57,11 +57,10 @@ def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> No
 def test_marks_behind_the_codes_look_like_nothing() -> None:
     codes = codebook(12)
     table = CodeNeighbours.build(codes, 3)
-    marked = table.with_marks(2)
+    marked = CodeNeighbours.build(codes, 3, marks=2)
     assert marked.rows[:12].tolist() == table.rows.tolist() and marked.size == 14
     assert marked.rows[12:].tolist() == [[12] * 3, [13] * 3]
-    partition = CodePartition.build(codes, 4)
-    with_marks = partition.with_marks(2)
+    partition, with_marks = (CodePartition.build(codes, 4, marks=marks) for marks in (0, 2))
     assert [each.tolist() for each in with_marks.mates[:12]] == [
         each.tolist() for each in partition.mates
     ]
