@@ -83,11 +83,12 @@ def choose_drafter(
         if len(drafter) > 1:
             return _together([choose_drafter(each, family, settings, named) for each in drafter])
         drafter = drafter[0] if drafter else None
-    if isinstance(drafter, str) and drafter == AUTO:
-        drafter = family.usual_drafter(settings.draft_mode, named)
-    if drafter is None or (isinstance(drafter, str) and drafter == NONE):
+    name = drafter if isinstance(drafter, str) else None
+    if name == AUTO:
+        name = drafter = family.usual_drafter(settings.draft_mode, named)
+    if drafter is None or name == NONE:
         return DraftSource(None, partial(_always, None))
-    if isinstance(drafter, str) and drafter == JACOBI:
+    if name == JACOBI:
         check_drafters([drafter], settings.draft_mode)
         return DraftSource(JACOBI, partial(family.make_drafter, None, settings=settings))
     if isinstance(drafter, str | Path):

@@ -100,8 +100,12 @@ def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
     for inputs in wrong:
         with pytest.raises(InputError, match="expected"):
             pipe(**CALLS["codes"], **inputs)
-    with pytest.raises(InputError, match="without conditions"):
-        opened(saved("imagegpt"))("a cat")
+    for other in ({"prompt": "a cat"}, {"guidance_interval": (0, 2)}):
+        with pytest.raises(InputError, match="conditions"):
+            opened(saved("imagegpt"))(**other)
+    for kind in ("codes", "janus", "emu3", "imagegpt"):
+        with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):
+            opened(saved(kind)).decode(torch.full((1, 3, 3), 99))
 
 
 @EVERY

@@ -22,6 +22,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
@@ -109,23 +110,17 @@ class JacobiSession(DraftSession):
         self._first, self._drafted = first, []
         distributions: list[Tensor] = []
         for node, index in enumerate(range(first, first + size)):
-            fresh = self._fresh([*written, *self._drafted], index, context.tokens[-1])
+            code = self._fresh([*written, *self._drafted], index, context.tokens[-1])
             if drafter.form == "coupled":
-                self._drafted.append(self._guesses.get(index, [fresh])[0])
-                continue
-            distribution = self._distributions.get(index)
-            if distribution is not None:
-                self._drafted.append(
-                    _samples(distribution, self._noise.uniform(first, NoiseUse.DRAFT, node))
-                )
+                code = self._guesses.get(index, [code])[0]
+            elif (distribution := self._distributions.get(index)) is not None:
+                code = _samples(distribution, self._noise.uniform(first, NoiseUse.DRAFT, node))
+                distributions.append(distribution)
             else:
-                distribution = torch.zeros(self._vocab_size, dtype=torch.float64)
-                distribution[fresh] = 1.0
-                self._drafted.append(fresh)
-            distributions.append(distribution)
-        q = None
-        if distributions:
-            q = torch.stack([*distributions, torch.zeros_like(distributions[0])])
+                distributions.append(torch.zeros(self._vocab_size, dtype=torch.float64))
+                distributions[-1][code] = 1.0
+            self._drafted.append(code)
+        q = functional.pad(torch.stack(distributions), (0, 0, 0, 1)) if distributions else None
         name, kind, accept_prob = drafter.name, drafter.kind, self._accept_prob(first, size)
         chain = DraftTree.chain(self._drafted, name, accept_prob=accept_prob, kind=kind, q=q)
         return self._branched(chain, budget) if drafter.branches else chain

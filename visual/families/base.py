@@ -67,6 +67,7 @@ class Family:
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
     any_size: ClassVar[bool] = False  # whether it draws images of any height and width
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
+    unsupported: ClassVar[dict[str, str]] = {}  # arguments of a call, each with the reason
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
 
     codec: Any
@@ -181,6 +182,11 @@ class Family:
             expected = self.condition or "none: the model draws without conditions"
             got = " and ".join(passed) or "nothing to draw"
             raise InputError(f"got {got}; expected {expected}.")
+        usual = ImageCall()
+        for name, reason in self.unsupported.items():
+            value = getattr(call, name)
+            if value is not None and value != getattr(usual, name):
+                raise InputError(f"got {name}={value!r}; {reason}")
         if call.negative_prompt and self.condition != "prompt":
             raise InputError(
                 "got a negative prompt for a model without prompts; expected none. Leave it out: "

@@ -10,6 +10,7 @@ from ragspec.visual.families.base import Family
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget
 from ragspec.visual.loading import ImageFolder, expect_kind
 from ragspec.visual.models.raster import Raster, square
+from ragspec.visual.models.vq import CodeBook
 
 
 class ImageGPTTarget(MultimodalTarget):
@@ -35,11 +36,10 @@ class ImageGPTTarget(MultimodalTarget):
         return model.transformer, range(model.config.vocab_size - 1)
 
 
-class ColourClusters:
+class ColourClusters(CodeBook):
     """The colours [V, 3] of the codes, from -1 to 1, as `ImageGPTImageProcessor` has them."""
 
     reduction = 1
-    normalised = False
 
     def __init__(self, colours: Tensor) -> None:
         self.colours = colours.float()
@@ -54,8 +54,8 @@ class ColourClusters:
         return self.colours
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
-        return self.colours[codes.cpu()].permute(0, 3, 1, 2)
+        """Return images f32 [B, 3, H, W] in [-1, 1] of codes, see `grid`."""
+        return self.colours[self.grid(codes).cpu()].permute(0, 3, 1, 2)
 
 
 class ImageGPT(Family):
@@ -67,6 +67,10 @@ class ImageGPT(Family):
     kind = "imagegpt"
     model_class = "ImageGPTForCausalImageModeling"
     guidance = 1.0
+    unsupported = {  # noqa: RUF012
+        "codes": "expected none: ImageGPT draws whole images.",
+        "guidance_interval": "expected none: ImageGPT has no conditions.",
+    }
     condition = None
 
     def __init__(
@@ -99,8 +103,6 @@ class ImageGPT(Family):
     def check(self, call: ImageCall) -> None:
         """Raise InputError for conditions, guidance or fixed codes."""
         super().check(call)
-        if call.codes is not None:
-            raise InputError("got codes; expected none: ImageGPT draws whole images.")
         if call.guidance_scale not in (None, 1):
             raise InputError("got guidance_scale; expected none: ImageGPT has no conditions.")
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.types import PreTrainedModel
-from ragspec.visual.call import ImageCall
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget, PromptFamily, mark, text_ids
 from ragspec.visual.models.raster import Raster, square
 from ragspec.visual.models.vq import JanusVQ
@@ -60,19 +59,14 @@ class Janus(PromptFamily):
     target = JanusTarget
     decoder_class = JanusVQ
     guidance = 5.0
+    unsupported = {  # noqa: RUF012
+        "negative_prompt": "Janus is guided away from its own prompt with padding for words, as it "
+        "was trained. Leave negative_prompt out."
+    }
 
     def usual_raster(self) -> Raster:
         """Return the square that the model was trained on."""
         return square(int(self.model.config.vision_config.num_image_tokens))
-
-    def check(self, call: ImageCall) -> None:
-        """Raise InputError for a negative prompt."""
-        super().check(call)
-        if call.negative_prompt:
-            raise InputError(
-                "got a negative prompt; Janus is guided away from its own prompt with padding for "
-                "words, as it was trained. Leave negative_prompt out."
-            )
 
     def ids(self, text: str, raster: Raster) -> list[int]:
         """Return the token ids of a text and the begin of an image."""

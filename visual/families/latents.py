@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
-from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
+from ragspec.visual.call import DraftSource, ImageConfig, PipelineOptions
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -33,6 +32,10 @@ from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.output import UNFINISHED, ImageSample, codes_of, samples_of
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 
+_REASON = (
+    "latents are drawn from densities, which have none of it. Leave it out, or set guidance_scale."
+)
+
 
 class LatentFamily(CodecFamily):
     """The base of families of continuous latents, whose rules compare densities or distances."""
@@ -41,19 +44,7 @@ class LatentFamily(CodecFamily):
     dtype = "float32"  # distributions are compared by their densities
     unit = "latents"
     codecs, shared_size = (KLAutoencoder, VQTokenizer), ("width", "latent_dim")
-    unsupported: tuple[str, ...] = ("top_k", "top_p", "min_p", "guidance_interval", "codes")
-
-    def check(self, call: ImageCall) -> None:
-        """Raise InputError for what only distributions over codes have."""
-        super().check(call)
-        usual = ImageCall()
-        for name in self.unsupported:
-            value = getattr(call, name)
-            if value is not None and value != getattr(usual, name):
-                raise InputError(
-                    f"got {name}={value!r}; latents are drawn from densities, which have none of "
-                    "it. Leave it out, or set guidance_scale."
-                )
+    unsupported = dict.fromkeys(("top_k", "top_p", "min_p", "guidance_interval", "codes"), _REASON)
 
     def make_rule(self, rule: str, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
         """Return a rule over latents and its settings."""
@@ -119,7 +110,7 @@ class Latents(LatentFamily, LlamaGen):
     model: LatentModel
     model_class = LatentModel
     options = DENOISING[kind] | {"text_encoder"}
-    unsupported = ("temperature", *LatentFamily.unsupported)
+    unsupported = LatentFamily.unsupported | {"temperature": _REASON}
 
     def __init__(
         self,

@@ -33,13 +33,11 @@ class Judged:
     """The verdict on one committed latent; latents are numbers of the table.
 
     Attributes:
-        index: Its index among the generated latents.
         drafted: The draft that was judged there, or None.
         target_number: The target's own latent, sampled at that forward.
         emitted: The committed latent.
     """
 
-    index: int
     drafted: int | None
     target_number: int
     emitted: int

@@ -45,6 +45,32 @@ class CodeBook:
         rows: Tensor = self.model.quantize.embedding.weight.detach().float()
         return functional.normalize(rows, dim=-1) if self.normalised else rows
 
+    def grid(self, codes: Tensor) -> Tensor:
+        """Return codes i64 [B, h * w] or [B, h, w] as [B, h, w].
+
+        Raises:
+            InputError: A code is outside the book, or h * w is no square number.
+        """
+        if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
+            raise InputError(
+                f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected int64 "
+                "[B, h * w] or [B, h, w]."
+            )
+        if codes.numel() and (int(codes.min()) < 0 or int(codes.max()) >= self.vocab_size):
+            raise InputError(
+                f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to "
+                f"{self.vocab_size - 1}. Take condition ids off before decoding."
+            )
+        if codes.ndim == 3:
+            return codes
+        side = side_of(codes.shape[1])
+        if side is None:
+            raise InputError(
+                f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
+                "256, or codes laid out as [B, h, w]."
+            )
+        return codes.reshape(-1, side, side)
+
 
 class VQTokenizer(CodeBook, Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
@@ -131,13 +157,8 @@ class VQTokenizer(CodeBook, Autoencoder):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return images f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
-
-        Raises:
-            InputError: A code is outside the book, or h * w is no square number.
-        """
-        grid = self._grid(codes)
-        return self._images(self._book()[grid.to(self._book().device)])
+        """Return images f32 [B, C, H, W] in [-1, 1] of codes, see `grid`."""
+        return self._images(self._book()[self.grid(codes).to(self._book().device)])
 
     def _encode(self, images: Tensor) -> Tensor:
         return torch.as_tensor(self.model.quant_conv(self.model.encoder(images)))
@@ -150,30 +171,11 @@ class VQTokenizer(CodeBook, Autoencoder):
         weight: Tensor = self.model.quantize.embedding.weight
         return self.codebook().to(weight.dtype) if self.normalised else weight
 
-    def _grid(self, codes: Tensor) -> Tensor:
-        if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
-            raise InputError(
-                f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected int64 "
-                "[B, h * w] or [B, h, w]."
-            )
-        if codes.numel() and (int(codes.min()) < 0 or int(codes.max()) >= self.vocab_size):
-            raise InputError(
-                f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to "
-                f"{self.vocab_size - 1}. Take condition ids off before decoding."
-            )
-        if codes.ndim == 3:
-            return codes
-        side = side_of(codes.shape[1])
-        if side is None:
-            raise InputError(
-                f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
-                "256, or codes laid out as [B, h, w]."
-            )
-        return codes.reshape(-1, side, side)
-
 
 class ModelVQ(CodeBook):
     """The code-book and decoder of a model's `vqmodel`; Chameleon's model has no decoder."""
+
+    flattens = False  # whether the decoder takes the codes of an image as one row
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -185,16 +187,12 @@ class ModelVQ(CodeBook):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
-        place = self.model.quantize.embedding.weight.device
-        return bounded(self.model.decode(codes.to(place)).float())
+        """Return images f32 [B, 3, H, W] in [-1, 1] of codes, see `grid`."""
+        codes = self.grid(codes).to(self.model.quantize.embedding.weight.device)
+        return bounded(self.model.decode(codes.flatten(1) if self.flattens else codes).float())
 
 
 class JanusVQ(ModelVQ):
     """Code-book and decoder of Janus, whose codes are normalised (`JanusVQVAE`)."""
 
-    normalised = True
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes [B, h, w], which this model takes as one row each."""
-        return super().decode(codes.flatten(1))
+    normalised = flattens = True
