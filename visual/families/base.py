@@ -311,13 +311,14 @@ class Family:
         Args:
             draft: The model; None drafts from the target's last forward, which is "jacobi".
         """
-        from ragspec.drafters.model.drafter import ModelDrafter
-        from ragspec.visual.drafting.jacobi import JacobiDrafter
-
         mode, raster = settings.draft_mode, target.raster or self.raster
         if draft is None:
+            from ragspec.visual.drafting.jacobi import JacobiDrafter
+
             end, branches = target.vocab_size - 1 if raster.ends else None, int(mode == "coupled")
             return JacobiDrafter(form=mode, width=raster.line, branches=branches, end=end)
+        from ragspec.drafters.model.drafter import ModelDrafter
+
         config = ImageConfig(target.guidance_scale, target.guidance_interval, raster)
         smaller, gain = self.open(draft, conditions, config), settings.min_expected_gain
         return ModelDrafter(smaller, mode=mode, min_expected_gain=gain)

@@ -218,9 +218,9 @@ class LatentTarget(LatentDraws, ImageTarget):
         self.latent_model = model
         schedule = schedule or NoiseSchedule(config.steps, config.floor)
         self.sampler = Sampler(model.head, schedule, self.guidance_scale)
-        steps, width = self.sampler.schedule.steps, config.latent_dim
         like = next(model.read.parameters())
-        self.table = table or LatentTable(steps, width, like)
+        self.table = table or LatentTable(self.steps, config.latent_dim, like)
+        assert self.table.means.shape[1:] == (self.steps, config.latent_dim)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""

@@ -91,8 +91,9 @@ def make_rule(
                 inputs.setdefault(setting, default(len(codebook)))
     if "partition" in allowed:
         count = default_clusters(len(codebook)) if partition is None else partition
-        sizes = {"normalised": normalised, "marks": marks}
-        inputs["partition"] = CodePartition.build(codebook, count, **sizes)
+        inputs["partition"] = CodePartition.build(
+            codebook, count, normalised=normalised, marks=marks
+        )
     if isinstance(tv_budget, Real):
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):

@@ -88,6 +88,7 @@ class CodePartition:
     Args:
         clusters: Number of each code's cluster, int32 [V].
         codebook: The code-book [V, d], to order `mates` by; None leaves them in order of id.
+        normalised: See `CodeNeighbours.build`.
         marks: How many ids behind those of the codes are no codes, each its own cluster.
 
     Attributes:
@@ -97,7 +98,9 @@ class CodePartition:
         InputError: The clusters have another type or shape, or `codebook` another length.
     """
 
-    def __init__(self, clusters: Codes, codebook: Book | None = None, marks: int = 0) -> None:
+    def __init__(
+        self, clusters: Codes, codebook: Book | None = None, normalised: bool = True, marks: int = 0
+    ) -> None:
         if clusters.ndim != 1 or not len(clusters) or clusters.dtype != np.int32:
             raise InputError(
                 f"got clusters of type {clusters.dtype} and shape {clusters.shape}; expected int32 "
@@ -105,10 +108,11 @@ class CodePartition:
             )
         ends = clusters.max() + 1 + np.arange(marks, dtype=np.int32)
         self.clusters, self.size = np.concatenate([clusters, ends]), len(clusters) + marks
-        self._units = None if codebook is None else compared_rows(codebook)
-        if self._units is not None and len(self._units) != len(clusters):
+        self._normalised = normalised
+        self._rows = None if codebook is None else compared_rows(codebook, normalised)
+        if self._rows is not None and len(self._rows) != len(clusters):
             raise InputError(
-                f"got clusters of {len(clusters)} codes and a code-book of {len(self._units)}; "
+                f"got clusters of {len(clusters)} codes and a code-book of {len(self._rows)}; "
                 "expected the code-book that was partitioned."
             )
 
@@ -139,7 +143,7 @@ class CodePartition:
             sizes = np.bincount(belongs, minlength=clusters)[:, None].astype(np.float64)
             lengths = np.linalg.norm(sums, axis=1, keepdims=True) if normalised else sizes
             centres = np.where(lengths > 0.0, sums / np.maximum(lengths, 1e-12), centres)
-        return cls(belongs.astype(np.int32), codebook, marks)
+        return cls(belongs.astype(np.int32), codebook, normalised, marks)
 
     @cached_property
     def mates(self) -> list[Codes]:
@@ -150,8 +154,9 @@ class CodePartition:
         for members in np.split(order, edges):
             for code in members.tolist():
                 others = members[members != code]
-                if self._units is not None and len(others):
-                    near = self._units[others] @ self._units[code]
+                if self._rows is not None and len(others):
+                    near = self._rows[others] @ self._rows[code]
+                    near -= _offsets(self._rows[others], self._normalised)
                     others = others[np.argsort(-near, kind="stable")]
                 mates[code] = others
         return mates
@@ -209,16 +214,16 @@ def compared_rows(codebook: Book, normalised: bool = True) -> NDArray[np.float64
     """Return the rows of a code-book [V, d] as they are compared, f64: at unit length or as is.
 
     Raises:
-        InputError: The code-book has another shape, or a row is zero or not finite.
+        InputError: The code-book has another shape, or a row is not finite or cannot be normalised.
     """
     rows = torch.as_tensor(codebook).detach().double().cpu().numpy()
     if rows.ndim != 2 or len(rows) < 2:
         raise InputError(f"got a code-book of shape {rows.shape}; expected [V, d] with V > 1.")
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0.0)))
+    bad = np.flatnonzero(~np.isfinite(lengths) | (normalised & (lengths == 0.0)))
     if len(bad):
         raise InputError(
-            f"{len(bad)} rows of the code-book cannot be normalised, row {int(bad[0])} the first; "
+            f"{len(bad)} rows of the code-book cannot be compared, row {int(bad[0])} the first; "
             "expected finite rows that are not zero."
         )
     return np.asarray(rows / lengths if normalised else rows)
@@ -228,12 +233,17 @@ def _nearness(
     codes: Distribution, others: Distribution, normalised: bool
 ) -> Iterator[tuple[NDArray[np.int64], Distribution]]:
     """Yield the numbers of some codes, and how near they are to others [C, d]: f64 [n, C]."""
-    lengths = np.zeros(len(others)) if normalised else np.square(others).sum(1) / 2
+    lengths = _offsets(others, normalised)
     block = max(1, min(_BLOCK, _BLOCK_BYTES // (8 * len(others))))
     for start in range(0, len(codes), block):
         near = codes[start : start + block] @ others.T
         near -= lengths
         yield np.arange(start, start + len(near)), near
+
+
+def _offsets(rows: Distribution, normalised: bool) -> Distribution:
+    """Return half of each row's square, less which products of rows order by distance: f64 [n]."""
+    return np.zeros(len(rows)) if normalised else np.square(rows).sum(1) / 2
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:

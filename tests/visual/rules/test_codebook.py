@@ -10,6 +10,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.visual.rules import codebook as module
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, compared_rows
+from ragspec.visual.rules.lantern import Lantern
 from tests.support.codes import broken, codebook
 
 
@@ -46,10 +47,13 @@ def test_raw_rows_have_other_neighbours() -> None:
 
 
 def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> None:
-    codes = codebook(40).double() * torch.linspace(0.2, 3.0, 40)[:, None].double()
+    codes = codebook(40).double() * torch.linspace(0.0, 3.0, 40)[:, None].double()
     table = CodeNeighbours.build(codes, 5, normalised=False)
     assert table.rows.tolist() == brute(codes, 5) != brute(unit(codes), 5)
-    clusters = CodePartition.build(codes, 6, normalised=False).clusters
+    partition = CodePartition.build(codes, 6, normalised=False)
+    clusters, near = partition.clusters, brute(codes, 39)
+    for code, mates in enumerate(partition.mates):
+        assert mates.tolist() == [j for j in near[code] if clusters[j] == clusters[code]]
     centres = torch.stack([codes[clusters == number].mean(0) for number in range(6)])
     assert torch.cdist(codes, centres).argmin(1).tolist() == clusters.tolist()
 
@@ -61,9 +65,7 @@ def test_marks_behind_the_codes_look_like_nothing() -> None:
     assert marked.rows[:12].tolist() == table.rows.tolist() and marked.size == 14
     assert marked.rows[12:].tolist() == [[12] * 3, [13] * 3]
     partition, with_marks = (CodePartition.build(codes, 4, marks=marks) for marks in (0, 2))
-    assert [each.tolist() for each in with_marks.mates[:12]] == [
-        each.tolist() for each in partition.mates
-    ]
+    assert all(map(np.array_equal, with_marks.mates, partition.mates))
     assert [len(each) for each in with_marks.mates[12:]] == [0, 0]
 
 
@@ -93,9 +95,10 @@ def test_ties_go_to_the_lower_id() -> None:
             (CodeNeighbours.build, (codebook(30), k), "from 1 to 29")
             for k in (0, 30, -1, 2.5, "3", True)
         ),
+        (Lantern, (CodeNeighbours.build(codebook(30), 20), 21), r"k=21; expected .* from 0 to 20"),
         (CodeNeighbours.build, (torch.ones(4), 1), r"expected \[V, d\]"),
-        (compared_rows, (torch.zeros(3, 2),), "cannot be normalised"),
-        (compared_rows, (torch.tensor([[1.0, torch.nan], [0, 1]]),), "cannot be normalised"),
+        (compared_rows, (torch.zeros(3, 2),), "cannot be compared"),
+        (compared_rows, (torch.tensor([[1.0, torch.nan], [0, 1]]),), "cannot be compared"),
         (CodePartition, (np.zeros(4, np.int64),), "expected int32"),
         (CodePartition, (np.zeros(4, np.int32), codebook(5)), "code-book that was partitioned"),
         (CodePartition.build, (codebook(8), 0), "clusters=0; expected"),

@@ -104,11 +104,6 @@ def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Rel
     assert codes.mass(p, related(relation, code, p)) == 0.8
 
 
-def test_k_beyond_the_table_is_refused() -> None:
-    with pytest.raises(InputError, match=r"k=21; expected .* from 0 to 20"):
-        Lantern(TABLE, 21)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
