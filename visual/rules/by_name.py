@@ -13,9 +13,8 @@ They are starting points. Every run measures their cost (`tv_excess`), and a bud
 """
 
 from inspect import signature
-from numbers import Real
 
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import UnknownNameError
 from ragspec.registry import names, resolve, unknown
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.visual.checks import EXACT, check_settings
@@ -94,8 +93,6 @@ def make_rule(
         inputs["partition"] = CodePartition.build(
             codebook, count, normalised=normalised, marks=marks
         )
-    if isinstance(tv_budget, Real):
-        inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
-    elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
-        raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
+    if tv_budget is not None and not isinstance(tv_budget, TVBudget):
+        inputs["tv_budget"] = TVBudget(tv_budget, positions)
     return expect_rule(rule_class(**inputs))

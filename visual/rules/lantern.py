@@ -60,7 +60,7 @@ class RelaxedWalk(Rule):
         least_gain: A drafted code stands for others only if this many nodes are expected below.
 
     Raises:
-        InputError: `least_gain` is negative or not finite.
+        InputError: `least_gain` or `tv_budget` is no number, negative or not finite.
     """
 
     name = "relaxed-walk"
@@ -72,7 +72,9 @@ class RelaxedWalk(Rule):
         check_setting("least_gain", least_gain)
         self.relation = relation
         self.least_gain = least_gain
-        self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
+        if tv_budget is not None and not isinstance(tv_budget, TVBudget):
+            tv_budget = TVBudget(tv_budget)
+        self.tv_budget = tv_budget
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
         self.relaxes = not (off or relation.nothing)
         self.spent = 0.0  # sum of the excess of the row's positions

@@ -200,6 +200,8 @@ def test_a_budget_spent_on_averages_bounds_nothing() -> None:
 def test_wrong_budgets_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
         TVBudget(**bad)
+    with pytest.raises(InputError, match="tv_budget='much'; expected a number"):
+        GSD(PARTITION, tv_budget="much")  # type: ignore[arg-type]
 
 
 def test_position_excess_has_a_figure_for_each_token() -> None:
