@@ -51,7 +51,8 @@ def loss_of(
     rows, places, width = latents.shape
     clean = model.standardised(latents)
     dropped = torch.rand(rows, generator=rng) < (DROPPED if rough else 0.0)
-    inputs = torch.where(dropped[:, None], model.unconditional(rows), model.condition(labels))
+    condition, none = model.condition(labels, 2).chunk(2)
+    inputs = torch.where(dropped[:, None], none, condition)
     share = rough * torch.rand(rows, 1, 1, generator=rng)
     read = clean + share * torch.randn(clean.shape, generator=rng)
     angle = float(torch.rand((), generator=rng)) * math.pi / 2.0
