@@ -22,7 +22,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
@@ -120,7 +119,8 @@ class JacobiSession(DraftSession):
                 distributions.append(torch.zeros(self._vocab_size, dtype=torch.float64))
                 distributions[-1][code] = 1.0
             self._drafted.append(code)
-        q = functional.pad(torch.stack(distributions), (0, 0, 0, 1)) if distributions else None
+        distributions += [torch.zeros_like(each) for each in distributions[:1]]  # below the last
+        q = torch.stack(distributions) if distributions else None
         name, kind, accept_prob = drafter.name, drafter.kind, self._accept_prob(first, size)
         chain = DraftTree.chain(self._drafted, name, accept_prob=accept_prob, kind=kind, q=q)
         return self._branched(chain, budget) if drafter.branches else chain
