@@ -21,7 +21,8 @@ from ragspec.errors import InputError
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # positions, between which costs are linear
 PRIOR_SLOPE = 0.02  # cost of a further position if none was timed, in forwards of one position
 SHORT, LONG = 128, 4096  # context lengths of the probe; shorter for a shorter context window
-PROBE_SECONDS = 1.0  # time limit of the probe, about
+PROBE_SECONDS = 0.5  # time limit of a round of the probe, about
+ROUNDS = 2  # of timed forwards, as another process may slow some of them
 PROBED = (  # positions and context of the probe's forwards, by importance
     *((1, SHORT), (16, SHORT), (4, SHORT), (16, LONG), (1, LONG)),
     *((64, SHORT), (2, SHORT), (32, SHORT), (8, SHORT)),
@@ -81,7 +82,7 @@ class ForwardCost:
 
     @classmethod
     def probe(
-        cls, run: Timer, limit: int | None = None, widths: Sequence[int] = (), rounds: int = 1
+        cls, run: Timer, limit: int | None = None, widths: Sequence[int] = (), rounds: int = ROUNDS
     ) -> ForwardCost:
         """Return the cost by a few timed forwards; of a slow model those of the first two sizes.
 
@@ -161,8 +162,11 @@ def padded(positions: int, widths: Sequence[int]) -> int:
 
 
 def _over_sizes(timed: Mapping[int, float]) -> list[float]:
-    """Return the seconds of SIZES by lines through the timed ones; they never fall."""
-    sizes, seconds = list(timed), list(itertools.accumulate(timed.values(), max))
+    """Return the seconds of SIZES by lines through the timed ones.
+
+    None is above those of more positions: what else ran may have slowed it, but never sped it up.
+    """
+    sizes, seconds = list(timed), [*itertools.accumulate([*timed.values()][::-1], min)][::-1]
     curve = np.interp(SIZES, sizes, seconds)
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     beyond = np.maximum(0, np.asarray(SIZES) - sizes[-1]) * slope

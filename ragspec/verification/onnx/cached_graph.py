@@ -57,7 +57,7 @@ TENSORS = "tensors.safetensors"  # those that are read outside of the graph
 HEAD = frozenset({"codes", "scales", "bias", "factors"})  # those of its output head
 STEPS = 128  # forwards that `STEP` could take, after which it has cost less to open than it saves
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
-ROUNDS = 5  # of timed forwards, as another process may slow some of them and the costs stay
+ROUNDS = 10  # of timed forwards, whose costs stay
 MOST = 4  # graphs of one model: of other threads or packages
 
 
