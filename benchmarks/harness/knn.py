@@ -80,7 +80,7 @@ class Row:
             "ratio": sum(self.seconds["off"]) / sum(self.seconds["auto"]),
             "ratio_median": median(off / auto for off, auto in pairs),
             "stride_ms": median(self.strides),
-            "search_ms": self.lms["auto"].schedule.search.to_dict(),
+            "search_ms": self.lms["auto"].schedule.search.medians,
             "hit_share": self.hits / self.guesses if self.guesses else None,
             "gated_share": self.gated / self.rounds if self.rounds else None,
             "seconds": sum(self.seconds["auto"]),

@@ -96,7 +96,7 @@ class Case:
             "ratio_median": median(off / auto for off, auto in pairs),
             "ratio_cpu": sum(self.cpu_seconds["off"]) / sum(self.cpu_seconds["auto"]),
             "stride_ms": off.stride_ms,
-            "search_ms": auto.search.to_dict() | {1: off.search.of(1)},
+            "search_ms": auto.search.medians | {1: off.search.of(1)},
             "hit_share": self.hits / self.guesses if self.guesses else None,
             "gated_share": self.gated / self.rounds if self.rounds else None,
             "overlapped": self.overlapped,

@@ -277,7 +277,8 @@ class KnnText:
         """
         began = time.perf_counter()
         queries = transform.queries[: len(new)]
-        searched = self.knn.search(np.stack([query.state for query in queries]))
+        states = np.stack([query.state for query in queries])
+        searched = self.knn.store.near.search(states, self.knn.k)
         distribution = transform.distribution
         assert distribution is not None
         right, truth = 0, None

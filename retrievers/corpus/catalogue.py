@@ -75,9 +75,7 @@ class Catalogue:
     @property
     def parameters(self) -> dict[str, object]:
         """The manifest's parameters, without the fingerprints."""
-        parameters = asdict(self)
-        del parameters["fingerprints"]
-        return parameters
+        return {name: value for name, value in asdict(self).items() if name != "fingerprints"}
 
 
 def read_catalogue(store: OpenStore) -> Catalogue:
@@ -161,11 +159,10 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
                 or open_segment(store, catalogue, record, verify)
                 for record in catalogue.segments
             )
+            return View(store, catalogue, segments, pointer)
         except StoreError:
             if pointer == pointer_bytes(root):
                 raise
-            continue
-        return View(store, catalogue, segments, pointer)
 
 
 def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:

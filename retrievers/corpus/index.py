@@ -241,9 +241,7 @@ class CorpusIndex:
 
         def end() -> None:
             # Popped, since the callback would keep the engine and its model alive.
-            stop = self._recording.pop(key, None)
-            if stop is not None:
-                stop()
+            self._recording.pop(key, lambda: None)()
 
         return end
 

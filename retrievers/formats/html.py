@@ -44,9 +44,9 @@ MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
-SPACES = re.compile(r"[ \t\n\r\f\v]+")
+SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
-INVISIBLE = {0x00A0: " ", 0x00AD: None, 0x200B: None, 0x2060: None, 0xFEFF: None}
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
 LABELS = {
@@ -210,7 +210,7 @@ def flatten(root: _Element) -> None:
     for element in reversed(list(root.iter("pre", *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
         if element.tag == "pre":
-            text = text.translate(INVISIBLE).removeprefix("\n").rstrip()
+            text = INVISIBLE.sub("", text).replace("\xa0", " ").removeprefix("\n").rstrip()
         else:
             parts, shapes = [SPACES.sub(" ", text).strip()], FORMULAS[element.tag]
             if element.tag not in ("sup", "sub") and len(element):
@@ -271,7 +271,7 @@ class TextWriter:
             self._gap = max(gap, self._gap.strip(" \t"), key=len)
 
     def _write(self, text: str | None) -> None:
-        text = SPACES.sub(" ", (text or "").translate(INVISIBLE))
+        text = SPACES.sub(" ", INVISIBLE.sub("", text or "").replace("\xa0", " "))
         words = text.strip(" ")
         if words == PILCROW:
             return

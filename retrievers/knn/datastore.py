@@ -77,14 +77,13 @@ class NearestKeys:
         """Return the k nearest keys of each state f32 [Q, H]."""
         last = np.full((len(states), 1), self._scale, np.float32)
         candidates = self._exact.candidates(np.hstack([states - self._mean, last]), k)
-        pairs = zip(states, candidates, strict=True)
-        return [self._measure(state, numbers, k) for state, numbers in pairs]
-
-    def _measure(self, state: Floats, numbers: Numbers, k: int) -> Neighbours:
-        rows = self._keys[numbers].astype(np.float64) - state.astype(np.float64)
-        distances: NDArray[np.float64] = np.square(rows).sum(axis=1)
-        order = np.lexsort((numbers, distances))[:k]
-        return Neighbours(numbers[order], distances[order])
+        neighbours = []
+        for state, numbers in zip(states, candidates, strict=True):
+            rows = self._keys[numbers].astype(np.float64) - state.astype(np.float64)
+            distances: NDArray[np.float64] = np.square(rows).sum(axis=1)
+            order = np.lexsort((numbers, distances))[:k]
+            neighbours.append(Neighbours(numbers[order], distances[order]))
+        return neighbours
 
 
 class Datastore:

@@ -89,10 +89,6 @@ class Knn:
     weight: float
     temperature: float
 
-    def search(self, states: Floats) -> list[Neighbours]:
-        """Return the neighbours of states f32 [Q, H]."""
-        return self.store.near.search(states, self.k)
-
     def shares(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the share of each neighbour, nearest first: [k] -> [k], with a sum of 1."""
         scaled = np.exp((distances[0] - distances) / self.temperature)
@@ -174,7 +170,8 @@ class Searching(KnnTransform):
 
     def _search(self, nodes: Sequence[int]) -> None:
         began = time.perf_counter()
-        neighbours = self._knn.search(self._states[[node + 1 for node in nodes]])
+        states = self._states[[node + 1 for node in nodes]]
+        neighbours = self._knn.store.near.search(states, self._knn.k)
         self.times.append((began, len(nodes), 1000.0 * (time.perf_counter() - began)))
         self._neighbours.update(zip(nodes, neighbours, strict=True))
 

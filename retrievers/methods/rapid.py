@@ -194,8 +194,13 @@ class SteeredText(RowTransform):
         self, start: TextStart, prompt: Sequence[int], cache: "DraftCache", steering: Steering
     ) -> None:
         self._taken = start.distribution.without_lazy()
-        self._compared = _at_temperature_one(self._taken)
-        sampling = start.distribution.sampling
+        taken, sampling = self._taken, start.distribution.sampling
+        self._compared = taken  # of greedy text at temperature 1
+        if taken.sampling.greedy:
+            hot = Sampling(temperature=1.0)
+            self._compared = TokenDistribution(
+                hot, taken.noise, taken.prompt_length, taken.processors
+            )
         self._scale = steering.eta * (1.0 if sampling.greedy else sampling.temperature)
         self._cache = cache
         self._text = list(prompt)
@@ -276,11 +281,3 @@ class SteeredText(RowTransform):
                 [self._slots[int(parents[node])] for node in taken],
             )
             self._logits.update((node, rows[i : i + 1]) for i, node in enumerate(taken))
-
-
-def _at_temperature_one(taken: TokenDistribution) -> TokenDistribution:
-    """Return the distribution in which p and q are compared: at temperature 1 for greedy text."""
-    if not taken.sampling.greedy:
-        return taken
-    hot = Sampling(temperature=1.0)
-    return TokenDistribution(hot, taken.noise, taken.prompt_length, taken.processors)

@@ -74,9 +74,7 @@ class StaticEmbedder:
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions]; a text without known tokens gives zeros."""
         rows = [self._encode(texts[i : i + BATCH]) for i in range(0, len(texts), BATCH)]
-        if not rows:
-            return np.zeros((0, self._table.shape[1]), np.float32)
-        return torch.cat(rows).numpy()
+        return torch.cat([self._table[:0], *rows]).numpy()
 
     def rarity(self, word: str) -> float:
         """Return how rare a word is in the text that the tokenizer was trained on.
@@ -233,14 +231,12 @@ class DenseIndex:
         All candidates are scored again, so a result depends neither on the other queries nor on k.
         Of equal scores the lower number comes first.
         """
-        candidates = self.nearest.candidates(queries, k)
-        pairs = zip(queries, candidates, strict=True)
-        return [self._best(query, numbers, k) for query, numbers in pairs]
-
-    def _best(self, query: Floats, numbers: Numbers, k: int) -> list[tuple[int, float]]:
-        scores = self.scores(query, numbers)
-        order = np.lexsort((numbers, -scores))[:k]
-        return list(zip(numbers[order].tolist(), scores[order].tolist(), strict=True))
+        rankings = []
+        for query, numbers in zip(queries, self.nearest.candidates(queries, k), strict=True):
+            scores = self.scores(query, numbers)
+            best = np.lexsort((numbers, -scores))[:k]
+            rankings.append([*zip(numbers[best].tolist(), scores[best].tolist(), strict=True)])
+        return rankings
 
     def scores(self, query: Floats, numbers: Sequence[int] | Numbers) -> NDArray[np.float64]:
         """Return a vector's cosines with some passages; each depends on its passage alone."""

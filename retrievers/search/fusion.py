@@ -188,8 +188,7 @@ def fuse_rankings(
             ranks.setdefault(number, {})[name] = rank
     weight = {"dense": fusion.dense, "sparse": fusion.sparse}
     fused = [
-        (number, sum(weight[name] / (fusion.k + rank) for name, rank in places.items()))
+        (number, sum(weight[name] / (fusion.k + rank) for name, rank in places.items()), places)
         for number, places in ranks.items()
     ]
-    fused.sort(key=lambda item: (-item[1], item[0]))
-    return [(number, score, ranks[number]) for number, score in fused]
+    return sorted(fused, key=lambda item: (-item[1], item[0]))

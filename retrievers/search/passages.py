@@ -4,7 +4,7 @@ A passage is a piece of its document, character for character: `text == document
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ragspec.retrievers.search.documents import Document
@@ -57,44 +57,38 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
         InputError: `words` is below 10.
     """
     words = checked_count(words, "words", 10)
-    starts = [offset for offset, _ in document.headings]
-    passages = []
-    for start, end in group(list(units(document.text, words)), document.text, set(starts), words):
-        title = heading_of(document, (start + end) // 2)
-        passages.append(Passage(number, start, end, title, document.text[start:end]))
-    return passages
+    text, headings = document.text, {offset for offset, _ in document.headings}
+    spans, count = list[Span](), words
+    for start, end, size in units(text, words):
+        if count + size > words or (start in headings and count >= words // 4):
+            spans.append((start, end))
+            count = size
+        else:
+            spans[-1] = spans[-1][0], end
+            count += size
+    titles = [heading_of(document, sum(span) // 2) for span in spans]
+    return [
+        Passage(number, start, end, title, text[start:end])
+        for (start, end), title in zip(spans, titles, strict=True)
+    ]
 
 
-def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> Iterator[Span]:
-    """Join neighbouring sentences to passages."""
-    first, last, count = -1, -1, 0
-    for start, end in spans:
-        size = weight(text, (start, end))
-        full = count + size > words or (start in headings and count >= words // 4)
-        if count and full:
-            yield first, last
-            count = 0
-        if not count:
-            first = start
-        last, count = end, count + size
-    if count:
-        yield first, last
-
-
-def units(text: str, words: int) -> Iterator[Span]:
-    """Yield the spans of a text's sentences, or of their parts if they are too long."""
+def units(text: str, words: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the sentences of a text with their weights, or the parts of those too long."""
     for sentence in sentence_spans(text, 0, len(text)):
-        if weight(text, sentence) <= words:
-            yield sentence
+        if (size := weight(text, sentence)) <= words:
+            yield *sentence, size
             continue
         for line in chunks(text, sentence, LINE_BREAK):
-            yield from runs(text, line, words)
+            for run in runs(text, line, words):
+                yield *run, weight(text, run)
 
 
 def weight(text: str, span: Span) -> int:
     """Count words: by length in encoded data, by letters in scripts without spaces."""
-    letters = 0 if text.isascii() else len(SPACELESS_LETTER.findall(text, *span))
-    return max(len(WORD.findall(text, *span)), (span[1] - span[0]) // LONG_WORD, letters)
+    piece = text[span[0] : span[1]]
+    letters = 0 if piece.isascii() else len(SPACELESS_LETTER.findall(piece))
+    return max(len(piece.split()), len(piece) // LONG_WORD, letters)
 
 
 def runs(text: str, span: Span, words: int) -> Iterator[Span]:

@@ -59,10 +59,9 @@ def words_of(text: str) -> list[str]:
                 folded = folded.replace(mark, "")
         text = unicodedata.normalize("NFC", folded)
     text = text.lower()
-    tokens = TOKEN.findall(text)
     if text.isascii() or not OTHER.search(text):
-        return [word for token in tokens for word in _words_in(token)]
-    words = [token for token in tokens if not token.isalnum()]
+        return [word for chunk in text.split() for word in _words_in(chunk)]
+    words = [token for token in TOKEN.findall(text) if not token.isalnum()]
     for word in ANY_WORD.findall(text):
         if SPACELESS_LETTER.match(word):
             words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
@@ -72,11 +71,13 @@ def words_of(text: str) -> list[str]:
 
 
 @lru_cache(1 << 16)
-def _words_in(token: str) -> tuple[str, ...]:
-    """Return the words that a token gives."""
-    parts = [token] if token.isalnum() else WORD.findall(token)
-    stems = tuple(stem(part) for part in parts if part not in STOP_WORDS)
-    return stems if token.isalnum() else (*stems, token)
+def _words_in(chunk: str) -> list[str]:
+    """Return the words of a text without white space."""
+    words = []
+    for token in TOKEN.findall(chunk):
+        words += [stem(part) for part in WORD.findall(token) if part not in STOP_WORDS]
+        words += [] if token.isalnum() else [token]
+    return words
 
 
 def stem(word: str) -> str:
@@ -100,16 +101,10 @@ def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
     # Closing quotes, which the pattern takes besides white space, stay with the piece.
     breaks = [(m.start() + len(m[0].rstrip()), m.end()) for m in break_at.finditer(text, *span)]
     for end, following in [*breaks, (span[1], span[1])]:
-        if (piece := stripped(text, begin, end))[0] < piece[1]:
-            yield piece
+        piece = text[begin:end].lstrip()
+        if size := len(piece.rstrip()):
+            yield end - len(piece), end - len(piece) + size
         begin = following
-
-
-def stripped(text: str, start: int, end: int) -> Span:
-    """Return the span without the white space at its ends."""
-    piece = text[start:end]
-    start += len(piece) - len(piece.lstrip())
-    return start, start + len(piece.strip())
 
 
 def heading_of(document: "Document", offset: int) -> str:

@@ -103,12 +103,10 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
         if not answers:
             raise InputError("The search found nothing for the question; put it in other words.")
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
-            answer, ahead = answers[0], None
-            while True:
+            answer, ahead, ended = answers[0], None, False
+            while not ended:
                 answer, ahead, ended = self._round(answer, ahead, worker)
                 self._notify(len(self.strides))
-                if ended:
-                    break
         self.schedule.report(self.report, len(self.strides))
         return self.strides
 

@@ -76,17 +76,9 @@ class SearchCost:
         """Return the milliseconds expected for so many queries at once; 0 before any."""
         if not self.medians:
             return 0.0
-        near = queries
-        if near not in self.medians:
-            near = min(self.medians, key=lambda size: (abs(size - queries), size))
-        return self.medians[near] * self._weight(queries) / self._weight(near)
-
-    def _weight(self, queries: int) -> float:
-        return 1.0 + self.further * (queries - 1)
-
-    def to_dict(self) -> dict[int, float]:
-        """Return the medians that were measured, by the number of queries."""
-        return dict(sorted(self.medians.items()))
+        near = min(self.medians, key=lambda size: (abs(size - queries), size))
+        more = self.further
+        return self.medians[near] * (1.0 + more * (queries - 1)) / (1.0 + more * (near - 1))
 
 
 @dataclass(slots=True)
@@ -160,7 +152,7 @@ class StrideSchedule:
 
     def report(self, retrieval: Retrieval, strides: int) -> None:
         """Record the strides of a text, and what was measured so far."""
-        retrieval.strides, retrieval.search_ms = strides, self.search.to_dict()
+        retrieval.strides, retrieval.search_ms = strides, dict(sorted(self.search.medians.items()))
         retrieval.stride_ms, retrieval.chance = self.stride_ms, self.chance
 
     def rate(self, plan: StridePlan) -> float:
