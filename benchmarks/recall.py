@@ -65,7 +65,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
     dense = DenseIndex.build(texts, load_embedder(embedder))
     seconds["embed"] = time.perf_counter() - start
     start = time.perf_counter()
-    sparse = SparseIndex.build(texts)
+    sparse = SparseIndex.build(texts, [text.partition("\n")[0] for text in texts])
     seconds["index_words"] = time.perf_counter() - start
     start = time.perf_counter()
     questions = [query["question"] for query in queries]

@@ -18,7 +18,7 @@ from ragspec.errors import MissingExtraError, UnknownNameError
 
 # The packages of each extra.
 _PACKAGES = {
-    "rag": ("sentence_transformers", "bm25s", "lxml", "pypdfium2", "charset_normalizer", "faiss"),
+    "rag": ("sentence_transformers", "lxml", "pypdfium2", "charset_normalizer", "faiss"),
     "office": ("docx", "pptx", "openpyxl"),
     "images": ("diffusers", "PIL"),
     "data": ("datasets", "pyarrow"),

@@ -141,11 +141,12 @@ class PassageIndex:
                 texts, model, kind=dense, known=known, on_progress=on_progress
             )
         on_progress("indexing words", 0, len(texts))
+        titles = [documents[passage.document].title for passage in passages]
         return cls(
             documents,
             passages,
             dense=by_meaning,
-            sparse=SparseIndex.build(texts) if sparse and texts else None,
+            sparse=SparseIndex.build(texts, titles) if sparse and texts else None,
             origin=IndexOrigin(tuple(os.path.abspath(path) for path in paths), words=words),
         )
 

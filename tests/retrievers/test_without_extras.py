@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 BLOCKED = (
-    "sentence_transformers", "diffusers", "faiss", "datasets", "bm25s", "lxml", "pypdfium2",
+    "sentence_transformers", "diffusers", "faiss", "datasets", "lxml", "pypdfium2",
     "docx", "pptx", "openpyxl", "accelerate", "peft", "rich", "typer", "jinja2",
 )  # fmt: skip
 # What a drafter that is not built from text alone lacks here, as its descriptor says.

@@ -49,7 +49,6 @@ HEAVY = (
     "datasets",
     "faiss",
     "diffusers",
-    "bm25s",
     "lxml",
     "pypdfium2",
     "docx",

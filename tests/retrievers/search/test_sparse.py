@@ -1,11 +1,9 @@
 """Whether documents speak of a question: by its words and their rarity, or by the nearest text."""
 
-import logging
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ from ragspec.retrievers.search.fusion import (
     search_hits,
 )
 from ragspec.retrievers.search.passages import WORD, split_document, split_documents, weight
-from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.retrievers.search.sparse import TITLE, SparseIndex, beginning
 from ragspec.retrievers.search.text import stem, words_of
 
 TEXTS = [
@@ -34,7 +32,6 @@ TEXTS = [
 
 def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
     index = SparseIndex.build(TEXTS)
-    assert not logging.getLogger("bm25s").isEnabledFor(logging.INFO), "it would log all it does"
     result = index.search("How do I merge dictionaries by update?", 5)
     assert [number for number, _ in result] == [2, 1]
     assert result[0][1] > result[1][1] > 0
@@ -43,17 +40,6 @@ def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
     assert SparseIndex.build(["...", "the of"]).search("the", 2) == []
     assert [number for number, _ in index.search("Grosse grösse GRÖSSE", 1)] == []
     assert [number for number, _ in index.search("große GRÖßE", 1)] == [3]
-
-
-def test_save_and_load_give_the_same_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = SparseIndex.build(TEXTS)
-    index.save(tmp_path / "s")
-    monkeypatch.setitem(sys.modules, "bm25s", None)  # takes a second to load
-    again = SparseIndex.load(tmp_path / "s")
-    for query in ("cats", "dictionary keys", "nothing here", "sleep update"):
-        assert again.search(query, 3) == index.search(query, 3)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +58,24 @@ def test_plural_endings(word: str, expected: str) -> None:
 def test_best_first_with_ties_by_number(texts: list[str], query: str) -> None:
     result = SparseIndex.build(texts).search(query, len(texts))
     assert result == sorted(result, key=lambda item: (-item[1], item[0]))
-    selection = set(words_of(query))
+
+    def terms(text: str) -> set[str]:
+        return {term for word in words_of(text) for term in (word, beginning(word))}
+
     assert {number for number, _ in result} == {
-        number for number, text in enumerate(texts) if selection & set(words_of(text))
+        number for number, text in enumerate(texts) if terms(query) & terms(text)
     }
+
+
+def test_scores_are_the_formula_of_words_beginnings_and_titles() -> None:
+    texts = ["Cats\ncats sleep", "Cats\nmice", "Files\nverzeichnisse cats of mice"]
+    rarity, norm = np.log1p(0.5 / 3.5), 1.2 * (0.25 + 0.75 * 3 / (9 / 3))
+    index = SparseIndex.build(texts)
+    assert index.scores("cats")[0] == pytest.approx(2 * rarity * 2 / (2 + norm), rel=1e-5)
+    assert [number for number, _ in index.search("Verzeichnis", 3)] == [2]
+    titled = SparseIndex.build(texts, [text.partition("\n")[0] for text in texts])
+    more = titled.scores("cats") - index.scores("cats")
+    assert more == pytest.approx([TITLE * 2 * np.log(2) / 2.2] * 2 + [0], rel=1e-5)
 
 
 def test_fusion_is_the_formula() -> None:
