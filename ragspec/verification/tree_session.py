@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from itertools import accumulate
 from typing import Self
 
@@ -49,12 +50,10 @@ class TreeSession(TargetSession):
         super().__init__(target, rows)
         self._prefix_cache = prefix_cache if target.divisible else None
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
-        self._configs: Configs = []
         self._packs: Packed | None = None  # of the weights, from the first forward that needs them
         self._taps: Taps | None = None
 
     def __enter__(self) -> Self:
-        self._configs = model_configs(self.target.loaded)
         if self._prefix_cache is not None:
             self._prefix_cache.check(self.target.loaded)
         return self
@@ -63,6 +62,11 @@ class TreeSession(TargetSession):
         self._packs = None
         for row in list(self._rows):
             self.leave(row)
+
+    @cached_property
+    def _configs(self) -> Configs:
+        """The model's configurations, for its leases."""
+        return model_configs(self.target.loaded)
 
     @property
     def caches(self) -> dict[int | None, SequenceCache]:
