@@ -34,12 +34,8 @@ def test_a_run_prints_a_table_and_writes_its_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "rows.json"
-    code = bench(
-        folder,
-        *("--variants", "hf-greedy,plain,context,fused", "--items", "2", "-s", "new-tokens=5"),
-        *("--json", str(written)),
-    )
-    assert code == 0
+    options = ("--items", "2", "-s", "new-tokens=5", "--json", str(written))
+    assert bench(folder, "--variants", "hf-greedy,plain,context,fused", *options) == 0
     out, err = capsys.readouterr()
     assert "hf-greedy" in out and "measuring ..." in err
     document = json.loads(written.read_text(encoding="utf-8"))
@@ -61,13 +57,8 @@ def test_images_are_sampled_in_every_variant_on_the_same_seeds(
 ) -> None:
     written = tmp_path / "rows.json"
     steps = [] if family is tiny_images else ["--steps", "4"]
-    code = main(
-        [
-            *("image", "--model", str(family.save(tmp_path / "model")), "--images", "3", *steps),
-            *("--variants", variants, "--json", str(written)),
-        ]
-    )
-    assert code == 0
+    command = ["image", "--model", str(family.save(tmp_path / "model")), "--images", "3", *steps]
+    assert main([*command, "--variants", variants, "--json", str(written)]) == 0
     rows = json.loads(written.read_text(encoding="utf-8"))["rows"]
     assert [row["variant"] for row in rows] == ["plain", *variants.split(",")]
     assert [row["label"].split("(")[0] for row in rows] == labels

@@ -22,18 +22,8 @@ from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
 from ragspec.reports import trace
 from tests.support import tiny
+from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
-
-Capture = pytest.CaptureFixture[str]
-
-
-def run(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    code = main([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    assert out.count("\n") == 1
-    result: dict[str, Any] = json.loads(out)
-    return result
 
 
 def test_help_needs_no_model_library() -> None:
@@ -51,10 +41,8 @@ def test_help_needs_no_model_library() -> None:
 
 
 def test_version_and_bare_call(capsys: Capture) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ragspec {ragspec.__version__}\n"
-    assert main([]) == 2
-    assert "Commands" in capsys.readouterr().out
+    assert output_of(capsys, "--version").out == f"ragspec {ragspec.__version__}\n"
+    assert "Commands" in output_of(capsys, code=2).out
 
 
 def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
@@ -66,8 +54,7 @@ def test_interrupt_before_any_text_ends_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(EngineOptions, "load_engine", Mock(side_effect=KeyboardInterrupt))
-    assert main(["generate", "a"]) == INTERRUPTED == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert "interrupted" in output_of(capsys, "generate", "a", code=130).err
 
 
 def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capture) -> None:
@@ -97,8 +84,8 @@ def test_a_predicted_text_is_copied_and_changes_nothing(
     assert again["text"] == result["text"]
     assert again["report"]["accepted_prediction_tokens"] > 0
     assert again["report"]["forwards"] <= result["report"]["forwards"]
-    assert main([*arguments, "-s", "prediction=a", "--drafter", "none"]) == 2
-    assert "beside a prediction, got --drafter none" in capsys.readouterr().err
+    err = output_of(capsys, *arguments, "-s", "prediction=a", "--drafter", "none", code=2).err
+    assert "beside a prediction, got --drafter none" in err
 
 
 def test_generate_streams_text_and_keeps_remarks_separately(
@@ -106,12 +93,10 @@ def test_generate_streams_text_and_keeps_remarks_separately(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
     arguments = ["generate", "-", "--model", model, "--max-new-tokens", "9", "--seed", "1"]
-    assert main(arguments) == 0
-    streamed = capsys.readouterr()
+    streamed = output_of(capsys, *arguments)
     assert "tokens in" in streamed.err
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
-    assert main([*arguments, "--compare"]) == 0
-    whole = capsys.readouterr()
+    whole = output_of(capsys, *arguments, "--compare")
     assert streamed.out.strip() == whole.out.strip()
 
 
@@ -128,7 +113,6 @@ def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> No
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]
     result = run(capsys, *arguments, "--trace", str(trace))
     assert main(["report", str(trace), "-o", str(page)]) == 0
-    capsys.readouterr()
     assert "A tree" in page.read_text(encoding="utf-8")
     steps = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()][1:-1]
     emitted = "".join(text for step in steps for text in step["texts"])
@@ -140,8 +124,8 @@ def test_interrupt_keeps_what_was_written(
 ) -> None:
     interrupt_at(3)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
-    assert main([*arguments, "--max-new-tokens", "40"]) == INTERRUPTED
-    result = json.loads(capsys.readouterr().out)
+    arguments += ["--max-new-tokens", "40"]
+    result = json.loads(output_of(capsys, *arguments, code=INTERRUPTED).out)
     assert result["finish_reason"] == "cancelled"
     assert result["report"]["tokens"] == 4
 
@@ -152,8 +136,8 @@ def test_interrupt_of_a_comparison_keeps_the_answer(
 ) -> None:
     interrupt_at(at + 7)  # 7 to warm up, 9 and 9 for the two runs
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
-    assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
-    result = json.loads(capsys.readouterr().out)
+    arguments += ["--compare", "--max-new-tokens", "10"]
+    result = json.loads(output_of(capsys, *arguments, code=INTERRUPTED).out)
     assert result["report"]["tokens"] == (4 if at == 3 else 10)
     assert "compare" not in result  # half a run would look like another text
 
@@ -162,12 +146,11 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
     model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4", "--json"]
-    assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, *arguments, "--trace", tmp_path / "no" / "t.jsonl", code=2)
     assert out == "" and "there is no folder" in err  # said before any work
     monkeypatch.setattr(trace, "write_trace", Mock(side_effect=InputError("the disk is full")))
-    assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
-    assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
+    out, _ = output_of(capsys, *arguments, "--trace", tmp_path / "t.jsonl", code=2)
+    assert json.loads(out)["report"]["tokens"] == 4
 
 
 def test_what_the_system_refuses_is_one_line(
@@ -175,8 +158,8 @@ def test_what_the_system_refuses_is_one_line(
 ) -> None:
     monkeypatch.setattr(show, "show", full_disk)
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
-    assert main(arguments) == 1
-    assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
+    err = output_of(capsys, *arguments, code=1).err
+    assert "the system refused: [Errno 28] No space left" in err
     with pytest.raises(OSError, match="No space"):
         main(["--debug", *arguments])
 
@@ -193,10 +176,8 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     (swapped / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
     tiny.model(num_hidden_layers=1, vocab_size=50).save_pretrained(smaller)
     requests = ["generate", "A tree ", "--model", model, "--drafter", drafter, "--draft-model"]
-    assert main([*requests, str(swapped)]) == 6
-    assert "differs from the target's in 2 of" in capsys.readouterr().err
-    assert main([*requests, str(smaller)]) == 6
-    assert "50 token ids and the target 97" in capsys.readouterr().err
+    assert "differs from the target's in 2 of" in output_of(capsys, *requests, swapped, code=6).err
+    assert "50 token ids and the target 97" in output_of(capsys, *requests, smaller, code=6).err
 
 
 def test_the_line_break_that_ends_standard_input_is_not_read(
@@ -228,14 +209,13 @@ def test_a_full_disk_is_named_and_leaves_no_trace(
     model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--trace"]
-    assert main([*run, "/dev/full"]) == 2
-    assert "'/dev/full'" in capsys.readouterr().err and Path("/dev/full").exists()
+    assert "'/dev/full'" in output_of(capsys, *run, "/dev/full", code=2).err
+    assert Path("/dev/full").exists()
     path = tmp_path / "t.jsonl"
     assert main([*run, str(path)]) == 0
     written = path.read_bytes()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "write_text", full_disk)
-        assert main([*run, str(path)]) == 2
+        assert "No space left" in output_of(capsys, *run, path, code=2).err
     assert written and not path.exists()
-    assert "No space left" in capsys.readouterr().err

@@ -14,11 +14,10 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.verification import reading as target_reading
-from tests.pipelines.cli.test_app import run
 from tests.support import tiny
+from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_embedder import make_embedder
 
-Capture = pytest.CaptureFixture[str]
 PAGES = {
     "trees.md": "# Trees\n\nA tree of drafts holds several continuations of one text. The widest "
     "tree is not the best tree: every node costs a little time.\n",
@@ -116,13 +115,11 @@ def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
     assert result["evidence"] == ""
     assert result["cut"] is True
     requests = ["ask", "What does the walk follow?", "--docs", index, "--model", model]
-    assert main([*requests, "-s", "prompt=answer", "--max-new-tokens", "3"]) == 0
-    err = capsys.readouterr().err
+    err = output_of(capsys, *requests, "-s", "prompt=answer", "--max-new-tokens", "3").err
     assert "no one sentence surely speaks of" in err and "cut at the limit" in err
     extract = run(capsys, *requests, "-s", "prompt=extract", "-s", "top-passages=1")
     assert len(extract["passages"]) == 1
-    assert main([*requests, "-s", "prompt=anser"]) == 2
-    assert "answer" in capsys.readouterr().err
+    assert "answer" in output_of(capsys, *requests, "-s", "prompt=anser", code=2).err
 
 
 def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
@@ -155,8 +152,7 @@ def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
 ) -> None:
     interrupt_at(3)
     arguments = ["ask", "What does the walk follow?", "--docs", index, "--model", model]
-    assert main([*arguments, "--drafter", "none", "--json"]) == 130
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, *arguments, "--drafter", "none", "--json", code=130).out)
     assert result["report"]["tokens"] == 4 and result["skipped"] == []
 
 
@@ -164,8 +160,7 @@ def test_an_answer_longer_than_the_context_has_its_code(
     index: str, model: str, capsys: Capture
 ) -> None:
     long = ["ask", "What is a walk?", "--docs", index, "--max-new-tokens", "4000"]
-    assert main([*long, "-m", model]) == 3
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, *long, "-m", model, code=3)
     assert out == "" and "Traceback" not in err and "error:" in err
 
 
@@ -174,22 +169,19 @@ def test_another_embedder_searches_where_it_is_named(
 ) -> None:
     folder, instance = write_pages(tmp_path / "pages"), str(tmp_path / "made.idx")
     toy = str(make_embedder(tmp_path / "toy"))
-    assert main(["index", "build", str(folder), "--out", instance, "--embedder", toy]) == 0, (
-        capsys.readouterr()
-    )
+    output_of(capsys, "index", "build", folder, "--out", instance, "--embedder", toy)
     opened = DocQA.from_index(instance).retriever
     assert isinstance(opened, PassageIndex) and opened.dense is not None
     assert opened.dense.embedder.name == toy
-    capsys.readouterr()
     assert len(ask(capsys, instance, model)["passages"]) == 2
     requests = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
-    assert main([*requests, "--docs", str(folder), "-s", f"embedder={toy}", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["passages"]) == 2
-    assert main([*requests, "--docs", str(folder), "-s", f"embedder={tmp_path / 'absent'}"]) == 5
-    assert "absent" in capsys.readouterr().err
-    other = str(make_embedder(tmp_path / "other", seed=1))
-    assert main([*requests, "--docs", instance, "-s", f"embedder={other}"]) == 8
-    assert "another embedder" in capsys.readouterr().err
+    documents = [*requests, "--docs", str(folder), "-s"]
+    assert len(run(capsys, *documents, f"embedder={toy}")["passages"]) == 2
+    err = output_of(capsys, *documents, f"embedder={tmp_path / 'absent'}", code=5).err
+    assert "absent" in err
+    other = f"embedder={make_embedder(tmp_path / 'other', seed=1)}"
+    err = output_of(capsys, *requests, "--docs", instance, "-s", other, code=8).err
+    assert "another embedder" in err
 
 
 def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys: Capture) -> None:
@@ -198,8 +190,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
         pytest.skip("the bundled embedder is not there yet")
     folder = write_pages(tmp_path / "pages")
     (folder / "picture.png").write_bytes(b"\x89PNG\x00\x01")
-    assert main(["index", "build", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
-    err = capsys.readouterr().err
+    err = output_of(capsys, "index", "build", folder, "--out", tmp_path / "made.idx").err
     assert "picture.png" in err and "2 documents" in err
     assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
 
@@ -208,8 +199,7 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     index: str, model: str, capsys: Capture
 ) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]
-    assert main(requests) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, *requests)
     assert out == "The documents do not speak of this.\n"
     assert "the model was not called: no sentence speaks of the question" in err
     assert "--no-refusal" in err and "1  trees.md" in err
@@ -218,15 +208,14 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     assert result["report"]["forward_passes"] == 0 and "compare" not in result
     assert run(capsys, *requests, "--no-refusal", "--max-new-tokens", "5")["refused"] is None
     requests[1] = "Who was Hannibal?"
-    assert main(requests) == 0
-    assert "nearest" not in capsys.readouterr().err
+    assert "nearest" not in output_of(capsys, *requests).err
 
 
 def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
     model = tiny.save(tmp_path, max_position_embeddings=256)
     requests = ["ask", "Does the walk follow a node?", "--docs", index, "--model", model]
-    assert main([*requests, "--max-new-tokens", "20"]) == 0
-    assert "1 of 2 passages fit the model's context" in capsys.readouterr().err
+    err = output_of(capsys, *requests, "--max-new-tokens", "20").err
+    assert "1 of 2 passages fit the model's context" in err
 
 
 @pytest.mark.parametrize("command", ["ask", "generate"])
@@ -237,8 +226,7 @@ def test_how_far_a_long_prompt_is_read_is_reported_to_the_terminal(
     documents = ["--docs", index] if command == "ask" else []
     arguments = [command, "What does the walk follow?", *documents, "--model", model]
     # The plain run beside it has a spinner of its own and is not told of.
-    assert main([*arguments, "--max-new-tokens", "2", "--compare"]) == 0
-    capsys.readouterr()
+    output_of(capsys, *arguments, "--max-new-tokens", "2", "--compare")
     assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]
     assert sum(done == 0 for done, _ in message) == 1
 
@@ -266,7 +254,6 @@ def report(tmp_path: Path) -> str:
 
 
 def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
     return run(capsys, "ask-long", "What is kept?", *arguments, "--max-new-tokens", "20")
 
 
@@ -311,8 +298,7 @@ def test_it_streams_and_says_what_it_preserved(
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
     inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", model]
-    assert main([*inputs, "--max-new-tokens", "12"]) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, *inputs, "--max-new-tokens", "12")
     assert out.strip() and "saved in" in err
 
 
@@ -320,7 +306,6 @@ def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys:
     keep = str(tmp_path / "prefix_cache")
     base = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5"]
     assert main([*base, "--doc", report, "--save-cache", keep, "--json"]) == 0
-    capsys.readouterr()
     for more, message in (
         (["--doc", str(tmp_path)], "Invalid value"),
         (["--doc", report, "--save-cache", str(tmp_path)], "holds other files"),

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from ragspec.pipelines.answering.conversation import Conversation
-from ragspec.pipelines.cli.app import main
-from tests.pipelines.cli.test_app import run
 from tests.pipelines.cli.test_ask import watched
 from tests.support import tiny
-
-Capture = pytest.CaptureFixture[str]
+from tests.support.command_line import Capture, output_of, run
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +32,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def test_turns_and_commands(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     typed(monkeypatch, "Hello.", "", "And then?", "/what", "/clear", "/exit", "x")
-    assert main(["chat", "--model", model, "--max-new-tokens", "12"]) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "12")
     assert len(out.rstrip("\n").split("\n")) == 2, "two answers, each on its line"
     assert "no command /what" in err and "a new conversation" in err
     assert "cut at the limit of tokens" in err
@@ -46,8 +42,7 @@ def test_documents_are_searched_and_what_was_not_quoted_is_said(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "Which mountain did Hannibal cross?", "What does the cat eat?")
-    assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, "chat", "--model", model, "--docs", docs, "--max-new-tokens", "4")
     assert out.startswith("The documents do not speak of this.\n")
     assert "the model was not called" in err and "photo.png" in err
     assert "unsupported: no one sentence surely speaks of the question" in err
@@ -58,16 +53,15 @@ def test_the_first_question_may_be_an_argument(
 ) -> None:
     typed(monkeypatch, "And where does it sleep?")
     arguments = ["chat", "What does the cat eat?", "--docs", docs, "--model", model]
-    assert main([*arguments, "--max-new-tokens", "6"]) == 0
-    assert len(capsys.readouterr().out.rstrip("\n").split("\n")) == 2
+    out = output_of(capsys, *arguments, "--max-new-tokens", "6").out
+    assert len(out.rstrip("\n").split("\n")) == 2
 
 
 def test_an_error_in_a_turn_does_not_end_the_conversation(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "word " * 400, "caf\udce9", "Hello.")
-    assert main(["chat", "--model", model, "--max-new-tokens", "4"]) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "4")
     assert err.count("error:") == 2 and "error: Expected text in UTF-8" in err and out.strip()
 
 
@@ -90,8 +84,8 @@ def test_an_interrupt_ends_the_answer_alone(
         return template(self, text, *inputs, **options | {"stream": stream})  # type: ignore[arg-type]
 
     monkeypatch.setattr(Conversation, "ask", interrupted)
-    assert main(["chat", "--model", model, "--max-new-tokens", "20"]) == 0
-    assert capsys.readouterr().err.count("interrupted; the text so far is kept") == 1
+    err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "20").err
+    assert err.count("interrupted; the text so far is kept") == 1
     assert calls == ["Hello.", "And then?"]
 
 
@@ -102,8 +96,8 @@ def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> N
         lengths.append(run(capsys, *command, *extra)["report"]["prompt_tokens"])
     turn = len("<user> Hello.\n<assistant> ")
     assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
-    assert main([*command, "-s", "system=Be brief."]) == 2
-    assert "Expected --chat beside system" in capsys.readouterr().err
+    err = output_of(capsys, *command, "-s", "system=Be brief.", code=2).err
+    assert "Expected --chat beside system" in err
 
 
 def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys: Capture) -> None:
@@ -127,8 +121,8 @@ def test_a_turn_without_passages_says_so(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "What does the cat eat?", "Explain simpler please.")
-    assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
-    assert "no passage was found" in capsys.readouterr().err
+    _, err = output_of(capsys, "chat", "--model", model, "--docs", docs, "--max-new-tokens", "4")
+    assert "no passage was found" in err
 
 
 def test_how_far_a_long_turn_is_read_is_reported_to_the_terminal(
@@ -136,6 +130,5 @@ def test_how_far_a_long_turn_is_read_is_reported_to_the_terminal(
 ) -> None:
     message = watched(monkeypatch)
     typed(monkeypatch, "Hello, how are you today?", "/exit")
-    assert main(["chat", "--model", model, "--max-new-tokens", "2"]) == 0
-    capsys.readouterr()
+    output_of(capsys, "chat", "--model", model, "--max-new-tokens", "2")
     assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.pipelines.cli.app import main
-from tests.pipelines.cli.test_app import run
-
-Capture = pytest.CaptureFixture[str]
+from tests.support.command_line import Capture, output_of, run
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +24,8 @@ def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
     result = run(capsys, "datastore", "info", store)
     assert result["documents"] == 3 and result["width"] == 64
     assert result["keys"] > 100 and result["model"]
-    assert main(["datastore", "info", store]) == 0
-    assert f"{result['keys']:,} keys of 64 numbers" in capsys.readouterr().out.replace("\n", " ")
+    out = output_of(capsys, "datastore", "info", store).out
+    assert f"{result['keys']:,} keys of 64 numbers" in out.replace("\n", " ")
 
 
 def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
@@ -35,10 +33,8 @@ def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture
     shutil.copytree(store, tmp_path / "hurt")
     hurt = next((tmp_path / "hurt").rglob("keys.bin"))
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\x7f")
-    assert main(["store", "verify", str(tmp_path / "hurt")]) == 8
-    assert "SHA-256" in capsys.readouterr().err
-    assert main(["generate", "The tree", "--datastore", str(tmp_path / "hurt")]) == 8
-    assert "SHA-256" in capsys.readouterr().err
+    for command in (["store", "verify"], ["generate", "The tree", "--datastore"]):
+        assert "SHA-256" in output_of(capsys, *command, tmp_path / "hurt", code=8).err
 
 
 def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) -> None:
@@ -64,10 +60,8 @@ def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> N
 
 
 def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:
-    capsys.readouterr()
     inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s", "knn=8"]
-    assert main([*inputs, "--max-new-tokens", "20"]) == 0
-    out, err = capsys.readouterr()
+    out, err = output_of(capsys, *inputs, "--max-new-tokens", "20")
     assert out.strip() and "Looked up" in err.replace("\n", " ")
 
 
@@ -77,5 +71,4 @@ def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: 
         (["--datastore", store, "-s", "knn=99999"], 2, "k is 99999"),
         (["--datastore", store, "-s", "speculate=99"], 2, "speculate is 99"),
     ):
-        assert main([*inputs, *more]) == code
-        assert message in capsys.readouterr().err.replace("\n", " ")
+        assert message in output_of(capsys, *inputs, *more, code=code).err.replace("\n", " ")

@@ -9,19 +9,17 @@ import pytest
 import torch
 
 import ragspec
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Generation, Sampling
 from ragspec.pipelines.cli import doctor
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.show import compare, margin_at, plain_engine, same_seed
-from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.sampling.settings import Sampling
-from tests.pipelines.cli.test_app import run
 from tests.support import tiny
+from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_embedder import make_embedder
 
 
-def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_are_json_and_name_what_is_there(capsys: Capture) -> None:
     result = run(capsys, "doctor")
     assert result["ragspec"] == ragspec.__version__
     assert result["packages"]["torch"] and not result["missing"]
@@ -32,7 +30,7 @@ def test_findings_are_json_and_name_what_is_there(capsys: pytest.CaptureFixture[
 
 
 def test_a_package_of_an_extra_may_be_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def there(name: str) -> str:
         if name in absent:
@@ -41,15 +39,12 @@ def test_a_package_of_an_extra_may_be_missing(
 
     monkeypatch.setattr(doctor, "version", there)
     absent = {"faiss-cpu"}
-    assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "doctor").out
     assert "This machine" in out and "Packages" in out and "Missing" not in out
     absent |= {"torch", "ragspec"}
-    assert main(["doctor"]) == 1
-    assert "Missing: torch" in capsys.readouterr().out
+    assert "Missing: torch" in output_of(capsys, "doctor", code=1).out
     monkeypatch.setattr(doctor, "requires", there)  # as where it runs from a folder
-    assert main(["doctor"]) == 1
-    assert "Missing: ragspec" in capsys.readouterr().out
+    assert "Missing: ragspec" in output_of(capsys, "doctor", code=1).out
 
 
 PROMPT = tiny.prompt(20, seed=3)
@@ -117,9 +112,6 @@ def test_a_shorter_text_differs_at_its_end(engine: Engine) -> None:
     assert asdict(result)["first_divergence"]["plain"] == plain.tokens[4]
 
 
-Capture = pytest.CaptureFixture[str]
-
-
 @pytest.fixture
 def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     folder = tmp_path / "docs"
@@ -128,8 +120,7 @@ def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     (folder / "photo.png").write_bytes(b"x")
     embedder = str(make_embedder(tmp_path / "embedder"))
     out = str(tmp_path / "pages.idx")
-    assert main(["index", "build", str(folder), "--out", out, "--embedder", embedder]) == 0
-    err = capsys.readouterr().err
+    err = output_of(capsys, "index", "build", folder, "--out", out, "--embedder", embedder).err
     assert "wrote 1 document to" in err and "photo.png" in err
     return out, folder, embedder
 
@@ -139,8 +130,7 @@ def test_an_index_is_replaced_only_when_reported(
 ) -> None:
     out, folder, embedder = instance
     again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
-    assert main(again) == 2
-    err = capsys.readouterr().err
+    err = output_of(capsys, *again, code=2).err
     assert "is an index already" in err and "--replace" in err and "ragspec index add" in err
     assert main([*again, "--replace"]) == 0
 
@@ -149,32 +139,27 @@ def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: C
     out, folder, _ = instance
     other = folder.parent / "rail.txt"
     other.write_text("The train has a wheel.")
-    assert main(["index", "add", out, str(other)]) == 0
-    assert "added 1: rail.txt\n1 document unchanged" in capsys.readouterr().err
+    err = output_of(capsys, "index", "add", out, other).err
+    assert "added 1: rail.txt\n1 document unchanged" in err
     (folder / "pets.txt").write_text("The cat sleeps.")
-    assert main(["index", "refresh", out]) == 0
-    assert "changed 1: pets.txt" in capsys.readouterr().err
-    assert main(["index", "refresh", out]) == 0
-    assert "nothing has changed" in capsys.readouterr().err
-    assert main(["index", "remove", out, "rail.txt"]) == 0
-    assert "removed 1: rail.txt" in capsys.readouterr().err
+    assert "changed 1: pets.txt" in output_of(capsys, "index", "refresh", out).err
+    assert "nothing has changed" in output_of(capsys, "index", "refresh", out).err
+    assert "removed 1: rail.txt" in output_of(capsys, "index", "remove", out, "rail.txt").err
     assert [each.name for each in PassageIndex.open(out).documents] == ["pets.txt"]
-    assert main(["index", "remove", out, "nothing.txt"]) == 2
-    assert "no document of the index" in capsys.readouterr().err
+    err = output_of(capsys, "index", "remove", out, "nothing.txt", code=2).err
+    assert "no document of the index" in err
 
 
 def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Capture) -> None:
     out, folder, embedder = instance
-    assert main(["index", "info", out]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, "index", "info", out).out
     assert "1 document in 1 passage of about 105 words" in text
     assert "meaning" in text and "words" in text and str(folder) in text
     result = run(capsys, "index", "info", out)
     assert result["documents"][0]["name"] == "pets.txt" and result["embedder"] == embedder
     assert result["paths"] == [str(folder)] and result["bytes"] > 100
     assert main(["index", "info", str(folder)]) != 0
-    assert main(["index", "--help"]) == 0
-    assert "refresh" in capsys.readouterr().out
+    assert "refresh" in output_of(capsys, "index", "--help").out
 
 
 def test_repairs_are_counted_and_reported(instance: tuple[str, Path, str], capsys: Capture) -> None:
@@ -189,8 +174,7 @@ def test_repairs_are_counted_and_reported(instance: tuple[str, Path, str], capsy
             ("b", ["--report"], "cp1252 was guessed"),
         ):
             (folder / f"{name}{number}.txt").write_bytes(b"Gr\xf6\xdfe")
-            assert main([*command, *report]) == 0
-            err = capsys.readouterr().err
+            err = output_of(capsys, *command, *report).err
             assert result in err and ("cp1252" in err) is bool(report)
 
 
@@ -206,6 +190,5 @@ def test_an_approximate_index_is_named_and_refreshed_as_such(
     assert main(["index", "refresh", out]) == 0
     dense = PassageIndex.open(out).dense
     assert dense is not None and dense.nearest.kind == "hnsw"
-    assert main([*again, "--dense", "flat"]) == 2
-    err = capsys.readouterr().err.replace("│", "")
+    err = output_of(capsys, *again, "--dense", "flat", code=2).err.replace("│", "")
     assert "'flat' is not one of 'exact', 'hnsw'" in " ".join(err.split())

@@ -12,8 +12,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.draw import _slug
 from ragspec.visual import ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked
-
-Capture = pytest.CaptureFixture[str]
+from tests.support.command_line import Capture, output_of
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +22,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Capture) -> None:
     figures = tmp_path / "figures.json"
-    code = main(
-        [
-            *("draw", "--class", "green/leaf", "--model", folder, "--n", "2", "--seed", "1"),
-            *("--rule", "lantern", "-s", "delta=0.2", "-s", "neighbours=5", "--budget", "6"),
-            *("--out", str(tmp_path / "out"), "--json", str(figures)),
-        ]
+    out, _ = output_of(
+        *(capsys, "draw", "--class", "green/leaf", "--model", folder, "--n", "2", "--seed", "1"),
+        *("--rule", "lantern", "-s", "delta=0.2", "-s", "neighbours=5", "--budget", "6"),
+        *("--out", tmp_path / "out", "--json", figures),
     )
-    out, err = capsys.readouterr()
-    assert code == 0, err
     assert "label approximate" in out
     result = json.loads(figures.read_text(encoding="utf-8"))
     assert {"label", "forwards", "seconds", "tv_excess", "images"} <= set(result)
@@ -43,7 +38,7 @@ def test_figures_may_lie_in_the_folder_that_sampling_makes(
 ) -> None:
     out = tmp_path / "cats"
     arguments = ["draw", "--class", "1", "--model", folder, "--out", str(out), "--seed", "1"]
-    assert main([*arguments, "--json", str(out / "figures.json")]) == 0, capsys.readouterr().err
+    output_of(capsys, *arguments, "--json", out / "figures.json")
     assert json.loads((out / "figures.json").read_text(encoding="utf-8"))["label"] == "exact"
 
 
@@ -111,8 +106,7 @@ def test_images_drawn_before_an_interrupt_are_whole_and_counted(
     save = Image.Image.save
     monkeypatch.setattr(Image.Image, "save", interrupted)
     words = ["draw", "--class", "red", "--model", folder, "--n", "4", "--out"]
-    assert main([*words, str(tmp_path / "out")]) == 130
-    message = " ".join(capsys.readouterr().err.split())
+    message = " ".join(output_of(capsys, *words, tmp_path / "out", code=130).err.split())
     assert f"stopped with 2 images in {tmp_path / 'out'}" in message
     for path in (tmp_path / "out").iterdir():
         Image.open(path).load()

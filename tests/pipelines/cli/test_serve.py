@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.serve import stores_of
+from tests.support.command_line import Capture, output_of
 
 REQUESTS = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore_eos": True}
 
@@ -70,18 +70,19 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
     assert server.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served_is_reported(capsys: Capture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main(["serve", "--port", str(taken.getsockname()[1])]) == InputError.exit_code
-    assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
+        serve = ("serve", "--port", taken.getsockname()[1])
+        assert "cannot listen" in output_of(capsys, *serve, code=InputError.exit_code).err
+    serve = ("serve", "--host", "0.0.0.0")
+    assert "--key" in output_of(capsys, *serve, code=InputError.exit_code).err
     for bad in (["x"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(InputError, match="NAME=FOLDER"):
             stores_of(bad)
-    assert main(["serve", "--model", "nowhere-at-all", "--port", "0"]) == 5
-    message = capsys.readouterr().err
-    assert "cannot listen" in message and "--key" in message and "nowhere-at-all" in message
+    err = output_of(capsys, "serve", "--model", "nowhere-at-all", "--port", "0", code=5).err
+    assert "nowhere-at-all" in err
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -10,8 +10,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support import tiny
 from tests.support.calls import failing, noted
-
-Capture = pytest.CaptureFixture[str]
+from tests.support.command_line import Capture, output_of
 
 
 @pytest.fixture
@@ -29,10 +28,16 @@ def run(*arguments: str) -> int:
     return main(["store", *arguments])
 
 
+@pytest.fixture
+def store(texts: Path, tmp_path: Path, model: str) -> Path:
+    """Return a store of the texts."""
+    out = tmp_path / "c.store"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    return out
+
+
 def result(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    code = run(*arguments, "--json")
-    out, err = capsys.readouterr()
-    assert code == 0, err
+    out, err = output_of(capsys, "store", *arguments, "--json")
     assert err == ""
     result: dict[str, Any] = json.loads(out)
     return result
@@ -48,8 +53,7 @@ def test_a_folder_is_built_and_looked_at(
     texts: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     out = tmp_path / "c.store"
-    assert run("build", str(texts), "--model", model, "--out", str(out)) == 0
-    text, noted = capsys.readouterr()
+    text, noted = output_of(capsys, "store", "build", texts, "--model", model, "--out", out)
     assert "3 documents, 1 segment," in text
     assert "not read" in noted and "c.png" in noted
     assert held(out) == ["the cat sat on the mat", "one row", "another row"]
@@ -57,21 +61,14 @@ def test_a_folder_is_built_and_looked_at(
     info = result(capsys, "info", str(out))
     assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
     assert info["model"] is None
-    assert run("verify", str(out)) == 0
-    assert "is sound" in capsys.readouterr().out
+    assert "is sound" in output_of(capsys, "store", "verify", out).out
 
 
-def test_damage_ends_verify_with_code_8(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
-    out = tmp_path / "c.store"
-    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
-    (path,) = out.glob("gen-*/seg-*/tokens.bin")
+def test_damage_ends_verify_with_code_8(store: Path, capsys: Capture) -> None:
+    (path,) = store.glob("gen-*/seg-*/tokens.bin")
     path.write_bytes(bytes(len(path.read_bytes())))
-    capsys.readouterr()
-    assert run("verify", str(out)) == 8
-    assert "SHA-256" in capsys.readouterr().err
-    assert run("info", str(out)) == 0  # compares sizes only
+    assert "SHA-256" in output_of(capsys, "store", "verify", store, code=8).err
+    assert run("info", str(store)) == 0  # compares sizes only
 
 
 def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture) -> None:
@@ -83,15 +80,14 @@ def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture)
 
 
 def test_a_build_without_text_leaves_the_older_store(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
+    store: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
-    out, empty = tmp_path / "c.store", tmp_path / "empty.jsonl"
-    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    empty = tmp_path / "empty.jsonl"
+    build = ["store", "build", str(empty), "-m", model, "-o", str(store), "--replace"]
     for rows, message in ("", "holds no rows"), ('{"text": null}\n', "no usable text"):
         empty.write_text(rows)
-        assert run("build", str(empty), "-m", model, "-o", str(out), "--replace") == 7
-        assert message in capsys.readouterr().err
-    assert len(held(out)) == 3
+        assert message in output_of(capsys, *build, code=7).err
+    assert len(held(store)) == 3
 
 
 def test_answers_are_preserved_with_the_fingerprint_of_their_model(
@@ -111,9 +107,8 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     assert CorpusIndex.open(out, model=tiny.model()).info()["model"] == first["model"]
     prompts.write_text('{"prompt": "dog"}\n')
     assert result(capsys, *arguments)["documents"] == 4
-    other = tmp_path / "other"
-    assert run("from-answers", str(prompts), "-m", tiny.save(other, seed=1), "-o", str(out)) == 8
-    assert "another model" in capsys.readouterr().err
+    arguments[3] = tiny.save(tmp_path / "other", seed=1)
+    assert "another model" in output_of(capsys, "store", *arguments, code=8).err
 
 
 def test_a_store_is_replaced_on_request_alone(
@@ -122,34 +117,28 @@ def test_a_store_is_replaced_on_request_alone(
     out = tmp_path / "c.store"
     CorpusIndex.build(["old"], tiny.tokenizer(), out, scope="acme").close()
     build = ["build", str(texts), "-m", model, "-o", str(out)]
-    assert run(*build) == 2
-    assert "is a store already" in capsys.readouterr().err
+    assert "is a store already" in output_of(capsys, "store", *build, code=2).err
     assert held(out, "acme") == ["old"]
     assert run(*build, "--replace") == 0
     assert len(held(out, "acme")) == 3
 
 
 def test_documents_do_not_become_answers(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
+    store: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "c.store"
-    prompts.write_text('{"prompt": "ab"}\n')
-    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
-    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
-    assert run(*arguments, "--max-new-tokens", "2") == 8
-    assert "holds documents (" in capsys.readouterr().err
-    assert result(capsys, "info", str(out))["model"] is None
-    assert len(held(out)) == 3
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    arguments = ["from-answers", tmp_path / "prompts.jsonl", "-m", model, "-o", store]
+    err = output_of(capsys, "store", *arguments, "--max-new-tokens", "2", code=8).err
+    assert "holds documents (" in err
+    assert result(capsys, "info", str(store))["model"] is None
+    assert len(held(store)) == 3
 
 
 def test_a_store_is_no_source_of_documents(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
+    store: Path, tmp_path: Path, model: str, capsys: Capture
 ) -> None:
-    first, second = str(tmp_path / "a.store"), str(tmp_path / "b.store")
-    assert run("build", str(texts), "-m", model, "-o", first) == 0
-    capsys.readouterr()
-    assert run("build", first, "-m", model, "-o", second) == 7
-    message = capsys.readouterr().err
+    other = tmp_path / "b.store"
+    message = output_of(capsys, "store", "build", store, "-m", model, "-o", other, code=7).err
     assert "is a store of text" in message and "--store" in message
     assert "ragspec ask --index" not in message
 
@@ -157,10 +146,8 @@ def test_a_store_is_no_source_of_documents(
 def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsys: Capture) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a b", "x" * 600)))
-    out = str(tmp_path / "m.store")
-    code = run("from-answers", str(prompts), "-m", model, "-o", out, "--max-new-tokens", "4")
-    text, noted = capsys.readouterr()
-    assert code == 0
+    arguments = ["from-answers", prompts, "-m", model, "-o", tmp_path / "m.store"]
+    text, noted = output_of(capsys, "store", *arguments, "--max-new-tokens", "4")
     assert "1 document," in text and "left out: " in noted
 
 

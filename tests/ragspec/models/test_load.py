@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from ragspec import errors
-from ragspec.engine.engine import Engine
+from ragspec import Engine, errors, load_model
 from ragspec.models import load, quantized
 from ragspec.models.device import input_device, pick_device, pick_dtype
-from ragspec.models.load import load_model
 from ragspec.pipelines.cli.app import main
 from ragspec.verification.open import open_target
 from tests.support import tiny
+from tests.support.command_line import Capture, run
 from tests.support.noisy import NoisyTrees
 
 
@@ -99,7 +98,7 @@ def test_a_target_is_opened_after_the_probe() -> None:
         open_target(tiny.model("rwkv"))
 
 
-def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loading_shows_no_bars_and_leaves_the_setting(capsys: Capture) -> None:
     logging.enable_progress_bar()
     load_model("starter", "cpu")
     text = capsys.readouterr()
@@ -166,34 +165,27 @@ def test_an_adapter_that_does_not_fit_is_refused(
         load_model(saved, adapter=adapter)
 
 
-def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_had_is_said(saved: Path, capsys: Capture) -> None:
     with pytest.raises(errors.InputError, match="expected one of them"):
         load_model(saved, "cpu", device_map="auto")
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]
     assert main([*run, "-s", "dtype=int2"]) == 2
     assert main([*run, "-s", "device=cpu", "-s", "device-map=auto"]) == 2
     assert main([*run, "-s", "device-map=nonsense"]) == 2
-    capsys.readouterr()
 
 
-def test_a_spread_model_writes_the_same(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spread_model_writes_the_same(saved: Path, capsys: Capture) -> None:
     spread, _ = load_model(saved, dtype="float32", device_map={"": "cpu"})
     plain, _ = load_model(saved, "cpu", "float32")
     assert drafted_equals_plain(spread) == drafted_equals_plain(plain)
-    run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3", "--json"]
-    assert main([*run, "-s", "device-map=auto"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"]
+    command = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]
+    assert run(capsys, *command, "-s", "device-map=auto")["text"]
 
 
-def test_the_command_line_takes_an_adapter(
-    saved: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "12", "--json"]
-    texts = []
-    for extra in ([], ["-s", f"adapter={adapter}"]):
-        assert main([*run, *extra]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["text"])
-    assert texts[0] != texts[1]
+def test_the_command_line_takes_an_adapter(saved: Path, adapter: Path, capsys: Capture) -> None:
+    command = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "12"]
+    adapted = run(capsys, *command, "-s", f"adapter={adapter}")
+    assert run(capsys, *command)["text"] != adapted["text"]
 
 
 CPU = torch.device("cpu")
