@@ -1,0 +1,74 @@
+"""What a handle of a request reports, streams and releases."""
+
+import weakref
+from typing import Any
+
+import pytest
+
+from ragspec import Engine
+from ragspec.errors import InputError
+from ragspec.rules.base import Step
+from tests.support import tiny
+from tests.support.scheduling import tokens_of
+
+
+def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
+    steps: list[Step] = []
+    options: dict[str, Any] = {"ignore_eos": True, "on_step": lambda _, step: steps.append(step)}
+    with plain.with_limits(8) as pool:
+        handle = pool.submit("a tree", max_new_tokens=7, **options)
+        tokens = tokens_of(handle)
+    assert [token for step in steps for token in step.tokens] == tokens
+    assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
+    assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+
+
+def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine) -> None:
+    class Watcher(list[int]):
+        def __call__(self) -> None:
+            self.append(1)
+
+    watchers = [Watcher(), Watcher()]
+    with plain.with_limits(1) as pool:
+        handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        handle.watch(watchers[0])
+        pool.submit([1], max_new_tokens=1).result()
+    handle.watch(watchers[1])
+    steps = len(handle.result().steps)
+    assert [*map(len, watchers)] == [steps + 1] * 2
+    selected = [weakref.ref(each) for each in watchers]
+    watchers.clear()
+    assert [each() for each in selected] == [None, None]
+    assert len(list(handle)) == steps
+
+
+def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engine) -> None:
+    message: list[int] = []
+    with plain.with_limits(1) as pool:
+        handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        handle.future.add_done_callback(lambda _: handle.watch(lambda: message.append(1)))
+    assert len(message) == len(handle.result().steps) + 1
+
+
+def test_a_handle_streams_text(plain: Engine) -> None:
+    whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
+    stop = whole[9:11]
+    with plain.with_limits(2) as pool:
+        handles = [
+            pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
+            for more in ({}, {"stop": stop}, {"stop_after": 5})
+        ]
+        texts = ["".join(handle.stream()) for handle in handles]
+        early = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
+        stream = early.stream()
+        chunks = [next(stream), next(stream)]
+        stream.cancel()
+        chunks += list(stream)
+        left = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
+        for _ in left.stream():
+            break
+    assert texts == [whole, whole[: whole.find(stop)], whole[:5]]
+    assert "".join(chunks) == early.result().text and len(early.result().tokens) < 400
+    assert left.result().finish_reason == early.result().finish_reason == "cancelled"
+    with Engine(plain.target, drafter=None) as pool, pytest.raises(InputError, match="no tok"):
+        pool.submit([1], max_new_tokens=1).stream()
