@@ -73,7 +73,7 @@ def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "on_progress"),
+    ("change", "message"),
     [
         (without("z_proj.weight"), r"is no MAR model: it holds .*, and no z_proj\.weight"),
         (without("encoder_blocks.0.attn.qkv.bias"), r"lacks encoder_blocks\.0\.attn\.qkv\.bias"),
@@ -83,10 +83,10 @@ def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
         (with_one("encoder_pos_embed_learned", 1, 9, 12), "0 class embeddings"),
     ],
 )
-def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
+def test_every_weight_is_accounted_for(change: Change, message: str, tmp_path: Path) -> None:
     weights = published()
     change(weights)
-    with pytest.raises(ModelError, match=on_progress):
+    with pytest.raises(ModelError, match=message):
         load_mar(tiny_masked.file(tmp_path / "mar.pth", weights), **HEADS)
 
 

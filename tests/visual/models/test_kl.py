@@ -67,16 +67,16 @@ def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "on_progress"),
+    ("change", "message"),
     [
         (without("decoder.conv_in.weight"), r"is no KL autoencoder.* no decoder\.conv_in\.weight"),
         (without("encoder.down.2.attn.1.q.weight"), r"lacks .*attentions\.1\.to_q"),
     ],
 )
-def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
+def test_every_weight_is_accounted_for(change: Change, message: str, tmp_path: Path) -> None:
     weights = kl_published()
     change(weights)
-    with pytest.raises(ModelError, match=on_progress):
+    with pytest.raises(ModelError, match=message):
         KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
 
 

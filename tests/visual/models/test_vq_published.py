@@ -11,9 +11,7 @@ from torch.nn import functional
 from transformers import Emu3VQVAE, Emu3VQVAEConfig, JanusVQVAE, JanusVQVAEConfig
 
 from ragspec.errors import ModelError, UnsupportedModelError
-from ragspec.visual import ImagePipeline
-from ragspec.visual.models.llamagen_checkpoint import load_llamagen
-from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual import ImagePipeline, VQTokenizer, load_llamagen
 from tests.support import image_models
 from tests.support.damage import Change, with_one, without
 from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
@@ -119,7 +117,7 @@ def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "on_progress"),
+    ("change", "message"),
     [
         (without("decoder.mid.1.q.bias"), r"lacks decoder\.mid_block\.attentions\.0\.to_q\.bias"),
         (without("quantize.embedding.weight"), "is no LlamaGen tokenizer"),
@@ -134,10 +132,10 @@ def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
         (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 0, 32, 3, 3), "is no LlamaGen tok"),
     ],
 )
-def test_every_weight_is_accounted_for(change: Change, on_progress: str, tmp_path: Path) -> None:
+def test_every_weight_is_accounted_for(change: Change, message: str, tmp_path: Path) -> None:
     weights = published()
     change(weights)
-    with pytest.raises(ModelError, match=on_progress):
+    with pytest.raises(ModelError, match=message):
         VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
 
 
