@@ -14,9 +14,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import LAST, Capabilities, Needs, match
 from ragspec.registry import names
-from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.rapid import Rapid
-from ragspec.retrievers.methods.rasd import Rasd
+from ragspec.retrievers import ContextDrafter, Rapid, Rasd
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.visual import ImagePipeline
-from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual import ImagePipeline, VQTokenizer
 
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")

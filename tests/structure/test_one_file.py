@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from ragspec import registry
+from ragspec import Engine, registry
 from ragspec.bridge import Speculation
 from ragspec.drafters.method import Sources, build, describe
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answer import Answer
+from ragspec.pipelines import Answer, build_prompt
 from ragspec.pipelines.answering.answerer import Answerer, Question
-from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.bench.cli import TextBenchOptions
 from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.cli.app import main

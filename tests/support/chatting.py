@@ -4,8 +4,7 @@ from functools import cache
 from typing import Any
 
 from ragspec.engine.engine import Engine
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers import Document, PassageIndex
 from tests.support import tiny
 
 NEW = 24

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
+from ragspec import Engine, Generation, Sampling
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.engine.engine import Engine
 from ragspec.needs import LAST, HiddenStates
-from ragspec.reports.generation import Generation
-from ragspec.sampling.settings import Sampling
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget

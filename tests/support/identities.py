@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import Drafter, SourceText
-from ragspec.engine.engine import Engine
 from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static
 from tests.support import tiny

@@ -4,10 +4,8 @@ from typing import Any
 
 import torch
 
-from ragspec.engine.engine import Engine
-from ragspec.reports.generation import Generation
+from ragspec import Engine, Generation, Sampling
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, MaskedSampler

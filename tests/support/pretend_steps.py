@@ -10,10 +10,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
-from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.pretend import Pretend
 from tests.support.pretend_record import Cause, Record

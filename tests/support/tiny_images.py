@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
-from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual import LlamaGenConfig, LlamaGenModel, VQTokenizer
 
 CODES = 24
 SIDE = 3

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from ragspec.engine.engine import Engine
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Sampling
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTable, LatentTarget

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ragspec.visual import ImagePipeline
+from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.families.latents import Latents
-from ragspec.visual.models.vq import VQTokenizer
 
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")

@@ -13,12 +13,11 @@ from ragspec.registry import names
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual import ImagePipeline
+from ragspec.visual import ImagePipeline, ImageTarget
 from ragspec.visual.call import PipelineOptions
 from ragspec.visual.choice import choose_drafter, mode_for
 from ragspec.visual.families.llamagen import Conditions, LlamaGen
 from ragspec.visual.loading import find_folder
-from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny_images
 from tests.support.noisy import NoisyTrees

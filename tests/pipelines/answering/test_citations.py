@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from ragspec.pipelines.answering.citations import Citation, cite, cuts_word
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers import Document, Hit, Passage
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny

@@ -7,13 +7,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.pipelines.answering.conversation import Conversation
-from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.sampling.settings import Sampling
+from ragspec.pipelines import Conversation, DocQA
+from ragspec.retrievers import Document, PassageIndex
 from tests.pipelines.answering.test_docqa import Chunks
 from tests.support import tiny
 

@@ -7,13 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.models.resolve import STARTER
 from ragspec.pipelines import DocQA
 from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.answering.test_citations import check
 from tests.support import tiny

@@ -14,17 +14,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError, pluralize
-from ragspec.pipelines.answering.answer import Answer
-from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
+from ragspec.pipelines import Answer, IterativeRag, IterativeSearch
 from ragspec.pipelines.answering.prompt import passage_first
 from ragspec.pipelines.answering.strides import PassageWriter
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import Hit, as_retriever
-from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers import Document, Hit, PassageIndex, as_retriever
 from ragspec.retrievers.speculation.passages import IndexSearcher, RetrieverSearcher
-from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition
 from tests.support import tiny
 from tests.support.calls import failing

@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import room_of
 from ragspec.pipelines.cli.show import plain_engine
 from ragspec.retrievers import Rapid
-from ragspec.sampling.settings import Sampling
 from tests.pipelines.answering.test_modes import parts
 from tests.support import tiny
 from tests.support.damage import check_damage

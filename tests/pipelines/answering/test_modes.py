@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.engine.engine import Engine
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.retrievers import Document, Rapid
 from ragspec.retrievers.methods.rapid import Steering
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 

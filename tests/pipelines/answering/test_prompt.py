@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from ragspec.engine.prompts import ANCHOR
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.pipelines import DocQA
-from ragspec.pipelines.answering.prompt import Prompt, build_prompt
+from ragspec.pipelines import DocQA, Prompt, build_prompt
 from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, find_template
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers import Document, Hit, Passage
 from ragspec.trees.draft_tree import LAYOUT
 from tests.pipelines.answering.test_docqa import SENTENCE, ScriptedEngine
 from tests.support import tiny

@@ -7,8 +7,7 @@ import pytest
 from ragspec.pipelines.answering.answerer import Answerer
 from ragspec.pipelines.answering.citations import says
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers import Document, PassageIndex
 from tests.pipelines.answering.test_docqa import ScriptedEngine
 
 TEXTS = (

@@ -24,8 +24,7 @@ from ragspec.pipelines.console.options import (
 )
 from ragspec.pipelines.console.records import split
 from ragspec.pipelines.console.terminal import Terminal, printable
-from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.corpus.rest import RestDrafter
+from ragspec.retrievers import CorpusIndex, RestDrafter
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.toy_gguf import write_gguf

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Generation, Sampling
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.knn import knn_lm
 from ragspec.pipelines.knn.knn_lm import KnnLM
-from ragspec.reports.generation import Generation
 from ragspec.retrievers.knn.datastore import Datastore, Neighbours
 from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.speculation.os3 import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import build_processors
-from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.calls import StatefulProcessor
 

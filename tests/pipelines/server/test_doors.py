@@ -11,9 +11,7 @@ import httpx
 import pytest
 import torch
 
-from ragspec import bridge
-from ragspec.engine.engine import Engine
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Sampling, bridge
 from tests.support import tiny
 from tests.support.served import NAME, events, served, text_of
 

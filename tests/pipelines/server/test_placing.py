@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ragspec.engine.engine import Engine
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Sampling
 from tests.support import tiny
 from tests.support.served import NAME, events, post, text_of
 

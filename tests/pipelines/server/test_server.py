@@ -7,15 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import ModelError
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.pipelines.server.serving import Serving
+from ragspec.retrievers import Document, PassageIndex
 from ragspec.retrievers.search import sentences
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.sampling.settings import Sampling
 from tests.support.served import NAME, events, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"

@@ -15,8 +15,7 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers import Document, PassageIndex
 from tests.support.served import NAME, events, hang_up, post, served, text_of
 from tests.support.waiting import until
 

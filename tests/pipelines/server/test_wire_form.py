@@ -8,8 +8,7 @@ import pytest
 import torch
 from openai import OpenAI
 
-from ragspec.engine.engine import Engine
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Sampling
 from tests.pipelines.server.test_refusals import CHAT, TEXT, USER
 from tests.support import tiny
 from tests.support.served import events, post, text_of

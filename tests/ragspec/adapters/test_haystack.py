@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, SamplingError
-from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 pytest.importorskip("haystack", reason="Haystack is not installed")
@@ -16,7 +16,6 @@ from haystack.core.serialization import component_to_dict
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
 
 from ragspec.adapters.haystack import RagspecChatGenerator
-from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
 TURN = ("user", REQUESTS)

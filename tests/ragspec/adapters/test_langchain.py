@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
-from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 pytest.importorskip("langchain_core", reason="LangChain is not installed")
@@ -15,7 +15,6 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from ragspec.adapters.langchain import ChatRagspec
-from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
 TURN = ("user", REQUESTS)

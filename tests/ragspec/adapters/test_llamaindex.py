@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, SamplingError
-from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed")
@@ -14,7 +14,6 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRol
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragspec.adapters.llamaindex import RagspecLLM
-from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
 TURN = ("user", REQUESTS)

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
+from ragspec import Engine, Sampling
 from ragspec.adapters.passages import facts_of, hits_of
 from ragspec.adapters.writer import HostWriter
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.openai import read_settings
-from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 REQUESTS = [{"role": "user", "content": "Name three rivers."}]

@@ -14,9 +14,7 @@ from ragspec.drafters.build import build_drafter
 from ragspec.drafters.fuse import Combined, Fuse, Source
 from ragspec.needs import Needs
 from ragspec.registry import NAMES
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
-from ragspec.retrievers.methods.rasd import Rasd
-from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.retrievers import HierarchyDrafter, Rasd, Select
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget

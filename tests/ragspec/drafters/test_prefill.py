@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.budget.base import FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
-from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import LAST, Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
@@ -25,7 +25,6 @@ from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget

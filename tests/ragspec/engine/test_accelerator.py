@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec import Engine, Generation, ModelDrafter, Sampling
 from ragspec.drafters.base import SourceText
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.method import Sources, build, describe
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
 from ragspec.registry import names
-from ragspec.reports.generation import Generation
 from ragspec.retrievers import CorpusIndex
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathTarget

@@ -8,10 +8,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Generation, Sampling
 from ragspec.errors import InputError, ModelError, RuleError, SamplingError, UnsupportedModelError
-from ragspec.reports.generation import Generation
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target

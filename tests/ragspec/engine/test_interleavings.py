@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.engine.handle import RequestHandle
 from ragspec.errors import CallbackError
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.calls import failing

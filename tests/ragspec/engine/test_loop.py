@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.engine.handle import RequestHandle
 from ragspec.rules.base import ALL_KINDS, Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.penalties import Penalties
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target

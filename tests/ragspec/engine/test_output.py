@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.calls import failing, noted

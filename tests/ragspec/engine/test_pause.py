@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Generation, Sampling
 from ragspec.errors import InputError
 from ragspec.needs import LAST, Needs
-from ragspec.reports.generation import Generation
 from ragspec.retrievers.methods.context import ContextSession
-from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from tests.support import tiny
 from tests.support.calls import noted

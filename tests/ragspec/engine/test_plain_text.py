@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.pipelines.answering.prompt import build_prompt
-from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.passages import Passage
-from ragspec.sampling.settings import Sampling
+from ragspec.retrievers import Document, Hit, Passage
 from tests.ragspec.sampling.test_text_output import KINDS, tokenizer
 from tests.support import tiny
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from ragspec.engine.engine import Engine
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Sampling
 from ragspec.verification import prefix_cache
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.sequence_cache import SequenceCache, slot_bytes

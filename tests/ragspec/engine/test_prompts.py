@@ -8,17 +8,14 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.fuse import Fuse, within
-from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import ANCHOR, check_length, encode_prompts, read_prediction
 from ragspec.errors import InputError, PromptTooLongError
-from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
-from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers import ContextDrafter, HierarchyDrafter, NeighbourDrafter
 from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import PREDICTION, DraftKind
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
-from ragspec.sampling.settings import Sampling
 from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
 from tests.support.calls import StatefulProcessor

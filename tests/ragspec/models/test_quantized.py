@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, load_model
 from ragspec.errors import MissingExtraError, ModelError
 from ragspec.models import quantized as module
-from ragspec.models.load import load_model
 from ragspec.models.quantized import (
     BLOCK,
     WIDE,

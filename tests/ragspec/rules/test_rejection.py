@@ -12,8 +12,7 @@ import pytest
 import torch
 from scipy.stats import chisquare  # type: ignore[import-untyped, unused-ignore]
 
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.errors import RuleError
 from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
@@ -22,7 +21,6 @@ from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacemen
 from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import select
 from tests.support import tiny

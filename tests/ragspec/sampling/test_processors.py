@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.pipelines.cli.show import margin_at
 from ragspec.sampling.penalties import Penalties
@@ -23,7 +23,6 @@ from ragspec.sampling.processors import (
     build_processors,
     default_processors,
 )
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.open import open_target
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain

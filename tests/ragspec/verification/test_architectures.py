@@ -11,9 +11,7 @@ import torch
 import ragspec.verification.kernels as kernels
 import ragspec.verification.tree_attention as attention_module
 import ragspec.verification.tree_session as session_module
-from ragspec.engine.engine import Engine
-from ragspec.reports.generation import Generation
-from ragspec.sampling.settings import Sampling
+from ragspec import Engine, Generation, Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget

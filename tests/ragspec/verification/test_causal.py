@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import ragspec.verification.tree_session as session_module
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, ModelError, PromptTooLongError
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget

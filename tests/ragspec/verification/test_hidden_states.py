@@ -11,14 +11,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
-from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST, Needs
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target

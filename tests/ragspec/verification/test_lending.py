@@ -7,10 +7,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourTable
 from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing
 from ragspec.verification.cpu_weights import Packed, forward
 from ragspec.verification.sequence_cache import SequenceCache

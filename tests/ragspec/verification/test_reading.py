@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import ragspec.verification.reading as reading
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from tests.ragspec.verification.test_causal import build_longrope

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import Step
 from ragspec.rules.rejection import ChainRejection
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession

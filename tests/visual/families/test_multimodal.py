@@ -9,9 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from ragspec import errors
+from ragspec import Sampling, errors
 from ragspec.budget.base import FixedBudget
-from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.call import ImageCall
 from tests.support import image_models, tiny_images, tiny_prompted

@@ -10,16 +10,10 @@ import pytest
 import torch
 from accelerate import cpu_offload
 
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.sampling.settings import Sampling
-from ragspec.visual.families.chameleon import ChameleonTarget
-from ragspec.visual.families.emu3 import Emu3Target
-from ragspec.visual.families.imagegpt import ImageGPTTarget
+from ragspec.visual import ChameleonTarget, Emu3Target, ImageGPTTarget, ImageTarget, Raster
 from ragspec.visual.families.janus import JanusTarget, janus_unconditional
-from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.target import ImageTarget
 from tests.support import tiny_prompted
 from tests.support.noisy import NoisyTrees
 from tests.support.tiny_prompted import BOOK

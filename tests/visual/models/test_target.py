@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, TokenizerMismatchError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from tests.support import image_models

@@ -12,8 +12,7 @@ from PIL import Image
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.visual.models.autoencoder import KLAutoencoder
-from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual import KLAutoencoder, VQTokenizer
 from tests.support.tiny_masked import kl_file
 
 CODES, SIZE = 16, 4

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import ALL_KINDS, Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.rules import lantern as module

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.model.tree_shape import TreeShape
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import depths
 from ragspec.verification.causal import CausalTarget

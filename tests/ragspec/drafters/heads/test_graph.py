@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head
 from ragspec.drafters.heads.graph import HeadGraph
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
 from ragspec.models import resolve
 from ragspec.models.quantized import quantized
 from ragspec.rules.walk import Walk
-from ragspec.sampling.settings import Sampling
 from ragspec.storage.filesystem import cache_directory
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.onnx import cached_graph, form

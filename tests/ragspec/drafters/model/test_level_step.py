@@ -8,19 +8,17 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from ragspec import Engine, Sampling, load_model
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
 from ragspec.drafters.model.forward_step import ForwardStep
 from ragspec.drafters.model.tree_shape import TreeShape
-from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.models.load import load_model
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target

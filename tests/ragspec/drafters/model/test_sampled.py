@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec import ModelDrafter, Sampling
 from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny

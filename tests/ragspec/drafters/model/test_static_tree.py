@@ -6,24 +6,21 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.growth import DraftState
 from ragspec.drafters.model.static_tree import StaticGrowth
 from ragspec.drafters.model.tree_shape import LEVELS, TreeShape
-from ragspec.engine.engine import Engine
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.tree_attention import lease
-from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual import CodeNeighbours, ImageTarget
 from ragspec.visual.rules.lantern import Lantern
 from tests.support import image_models, tiny
 from tests.support.loops import draft_request

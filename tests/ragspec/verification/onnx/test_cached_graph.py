@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.engine.engine import Engine
-from ragspec.models.load import load_model
+from ragspec import Engine, ModelDrafter, load_model
 from ragspec.models.quantized import onnx_runtime
 from ragspec.needs import LAST
 from ragspec.pipelines.cli.models import known_models, remove

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models import quantized
 from ragspec.models.resolve import STARTER
 from ragspec.needs import LAST
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, read_states, score_tokens
 from ragspec.verification.onnx import form

@@ -9,15 +9,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext
-from ragspec.engine.engine import Engine
 from ragspec.engine.request import Options
 from ragspec.errors import ModelError
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.penalties import PenaltyShape
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target

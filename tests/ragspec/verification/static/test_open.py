@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.models.checks import MODES
-from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from tests.ragspec.engine.test_engine import PROMPTS, SETTINGS

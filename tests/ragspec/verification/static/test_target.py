@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.errors import ModelError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import StepLayer, step_cache

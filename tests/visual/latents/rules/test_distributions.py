@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.engine.engine import Engine
+from ragspec import Engine, Sampling
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
